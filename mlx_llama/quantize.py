@@ -73,8 +73,8 @@ def parser() -> Parser:
     result.add_argument(
         "--imatrix",
         metavar="FILE",
-        help="weigh errors by llama.cpp's importance matrix (GGUF or .dat); with --calibrate: "
-        "write it there, too",
+        help="weigh errors by an importance matrix of llama.cpp (GGUF or .dat); with --calibrate: "
+        "the file to write it to",
     )
     result.add_argument("--revision", help="branch, tag or commit of a hub id")
     return result
@@ -137,7 +137,7 @@ def check_calibration(args: argparse.Namespace) -> None:
     kind = args.format.removeprefix(GGUF)
     if not args.format.startswith(GGUF) or kind in ("F16", "BF16", "F32", "Q8_0", "MXFP4"):
         raise OptionsError(
-            f"{flag}: weighs the errors of GGUF types of 3 to 6 bits, and the format is "
+            f"{flag}: is for GGUF types of 3 to 6 bits, and --format is "
             f"{args.format}: leave it out, or add --format gguf:IQ4_XS or gguf:Q4_K_M"
         )
     if args.merge is not None and args.calibrate is not None:
@@ -145,7 +145,7 @@ def check_calibration(args: argparse.Namespace) -> None:
 
 
 def find_importance(args: argparse.Namespace) -> Importance | None:
-    """Read or measure the importance of columns; None if neither is asked for."""
+    """Read or measure the importance of columns; None without --calibrate and --imatrix."""
     from .core.files.importance import read_importance, write_importance
 
     if args.calibrate is None:

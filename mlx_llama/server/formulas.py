@@ -1,6 +1,6 @@
-"""TeX formulas in Markdown, as MathML, which browsers draw themselves.
+"""TeX formulas in Markdown, as MathML, which browsers draw without a library.
 
-`$x$`, `\\(x\\)`, `$$x$$` and `\\[x\\]`; what is no TeX stays text.
+`$x$`, `\\(x\\)`, `$$x$$` and `\\[x\\]`; anything else stays text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from xml.etree.ElementTree import Element
 
 CLOSINGS = {"$$": "$$", "$": "$", r"\[": r"\]", r"\(": r"\)"}
 BLOCKS = ("$$", r"\[")
-MOST_TEX = 3000  # characters of a formula
-# MathML without what loads, links or styles.
+MAX_CHARACTERS = 3000  # characters of a formula
+# MathML without elements that load, link or style.
 TAGS = frozenset(
     "math menclose mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms "
     "mspace msqrt mstyle msub msubsup msup mtable mtd mtext mtr munder munderover none".split()
@@ -24,7 +24,7 @@ ATTRIBUTES = frozenset(
     "linethickness lspace mathcolor mathvariant maxsize minsize notation rowlines rspace "
     "scriptlevel separator stretchy width".split()
 )
-# Environments of amsmath that latex2mathml does not align, and the array that does.
+# Environments of amsmath that latex2mathml does not align; arrays replace them.
 ALIGNED = re.compile(r"\\(begin|end)\{(?:aligned|align|alignat|split|eqnarray)\*?\}")
 GATHERED = re.compile(r"\\(begin|end)\{(?:gathered|gather|equation|multline)\*?\}")
 
@@ -50,11 +50,11 @@ def read_inline(state: Any, silent: bool) -> bool:
     if mark is None:
         return False
     begin, closing = start + len(mark), CLOSINGS[mark]
-    end = text.find(closing, begin, begin + MOST_TEX)
+    end = text.find(closing, begin, begin + MAX_CHARACTERS)
     while mark == "$" and end > 0 and text[end - 1] == "\\":  # an escaped dollar
-        end = text.find(closing, end + 1, begin + MOST_TEX)
+        end = text.find(closing, end + 1, begin + MAX_CHARACTERS)
     tex = text[begin : max(begin, end)]
-    # pandoc's rule, by which sums of money are no formulas
+    # pandoc's rule, so that sums of money are not formulas
     is_money = mark == "$" and (tex != tex.strip() or text[end + 1 : end + 2].isdecimal())
     if not tex.strip() or is_money:
         return False
@@ -72,7 +72,7 @@ def read_block(state: Any, start: int, end: int, silent: bool) -> bool:
     if mark is None or state.is_code_block(start):
         return False
     begin, closing = begin + len(mark), CLOSINGS[mark]
-    stop = state.src.find(closing, begin, begin + MOST_TEX)
+    stop = state.src.find(closing, begin, begin + MAX_CHARACTERS)
     last = start
     while last + 1 < end and state.eMarks[last] < stop:
         last += 1
@@ -89,19 +89,19 @@ def read_block(state: Any, start: int, end: int, silent: bool) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def write_formula(tex: str, is_block: bool) -> str | None:
-    """TeX as MathML; None for what is no TeX."""
+    """Write TeX as MathML; None if it cannot be parsed."""
     from latex2mathml.converter import convert_to_element
 
     tex = ALIGNED.sub(lambda match: rf"\{match[1]}{{array}}" + "{rl}" * (match[1] == "begin"), tex)
     tex = GATHERED.sub(lambda match: rf"\{match[1]}{{matrix}}", tex)
     try:
         return write_element(convert_to_element(tex, display="block" if is_block else "inline"))
-    except Exception:  # many kinds: of the library, of the tree, too deep a recursion
+    except Exception:  # of many kinds: the library's, the tree's, recursion that is too deep
         return None
 
 
 def write_element(element: Element) -> str:
-    """An element of MathML as HTML. Raises ValueError for one that is not allowed."""
+    """Write an element of MathML as HTML. Raises ValueError if it is not allowed."""
     if element.tag not in TAGS:
         raise ValueError(element.tag)
     names = {name: value for name, value in element.attrib.items() if name in ATTRIBUTES}

@@ -41,7 +41,7 @@ class MessagesWriter(Writer):
         return self.message(content, write_ending(reader), write_usage(reader.completion))
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
-        if self.index is None:  # the reused tokens are known now
+        if self.index is None:  # the first event counts the reused tokens, known only now
             self.index = -1
             usage = write_usage(reader.completion) | {"output_tokens": 0}
             ending = {"stop_reason": None, "stop_sequence": None}
@@ -74,7 +74,7 @@ class MessagesWriter(Writer):
         return {"type": "content_block_delta", "index": self.index, "delta": delta}
 
     def end(self, reader: Reader) -> Events:
-        if not self.kind:  # an empty answer is an empty block
+        if not self.kind:  # an empty answer still has a block
             yield from self.open(write_block("text", ""))
         yield {"type": "content_block_stop", "index": self.index}
         usage = write_usage(reader.completion)

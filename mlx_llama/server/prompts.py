@@ -13,17 +13,17 @@ from .fields import Body
 
 
 class PromptObject(Body):
-    """A prompt as an object; models are text only."""
+    """A prompt as an object; images and audio are refused."""
 
     prompt_string: str
     multimodal_data: list[Any] = Field([], max_length=0)
 
 
 def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
-    """Return the prompts of a field that holds a prompt or several: a list with token ids is one,
-    of texts and lists several. Raises Refusal.
+    """Split a field into prompts. A list with token ids is a single prompt, a list of texts and
+    lists several. Raises Refusal.
 
-    limit: of answers, `count` per prompt. field: the name of the count.
+    limit: maximum number of answers, `count` per prompt. field: the name of the count.
     """
     parts = prompt if isinstance(prompt, list) else [prompt]
     parts = [part.prompt_string if isinstance(part, PromptObject) else part for part in parts]

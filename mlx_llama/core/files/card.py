@@ -1,4 +1,4 @@
-"""The card of a model: README.md beside its weights, as on the hub."""
+"""Model cards: README.md beside the weights, as on the hub."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_CHARACTERS = 200  # of an example
 
 
 def read_examples(path: Path) -> list[str]:
-    """Questions to try, from the card's field `widget`; [] without a card or such a field.
+    """Read the questions to try from the card's field `widget`; [] without a card or that field.
 
     path: the model's folder or file.
 
-    An entry has `text`, or `messages` of which the last is the question.
+    An entry has `text`, or `messages` that end with the question.
     """
     try:
         folder = path if path.is_dir() else path.parent
@@ -28,7 +28,7 @@ def read_examples(path: Path) -> list[str]:
     head = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
     if not head or "widget:" not in head[1]:
         return []
-    import yaml  # type: ignore[import-untyped]  # of huggingface_hub
+    import yaml  # type: ignore[import-untyped]  # a dependency of huggingface_hub
 
     try:
         fields: Any = yaml.safe_load(head[1])
@@ -39,6 +39,6 @@ def read_examples(path: Path) -> list[str]:
 
 
 def read_entry(entry: Any) -> str:
-    """The question of an entry of `widget`; "" for one of another kind of model."""
+    """Read the question of an entry of `widget`; "" for an entry of another kind of model."""
     text = entry["messages"][-1]["content"] if "messages" in entry else entry.get("text")
     return text.strip() if isinstance(text, str) else ""

@@ -17,7 +17,7 @@ Decode = Callable[[int, int], np.ndarray]
 
 
 def notice_decoded(tensors: Iterable[object]) -> str:
-    """Notice that matrices take more memory than in the file, if so."""
+    """Notice of matrices that take more memory than in the file; "" if there are none."""
     decoded = [tensor for tensor in tensors if isinstance(tensor, DecodedTensor)]
     if not decoded:
         return ""
@@ -32,13 +32,13 @@ def notice_decoded(tensors: Iterable[object]) -> str:
 
 
 class DecodedTensor(Tensor):
-    """A matrix [N, K] of `dtype`, decoded when it is read, and kept until all rows are released."""
+    """A matrix [N, K] of `dtype`, decoded at the first read, kept until all rows are released."""
 
     format: str  # in the file, for users
     file_bytes: int
     _decode: Decode
     _kept: np.ndarray | None = None
-    _released = 0  # rows since then
+    _released = 0  # rows released since decoding
     _lock: threading.Lock
 
     def __init__(
@@ -112,7 +112,7 @@ class DecodedTensor(Tensor):
         )
 
     def release(self, first: int = 0, last: int | None = None) -> None:
-        """Forget the numbers once all rows are released; the pages of a part may be shared."""
+        """Free the numbers once all rows are released; the pages of a part may be shared."""
         with self._lock:
             released = self._released + (self.shape[0] if last is None else last - first)
             object.__setattr__(self, "_released", released)
@@ -121,7 +121,7 @@ class DecodedTensor(Tensor):
                 super().release()
 
     def read(self, first: int, last: int) -> None:
-        """As of Mapped; decoding reads the file."""
+        """As Mapped.read; decoding reads the file."""
         self.check_file()
 
     def _keep(self, values: np.ndarray | None) -> None:

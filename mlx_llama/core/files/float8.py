@@ -1,7 +1,7 @@
 """Matrices of 8-bit floats (OCP's E4M3) with scales, decoded to bfloat16.
 
 w[n, k] = weight[n, k] * scale, of the matrix, of row n, or of a block: `weight_scale_inv` in
-DeepSeek's files (which is a factor, for all its name), else `weight_scale`.
+DeepSeek's files (a factor, despite its name), else `weight_scale`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CODE = "F8_E4M3"
 BLOCK = (128, 128)  # rows and columns of a scale, unless config.json says otherwise
 _SCALES = ("weight_scale_inv", "weight_scale")
 _DTYPES = ("F32", "F16", "BF16", "F8_E8M0")
-# of activations, keys and values, which are not rounded here
+# Scales of activations, keys and values, which are not rounded here
 _LEFTOVERS = tuple(f".{name}_scale" for name in "input activation output q k v".split())
 _LEFTOVERS += (".input_scale_ub",)
 _VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
@@ -67,15 +67,15 @@ class _Place:
 def take_float8(
     weights: Mapping[str, Any], config: LlamaConfig, block: tuple[int, int] | None
 ) -> Mapping[str, Any]:
-    """`weights` with a place for each matrix of 8-bit floats instead of its stored tensors, and
-    without the scales of activations.
+    """Replace the stored tensors of each matrix of 8-bit floats by a place, and drop the scales of
+    activations.
 
-    Raises CheckpointError: scales are missing, or of another dtype or shape.
+    Raises CheckpointError: scales are missing, or have another dtype or shape.
     """
     matrices = [
         name
         for name, shape in config.stored_shapes().items()
-        if len(shape) == 2 and name in weights and weights[name][0].dtype(weights[name][1]) == CODE
+        if len(shape) == 2 and name in weights and _is_float8(*weights[name])
     ]
     if not matrices:
         return weights
@@ -90,6 +90,10 @@ def take_float8(
             )
         result[name] = _open_matrix(name, result[name], scale, result.pop(scale), block), name
     return result
+
+
+def _is_float8(file: Any, name: str) -> bool:
+    return file.dtype(name) == CODE and len(file.shape(name)) == 2
 
 
 def _open_matrix(

@@ -1,6 +1,6 @@
 """Experts of gpt-oss and Llama 4 as transformers stores them: all in one tensor.
 
-Matrices are transposed: `gate_up_proj` [X, E, 2 F], with gates and ups in turn or as halves, and
+Matrices are transposed: `gate_up_proj` [X, E, 2 F], gates and ups interleaved or as halves, and
 `down_proj` [X, F, E]. gpt-oss's published files have mxfp4: `NAME_blocks` uint8 [X, N, K / 32, 16]
 and `NAME_scales` uint8 [X, N, K / 32]. Biases are `NAME_bias` [X, N].
 """
@@ -27,7 +27,7 @@ _BLOCK = 32  # weights that share a scale
 
 
 class _Part(CopiedTensor):
-    """A part of a stored tensor, whose rows lie apart: reading some touches the pages of all."""
+    """A part of a stored tensor with scattered rows: reading a few touches the pages of all."""
 
     def pages_of(self, first: int, last: int) -> Iterator[tuple[FileMap, int, int]]:
         yield from self.pages
@@ -35,7 +35,7 @@ class _Part(CopiedTensor):
 
 @dataclass(frozen=True)
 class FusedPart:
-    """A file seen through a tensor of all experts, which reads as that of expert `i`, `name`."""
+    """A file whose tensor of all experts reads as `name`, the tensor of expert `i`."""
 
     file: SafetensorsFile
     name: str
@@ -77,7 +77,7 @@ class FusedPart:
         return _Part(Tensor(self.name, whole.dtype, view.shape, view, pages), None)
 
     def array(self, stored: str) -> Any:
-        """As SafetensorsFile.array; only quantised files are asked, which have no such tensors."""
+        """Raise CheckpointError: only quantised matrices are read as arrays, and these are not."""
         raise CheckpointError(
             f"{self.path}: tensor {stored} is not part of a quantised model; fetch it again"
         )
@@ -89,7 +89,7 @@ class FusedPart:
     def _read_bytes(
         self, file: SafetensorsFile, stored: str, shape: tuple[int, ...]
     ) -> tuple[np.ndarray, list[tuple[FileMap, int, int]]]:
-        """As `_read`, of bytes of that shape. Raises CheckpointError for others."""
+        """As `_read`. Raises CheckpointError unless the tensor is bytes of that shape."""
         if (file.dtype(stored), file.shape(stored)) != ("U8", shape):
             raise CheckpointError(
                 f"{file.path}: tensor {stored} is {file.dtype(stored)} {list(file.shape(stored))}, "
@@ -107,7 +107,7 @@ class FusedPart:
 
 
 def split_fused(weights: Mapping[str, Any], config: LlamaConfig) -> Mapping[str, Any]:
-    """Name each expert's tensors where the file has all experts' gates and ups in one."""
+    """Name each expert's tensors where the file has those of all experts in one."""
     modules = FAMILIES[config.architecture].experts
     if modules is None or not modules.fused_rows:
         return weights

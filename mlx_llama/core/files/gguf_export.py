@@ -92,10 +92,9 @@ def write_gguf(
     matrices.
 
     Raises OptionsError: an unknown format; MXFP4 of a model without experts; `out` does not end in
-    .gguf. ConfigError,
-    TokenizerError: a GGUF file cannot express the model's rope or tokenizer. CheckpointError: `out`
-    exists, cannot be written or does not fit the disk; a weight is not finite, or too large for the
-    format; `importance` is of another model.
+    .gguf. ConfigError, TokenizerError: a GGUF file cannot express the model's rope or tokenizer.
+    CheckpointError: `out` exists, cannot be written or does not fit the disk; a weight is not
+    finite, or too large for the format; `importance` is of another model.
     """
     import gguf
 

@@ -1,8 +1,8 @@
 """llama.cpp's importance matrices: mean squares of each matrix's inputs on a text, which weigh the
 errors of quantising.
 
-Two file formats (llama.cpp, tools/imatrix/README.md and common/imatrix-loader.cpp): GGUF, and
-before it ".dat", int32 numbers and float32 sums in a row.
+Two file formats (llama.cpp, tools/imatrix/README.md and common/imatrix-loader.cpp): GGUF, and the
+older ".dat", a sequence of int32 numbers and float32 sums.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 @dataclass(frozen=True)
 class Importance:
-    """Sums of squares of inputs, by the matrices' GGUF names. Experts' stacks have a row each."""
+    """Sums of squares of inputs, by the matrices' GGUF names. Stacks have a row for each expert."""
 
     sums: Mapping[str, np.ndarray]  # float32 [1 or experts, K]
     counts: Mapping[str, np.ndarray]  # of tokens, float32 [1 or experts]
@@ -37,7 +37,7 @@ class Importance:
         """Mean squares float32 [count, columns] of a matrix or stack, ones for an expert that no
         token used; None if the file lacks it.
 
-        Raises CheckpointError: the file is of another model.
+        Raises CheckpointError: the file was measured on another model, or is not finite.
         """
         if name not in self.sums:
             return None
@@ -46,7 +46,7 @@ class Importance:
             sums = sums.reshape(count, columns)
         if sums.shape[1] != columns or len(sums) not in (1, count):
             raise CheckpointError(
-                f"the importance of {name} is of {list(sums.shape)} inputs, and the matrix has "
+                f"the importance matrix has {list(sums.shape)} inputs for {name}, expected "
                 f"{[count, columns]}: it was measured on another model"
             )
         with np.errstate(all="ignore"):
@@ -60,7 +60,7 @@ class Importance:
 def read_importance(path: str | os.PathLike) -> Importance:
     """Read a file of either format. Raises CheckpointError if it is missing or damaged."""
     path = Path(path)
-    with reading(path, CheckpointError, "make it by a calibration, or with llama-imatrix"):
+    with reading(path, CheckpointError, "make it with `calibrate`, or with llama-imatrix"):
         content = read_file(path, _LIMIT)
     try:
         return _read_gguf(path) if content[:4] == b"GGUF" else _read_legacy(content)
@@ -109,7 +109,7 @@ def _write_gguf(importance: Importance, path: Path) -> None:
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, "imatrix")
-    del writer.kv_data[0]["general.architecture"]  # it is of no model
+    del writer.kv_data[0]["general.architecture"]  # the file is not a model
     writer.add_type("imatrix")
     writer.add_array("imatrix.datasets", list(importance.datasets) or ["text"])
     writer.add_uint32("imatrix.chunk_count", importance.chunks)
@@ -127,7 +127,7 @@ def _write_gguf(importance: Importance, path: Path) -> None:
 
 
 def _read_legacy(content: bytes) -> Importance:
-    """Entries of (name, calls, sums of means over the calls)."""
+    """Parse entries of (name, calls, sums of means over the calls)."""
     at, sums, counts = 4, {}, {}
 
     def number() -> int:

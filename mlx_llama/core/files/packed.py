@@ -45,7 +45,7 @@ _AWQ_LOW, _AWQ_HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
 class _Arrays:
     """The stored tensors of a matrix."""
 
-    method: str  # of BITS
+    method: str  # a key of BITS
     bits: int
     codes: np.ndarray  # uint32, qweight
     zeros: np.ndarray  # uint32, qzeros
@@ -62,7 +62,7 @@ class _Arrays:
 
     @property
     def middle(self) -> int:
-        """The zero of symmetric codes."""
+        """The zero point of symmetric codes."""
         return 1 << (self.bits - 1)
 
     def read_codes(self, rows: slice, columns: slice) -> np.ndarray:
@@ -112,8 +112,8 @@ def _unpack_awq(words: np.ndarray) -> np.ndarray:
 class PackedWeight(AffineWeight):
     """A GPTQ or AWQ matrix whose groups are runs of columns.
 
-    Codes and scales keep the file's bits. Zeros in the middle of the codes become `offset`; others
-    become biases, -scale * zero, in float32, where they are exact.
+    Codes and scales keep the file's bits. Zero points in the middle of the codes become `offset`;
+    others become biases, -scale * zero, in float32, where they are exact.
     """
 
     two_level = False
@@ -126,8 +126,8 @@ class PackedWeight(AffineWeight):
         columns: tuple[int, int] | None = None,
         order: np.ndarray | None = None,
     ):
-        """rows, columns: (first, one after the last), None for all. order: of these rows, int64;
-        None for theirs.
+        """rows, columns: [start, stop) of the stored matrix, None for all. order: of these rows,
+        int64; None for the stored order.
         """
         self.name, self._arrays = name, arrays
         self._rows, self._columns = rows or (0, arrays.shape[0]), columns or (0, arrays.shape[1])
@@ -171,11 +171,11 @@ class PackedWeight(AffineWeight):
         return PackedWeight(self.name, self._arrays, self._rows, columns, self._order)
 
     def read(self, first: int, last: int) -> None:
-        """As of Mapped. A row is spread over the whole file."""
+        """As Mapped.read. A row is spread over the whole file."""
         super().read(0, self.shape[0])
 
     def release(self, first: int = 0, last: int | None = None) -> None:
-        """As of Mapped, once all rows are released."""
+        """As Mapped.release, once all rows are released."""
         if last is None or (first, last) == (0, self.shape[0]):
             super().release()
 
@@ -226,10 +226,10 @@ class _Place:
 def take_packed(
     weights: Mapping[str, Any], config: LlamaConfig, settings: PackedQuantization
 ) -> dict[str, Any]:
-    """`weights` with a place for each packed matrix's `weight` instead of its stored tensors.
+    """Replace the stored tensors of each packed matrix by a place for its `weight`.
 
-    Raises CheckpointError: a part is missing, or of another dtype or shape; an order of columns
-    that the files leave out.
+    Raises CheckpointError: a part is missing, or has another dtype or shape; the order of columns
+    is missing.
     """
     shapes = config.stored_shapes()
     result = dict(weights)
@@ -239,17 +239,18 @@ def take_packed(
             part: result.pop(f"{module}.{part}") for part in _PARTS if f"{module}.{part}" in result
         }
         name = f"{module}.weight"
-        result[name] = _open_module(name, parts, settings, shapes.get(name, (0,) * 2)), name
+        result[name] = _open_module(name, parts, settings, shapes.get(name, ())), name
         bias = f"{module}.bias"
         if bias in result and bias not in shapes and not _read_vector(result[bias]).any():
-            del result[bias]  # AutoGPTQ stored zeros for layers without
+            del result[bias]  # AutoGPTQ stored zeros for layers without a bias
     return result
 
 
 def _open_module(
     name: str, parts: dict[str, Any], settings: PackedQuantization, shape: tuple[int, ...]
 ) -> _Place:
-    module, method, (N, K) = name.removesuffix(".weight"), settings.method, shape
+    module, method = name.removesuffix(".weight"), settings.method
+    N, K = shape if len(shape) == 2 else (0, 0)
     path = parts["qweight"][0].path
 
     def refuse(part: str, fault: str) -> CheckpointError:
@@ -288,8 +289,8 @@ def _open_module(
     if settings.has_order and "g_idx" not in parts and count > 1:
         raise refuse(
             "g_idx",
-            "is missing, and config.json's desc_act says that columns are in an order that only it "
-            "tells; take a version without act-order",
+            "is missing, which has the order of the columns (config.json has desc_act); take a "
+            "version without act-order",
         )
     (codes, zeros, scales), pages = zip(
         *(parts[part][0].array(parts[part][1]) for part in _PARTS[:3])
@@ -323,8 +324,9 @@ def _open_module(
 
 
 def _find_runs(order: np.ndarray) -> tuple[int, np.ndarray]:
-    """(size, the group of each run of `size` columns); size 1 if groups are not such runs. order:
-    the group of each column.
+    """Return (size, the group of each run of `size` columns), size 1 if the groups are not runs.
+
+    order: the group of each column.
     """
     for size in _GROUPS:
         if len(order) % size == 0:

@@ -1,4 +1,4 @@
-"""Formats of other quantisers, as `quantization_config` of config.json names them."""
+"""Formats of other quantisers, from `quantization_config` in config.json."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from mlx_llama.core.errors import ConfigError, show
 
 from .reader import Reader
 
-_REQUANTIZE = (
+REQUANTIZE = (
     "load the unquantised version of this model, or one that mlx_lm.convert -q or llama.cpp has "
     "quantised"
 )
-# {AutoRound's packing: PackedQuantization.method}; its own has GPTQ's codes
+# {AutoRound's packing: PackedQuantization.method}; its native packing is GPTQ's with plain zeros
 _PACKINGS = {"awq": "awq", "gptq": "gptq"}
 _PACKINGS |= dict.fromkeys(("round", "exllamav2", "triton", "tritonv2"), "gptq_v2")
 
 
 @dataclass(frozen=True)
 class PackedQuantization:
-    """GPTQ's or AWQ's packing. Widths and groups follow from the tensors' shapes."""
+    """GPTQ's or AWQ's packing. The bits of a code follow from the tensors' shapes."""
 
-    method: str  # "gptq", whose stored zeros are less by one, "gptq_v2" or "awq"
-    group_size: int = -1  # columns of a group, -1 for all; modules may have another
+    method: str  # "gptq" (stored zeros are one less), "gptq_v2" or "awq"
+    group_size: int = -1  # columns of a group, -1 for all; the default for modules
     has_order: bool = False  # columns belong to groups in the order of `g_idx` ("desc_act")
 
 
@@ -32,7 +32,8 @@ class PackedQuantization:
 class Float8Quantization:
     """Matrices of 8-bit floats, with a scale for each block, each row or the whole matrix."""
 
-    block: tuple[int, int] | None = None  # rows and columns; None for the usual, if there are any
+    # rows and columns; None for 128 x 128, if there are blocks
+    block: tuple[int, int] | None = None
 
 
 def read_foreign(read: Reader, raw: Any) -> PackedQuantization | Float8Quantization:
@@ -41,7 +42,7 @@ def read_foreign(read: Reader, raw: Any) -> PackedQuantization | Float8Quantizat
     if not isinstance(method, str) or method.removeprefix("intel/") not in _READERS:
         raise ConfigError(
             f"{read.source}: quantization_config names a quantisation that is not supported "
-            f"({show(method)}); {_REQUANTIZE}"
+            f"({show(method)}); {REQUANTIZE}"
         )
     return _READERS[method.removeprefix("intel/")](read.inner(raw, "quantization_config."))
 
@@ -56,7 +57,7 @@ def _read_gptq(read: Reader) -> PackedQuantization:
 
 
 def _read_awq(read: Reader) -> PackedQuantization:
-    """Fields of AutoAWQ, whose other versions order their codes for one kernel."""
+    """Fields of AutoAWQ; its other versions order the codes for a specific kernel."""
     name = "version" if "version" in read.raw else "format"
     version = read.get(name, "") or "gemm"
     if not isinstance(version, str) or version.lower() != "gemm":
@@ -65,9 +66,7 @@ def _read_awq(read: Reader) -> PackedQuantization:
 
 
 def _read_auto_round(read: Reader) -> PackedQuantization:
-    """Fields of AutoRound, which packs like AutoAWQ or like AutoGPTQ; if neither is named, with the
-    zeros as they are.
-    """
+    """Fields of AutoRound, which packs like AutoAWQ or AutoGPTQ; natively as "gptq_v2"."""
     kind, width = read.get("data_type", "int"), read.get("act_bits", None)
     if kind != "int":
         _refuse(read, "data_type", kind, "int")
@@ -99,7 +98,7 @@ def _read_fbgemm(read: Reader) -> Float8Quantization:
 
 
 def _read_compressed(read: Reader) -> Float8Quantization:
-    """Fields of compressed-tensors, of llm-compressor's files."""
+    """Fields of compressed-tensors, as llm-compressor writes them."""
     if (kind := read.get("format", None)) not in ("float-quantized", "naive-quantized"):
         _refuse(read, "format", kind, "float-quantized")
     groups = read.get("config_groups", None)
@@ -134,8 +133,7 @@ def _read_block(read: Reader, name: str) -> tuple[int, int] | None:
 
 def _refuse(read: Reader, name: str, value: object, expected: str) -> None:
     raise ConfigError(
-        f"{read.source}: {read.prefix}{name} is {show(value)}, supported is {expected}; "
-        f"{_REQUANTIZE}"
+        f"{read.source}: {read.prefix}{name} is {show(value)}, expected {expected}; {REQUANTIZE}"
     )
 
 

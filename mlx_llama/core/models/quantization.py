@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mlx_llama.core.errors import ConfigError, show
 
-from .foreign import Float8Quantization, PackedQuantization, read_foreign
+from .foreign import REQUANTIZE, Float8Quantization, PackedQuantization, read_foreign
 from .reader import Reader
 
 # Widths and groups of mx.quantize, mode "affine"
@@ -19,10 +19,6 @@ QUANTIZED_GROUPS = (32, 64, 128)
 FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 _MODES = ("affine", *FLOAT_MODES)
 _SETTINGS = ("bits", "group_size", "mode")
-_REQUANTIZE = (
-    "load the unquantised version of this model, or one that mlx_lm.convert -q or llama.cpp has "
-    "quantised"
-)
 
 
 class Packing(NamedTuple):
@@ -116,7 +112,7 @@ def _read_packing(read: Reader, bits: Any, group_size: Any) -> Packing:
     """Check mode, bits and group_size."""
     mode = read.get("mode", "affine")
     if mode not in _MODES:
-        read.fail("mode", mode, f"one of {', '.join(_MODES)}; {_REQUANTIZE}")
+        read.fail("mode", mode, f"one of {', '.join(_MODES)}; {REQUANTIZE}")
         mode = "affine"
     allowed: tuple[tuple[int, ...], ...] = QUANTIZED_BITS, QUANTIZED_GROUPS
     if mode in FLOAT_MODES:

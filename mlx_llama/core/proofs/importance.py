@@ -16,12 +16,12 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.models.config import LlamaConfig
 
 WINDOW = 512  # tokens that are computed together
-WINDOWS = 32  # at most, unless the text is chosen
+WINDOWS = 32  # maximum number, for this package's documentation
 PACKAGE = Path(__file__).parents[2]
 
 
 def read_docs() -> str:
-    """This package's documentation: the docstrings of its modules, classes and functions."""
+    """Join the docstrings of this package's modules, classes and functions."""
     texts = []
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -38,8 +38,8 @@ def measure_importance(
     window: int = WINDOW,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Importance:
-    """Mean squares of the inputs of all layers' matrices over windows of a text, as llama-imatrix
-    measures them.
+    """Measure mean squares of the inputs of all layers' matrices over windows of a text, as
+    llama-imatrix does.
 
     llm: on the cpu backend, without compiled kernels. Raises OptionsError for a text of fewer
     than `window` tokens.
@@ -48,7 +48,8 @@ def measure_importance(
     count = len(tokens) // window
     if not count:
         raise OptionsError(
-            f"the text to calibrate with has {len(tokens)} tokens: a window takes {window}"
+            f"the text to calibrate with has {len(tokens)} tokens, expected at least {window}; "
+            "choose a longer text"
         )
     recorder, model, decoder = _Recorder(llm), llm.model, llm.model.decoder
     model.decoder = decoder.over(recorder)
@@ -64,7 +65,7 @@ def measure_importance(
 
 
 class _Recorder:
-    """The NumPy vocabulary, which sums squares of the inputs of products with known matrices."""
+    """NumPy's operations, which also sum the squares of the inputs of known matrices."""
 
     def __init__(self, llm: LLM):
         self._ops = llm.model.ops

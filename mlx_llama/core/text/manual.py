@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parents[2]
-# A wheel has the pages within the package (see setup.py), a checkout beside it. Figures are left
-# out: they match any question with a number.
+# A wheel has the pages within the package (see setup.py), a checkout beside it.
 FOLDERS = (PACKAGE / "guide" / "pages", PACKAGE.parent)
+# Figures match any question with a number.
 LEFT_OUT = ("figures", "design")
 
-# BM25's usual constants. Those below were chosen on examples/training/evaluation.
+# BM25's usual constants. Those below were tuned on examples/training/evaluation.
 K1, B = 1.2, 0.75
-UNKNOWN = 0.5  # weight of a word that no page has, as part of that of the rarest words
-SECTION = 0.5  # weight of the section's score beside the passage's
-ANSWER = 0.6  # weight of the answer's first words beside the question's
+UNKNOWN = 0.5  # weight of a word that no page has, relative to the rarest words'
+SECTION = 0.5  # weight of the section's score, added to the passage's
+ANSWER = 0.6  # weight of the answer's first words, added to the question's
 TROUBLE = 1.3  # factor of the page of error messages
 MIN_RELEVANCE = 7.0  # score times the covered part of the question
 MAX_CELLS = 4  # of a row; longer ones are figures
@@ -40,7 +40,7 @@ STOP_WORDS = frozenset(
     error errno oserror exception message python hello hi something anything everything
     really""".split()
 )
-# Words of questions and those of the pages for the same, as pairs in both directions.
+# Synonyms in questions and pages, in groups
 SAME = """
     gpu graphics card; memory ram; slow fast speed; crash crashed killed kills; laptop notebook
     computer machine pc phone tablet; gibberish garbage nonsense garbled babbles; long longest
@@ -57,7 +57,7 @@ SAME = """
 
 
 class Passage(NamedTuple):
-    """Some sentences, a row of a table or a line of code."""
+    """A few sentences, a row of a table or a line of code."""
 
     page: str  # path from the folder, such as docs/server.md
     title: str  # the heading above it
@@ -80,9 +80,9 @@ class Index:
         self._frequency = Counter(stem for count in self._counts for stem in count)
 
     def score(self, wanted: Sequence[set[str]]) -> list[tuple[float, float]]:
-        """(BM25, part of the question's weight that occurs) of each text.
+        """Return (BM25, covered share of the question's weight) of each text.
 
-        wanted: a set for each word of the question, its stem and those of its synonyms.
+        wanted: a set of stems for each word of the question, synonyms included.
         """
         total = len(self._counts)
         most = [max(self._frequency[stem] for stem in stems) for stems in wanted]
@@ -105,7 +105,7 @@ class Index:
 
 
 class Manual:
-    """Pages in Markdown. A passage is judged together with its section."""
+    """Pages in Markdown. The score of a passage includes its section's."""
 
     def __init__(self, pages: Iterable[tuple[str, str]]):
         """pages: (path to show, Markdown) each."""
@@ -115,13 +115,13 @@ class Manual:
             sections.setdefault((page, title), [page, title]).append(text)
         self._place = {key: index for index, key in enumerate(sections)}
         self._sections = Index(map(" ".join, sections.values()))
-        # The first cell of a row names what the row is about: it counts twice.
+        # The first cell names the row's subject: it counts twice.
         self._passages = Index(
             f"{title} {text} {text.partition(': ')[0]}" for _, title, text in self.passages
         )
 
     def find(self, question: str, answer: str = "") -> Passage | None:
-        """The passage that helps with a question; None if none has enough of its words.
+        """Find the passage that helps with a question; None if none has enough of its words.
 
         answer: the model's, whose first words may name the subject.
         """
@@ -142,12 +142,12 @@ class Manual:
 
 
 def list_meanings(text: str) -> list[set[str]]:
-    """The stem of each word with those of its synonyms."""
+    """List the stem of each word with those of its synonyms."""
     return [SYNONYMS.get(stem, {stem}) for stem in dict.fromkeys(list_stems(text))]
 
 
 def list_stems(text: str) -> list[str]:
-    """The first six letters of each word, without stop words and short numbers."""
+    """List the first six letters of each word, without stop words and short numbers."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     return [
         word[:6]
@@ -157,7 +157,7 @@ def list_stems(text: str) -> list[str]:
 
 
 def group_synonyms(groups: str) -> dict[str, set[str]]:
-    """The stems of the same meaning, itself included, of each stem."""
+    """Map each stem to the stems of the same meaning, itself included."""
     result: dict[str, set[str]] = {}
     for group in groups.split(";"):
         stems = set(list_stems(group))
@@ -170,7 +170,7 @@ SYNONYMS = group_synonyms(SAME)
 
 
 def split_page(page: str, text: str) -> Iterator[Passage]:
-    """The passages of a page in Markdown, without heads of tables and recorded output."""
+    """Split a page in Markdown into passages, without heads of tables and recorded output."""
     title, code, paragraph = "", "", list[str]()
     lines = [*text.splitlines(), ""]
     for line, following in zip(lines, [*lines[1:], ""]):
@@ -186,7 +186,7 @@ def split_page(page: str, text: str) -> Iterator[Passage]:
             parts += [": ".join(filter(None, cells))] * (len(cells) <= MAX_CELLS)
         elif not code and not is_fence and not heading and not is_row and line.strip():
             paragraph.append(line.strip())
-        # words like those of a question, not a bracket or a call of `print`
+        # Skip lines without words of a question, such as a bracket or a call of `print`.
         yield from (Passage(page, title, part) for part in parts if len(list_stems(part)) > 1)
         if is_fence:
             code = "" if code else line[3:].strip() or "text"
@@ -200,7 +200,7 @@ def is_rule(line: str) -> bool:
 
 
 def split_sentences(text: str) -> list[str]:
-    """A paragraph in parts of whole sentences."""
+    """Split a paragraph into parts of whole sentences."""
     parts = [""]
     for sentence in re.split(r"(?<=[.;:]) (?=[A-Z`/*])", text):
         if len(parts[-1]) > PASSAGE and len(sentence) > PASSAGE / 2:
@@ -211,7 +211,7 @@ def split_sentences(text: str) -> list[str]:
 
 @functools.cache
 def load_manual() -> Manual:
-    """The pages of this package; none where neither folder has them."""
+    """Load the pages of this package; none if neither folder has them."""
     folder = next((folder for folder in FOLDERS if (folder / "docs").is_dir()), FOLDERS[1])
     paths = [folder / "README.md", *sorted((folder / "docs").glob("*.md"))]
     return Manual(

@@ -1,5 +1,5 @@
-"""tekken.json, the tokenizer of Mistral's checkpoints (tokens/tokenizers/tekken.py of
-mistral-common), as one of the tokenizers library.
+"""Read tekken.json, the tokenizer of Mistral's checkpoints (tokens/tokenizers/tekken.py of
+mistral-common), into the tokenizers library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# Special tokens of files that list none, the first ones
+# The first special tokens, for files that list none
 _SPECIAL = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
@@ -27,9 +27,7 @@ _LONGEST = 1024  # bytes of a token
 
 
 def read_tekken(path: Path) -> Tokenizer:
-    """Build the tokenizer, which puts BOS before a text. Raises TokenizerError for a malformed
-    file.
-    """
+    """Build the tokenizer, which prepends BOS. Raises TokenizerError for a malformed file."""
     raw = read_json(path, TokenizerError)
     with library_faults(path, "not a tekken.json", "fetch the file again"):
         return _build(raw)
@@ -58,7 +56,7 @@ def _build(raw: dict[str, Any]) -> Tokenizer:
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
     ids = {word: i for i, word in enumerate(words)}
     spelled = {word: "".join([letters[byte] for byte in word]) for word in ids}
-    # Pieces that make a word, by its rank; of one word, the pair of the lowest ranks first
+    # Merges by the rank of the word they make; for the same word, lowest ranks first
     merges = []
     for word in ids:
         splits = ((word[:i], word[i:]) for i in range(1, len(word)))

@@ -96,7 +96,7 @@ def test_a_damaged_file_is_refused(name, cut, importance, tmp_path):
     message = refusal(read_importance, tmp_path / name)
     assert str(tmp_path / name) in message
     message = refusal(read_importance, tmp_path / "missing", kind=CheckpointError)
-    assert "--calibrate" in message
+    assert "`calibrate`" in message
 
 
 def test_the_matrices_of_a_file_are_weighed(tmp_path):

@@ -74,7 +74,7 @@ def test_experts_count_the_tokens_that_they_see(tmp_path):
 
 def test_a_text_below_a_window_is_refused(tmp_path):
     llm = load(make_checkpoint(tmp_path / "m"))
-    with pytest.raises(OptionsError, match="has 5 tokens: a window takes 24"):
+    with pytest.raises(OptionsError, match="has 5 tokens, expected at least 24"):
         measure_importance(llm, [1, 5, 6, 7, 8], "a.txt", 24)
 
 
