@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -76,8 +77,8 @@ def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu:
     has_head = any(tensor.name == "lm_head.weight" for tensor in tensors)
     total = 0
     for tensor in tensors:
-        if len(tensor.shape) == 1:
-            total += 4 * tensor.shape[0]
+        if len(tensor.shape) < 2:
+            total += 4 * math.prod(tensor.shape)
         elif not (has_head and tensor.name == "model.embed_tokens.weight"):
             total += panels.Plan(tensor, panels.weight_layout(tensor)).nbytes
     return total

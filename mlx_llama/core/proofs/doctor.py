@@ -31,7 +31,8 @@ from .inventory import predict_auto, take_stock
 from .text_checks import check_text
 
 # else norms
-_GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "lm_head": "head"}
+_GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "lm_head": "head"}
+_GROUPS |= dict.fromkeys(("mlp", "block_sparse_moe", "feed_forward"), "mlp")
 
 
 def diagnose(

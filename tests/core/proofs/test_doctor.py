@@ -176,6 +176,17 @@ def test_groups_hold_what_the_headers_hold(dtype, code, shards, tmp_path):
     assert diagnosis.model["nbytes"] == sum(size for _, size in expected.values())
 
 
+def test_groups_of_other_mlps(tmp_path):
+    """Mixtral's experts, and Apertus's numbers without an axis."""
+    experts = dict(num_local_experts=4, architectures=["MixtralForCausalLM"])
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    alone = dict(architectures=["ApertusForCausalLM"], hidden_act="xielu", rope_parameters=rope)
+    for fields, count in ((experts, 2 * 13), (alone | {"model_type": "apertus"}, 2 * 6)):
+        make_checkpoint(folder := tmp_path / f"m{count}", **fields)
+        groups = {group["group"]: group["tensors"] for group in diagnose(folder).groups}
+        assert groups["mlp"] == count and groups["norms"] == 5
+
+
 def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
     path = tmp_path / "m.gguf"
     make_gguf(
