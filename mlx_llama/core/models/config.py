@@ -558,8 +558,8 @@ def _choose_layers(
 
 def _check_norms(read: Reader, config: LlamaConfig) -> None:
     """Refuse ropes whose factor a norm after them would undo; here norms come before."""
-    kind = config.rope.type
-    if config.query_key_norm == "without weights" and kind in ("yarn", "longrope"):
+    kind, is_after = config.rope.type, config.query_key_norm in ("rotated", "without weights")
+    if is_after and kind in ("yarn", "longrope"):
         read.fail("rope_type", kind, f"another type, since {config.architecture} norms after it")
 
 

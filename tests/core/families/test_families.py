@@ -898,6 +898,10 @@ def test_a_converted_file_means_the_same_model(name):
             "rope_type is 'yarn', expected another type, since Llama4ForCausalLM norms",
         ),
         (
+            MODELS["Hunyuan-7B-Instruct"] | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_type is 'yarn', expected another type, since HunYuanDenseV1ForCausalLM norms",
+        ),
+        (
             MIXTRAL | {"num_local_experts": 0},
             "num_local_experts is 0, expected a whole number from 1 to 4096",
         ),
