@@ -223,6 +223,20 @@ def test_a_family_becomes_a_folder_of_its_own_architecture(name, tmp_path):
     assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.9995
 
 
+def test_a_plain_rope_of_gpt_oss_is_named_since_its_default_is_yarn(tmp_path):
+    source = make_checkpoint(
+        tmp_path / "m",
+        architectures=["GptOssForCausalLM"],
+        model_type="gpt_oss",
+        head_dim=16,
+        num_local_experts=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    write_gguf(open_checkpoint(source), tmp_path / "m.gguf", "F16")
+    write_mlx(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "out", None)
+    assert open_checkpoint(tmp_path / "out").config.rope.type == "default"
+
+
 def test_no_architecture_has_a_window_and_biases_of_the_mlp(tmp_path):
     make_gguf(tmp_path / "m.gguf", edit=WINDOW, mlp_bias=True)
     with pytest.raises(
