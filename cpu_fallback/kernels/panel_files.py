@@ -64,7 +64,8 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
         tensor = plan.tensor
         if not tensor.pages:
             return None
-        order = tensor.order
+        # decoded and GPTQ's matrices follow their order themselves
+        order = getattr(tensor, "_order", tensor.order)
         if order is not None:
             order = hashlib.sha256(np.ascontiguousarray(order)).hexdigest()
         pages = [(mapped.stamp, offset, nbytes) for mapped, offset, nbytes in tensor.pages]

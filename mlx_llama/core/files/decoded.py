@@ -37,6 +37,7 @@ class DecodedTensor(Tensor):
     format: str  # in the file, for users
     file_bytes: int
     _decode: Decode
+    _order: np.ndarray | None = None  # of the file's rows, which `_decode` follows
     _kept: np.ndarray | None = None
     _released = 0  # rows released since decoding
     _lock: threading.Lock
@@ -110,6 +111,18 @@ class DecodedTensor(Tensor):
             share,
             self.pages,
         )
+
+    def reorder(self, order: np.ndarray) -> DecodedTensor:
+        def decode(first: int, last: int) -> np.ndarray:
+            rows = order[first:last]
+            low, high = int(rows.min()), int(rows.max()) + 1
+            return self._decode(low, high)[rows - low]
+
+        tensor = DecodedTensor(
+            self.name, self.dtype, self.shape, decode, self.format, self.file_bytes, self.pages
+        )
+        object.__setattr__(tensor, "_order", order)
+        return tensor
 
     def release(self, first: int = 0, last: int | None = None) -> None:
         """Free the numbers once all rows are released; the pages of a part may be shared."""

@@ -124,6 +124,19 @@ def test_matrices_are_those_of_torch_and_transformers(kind, tmp_path):
     assert opened.nbytes < 0.8 * sum(tensor.bits.nbytes for tensor in opened.tensors.values())
 
 
+def test_rows_in_another_order_are_decoded_when_they_are_read(tmp_path):
+    fields = dict(architectures=["Ernie4_5ForCausalLM"], model_type="ernie4_5", head_dim=16)
+    folder, packed = make_float8(tmp_path / "m", "compressed, rows", **fields)
+    opened = open_checkpoint(folder)
+    for name in (f"model.layers.0.self_attn.{part}_proj.weight" for part in "qk"):
+        (codes, scales), tensor = packed[name], opened.tensors[name]
+        order = opened.config.row_order(name.removesuffix(".weight"), len(codes))
+        wanted = (codes.float() * scales.float()).bfloat16().float().numpy()[order]
+        assert isinstance(tensor, DecodedTensor) and tensor._kept is None
+        np.testing.assert_array_equal(tensor.part("some", 4, 12).float32(), wanted[4:12])
+        np.testing.assert_array_equal(tensor.float32(), wanted)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "mlx", "cuda"])
 def test_logits_are_those_of_transformers(backend, tmp_path):
     folder, _ = make_float8(tmp_path / "m", "blocks", hidden_size=256, intermediate_size=512)
