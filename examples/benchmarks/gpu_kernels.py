@@ -64,6 +64,7 @@ def _errors(dtype: Any) -> dict[str, float]:
     import torch.nn.functional as F
 
     from cuda_fallback.kernels import decode
+    from mlx_llama.core.models.spec import Window
 
     def silu_gated(both: Any) -> Any:
         gate, up = both.double().chunk(2, dim=-1)
@@ -133,7 +134,7 @@ def _errors(dtype: Any) -> dict[str, float]:
             shares = torch.softmax((seen[0] @ query.double()[0].mT)[..., 0] * D**-0.5, dim=-1)
             right = (shares[:, None] @ seen[1]).reshape(1, 1, -1)
             errors[f"attention {position} {window}"] = _error(
-                decode.attend(state, 0, query, G, window, D**-0.5), right
+                decode.attend(state, 0, query, G, window and Window(window), D**-0.5), right
             )
     return errors
 

@@ -125,8 +125,8 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
     card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
     shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", told)]
     helped = [int(right) for right in re.findall(r"(\d+) with the passage", told)]
-    assert len(shares) == 3 and shares[0] >= 0.5 and shares[1] >= 0.9
-    assert helped[1] >= 0.7 * 47
+    assert len(shares) == 3 and shares[1] >= 0.9
+    assert helped[0] >= 0.5 * 600 and helped[1] >= 0.7 * 47
     for line in told.splitlines():
         assert line.partition(";")[0] in card  # passages change with the pages
 
@@ -197,7 +197,10 @@ def test_flags_that_it_names_exist(ask):
     from guide_data import facts
 
     known = facts.known_flags() | {CACHE_FLAG}  # of /save
-    newer = "--reasoning --strict --dry- --xtc- --version --truncation --file".split()
+    newer = (
+        "--reasoning --strict --dry- --xtc- --version --truncation --file --calibrate --imatrix "
+        "--post-sampling-probs"
+    ).split()
     flags = [flag for flag in facts.flags() if not flag.startswith(tuple(newer))]
     answers = dict(zip(flags, ask(*(f"What does {flag} do?" for flag in flags))))
     assert all(
