@@ -150,13 +150,16 @@ class MergedTensor(Tensor):
 
     @property
     def bits(self) -> np.ndarray:
+        return self.stored if self.order is None else self.stored[self.order]
+
+    @property
+    def stored(self) -> np.ndarray:
         self._base.check_file()
         values = self._base.float32()
         for first, pair in self._additions:
             values[first : first + pair.shape[0]] += pair.b() @ pair.a()
         with np.errstate(over="ignore"):  # writers refuse values that are not finite
             rounded = values.astype(NUMBERS[self.dtype], copy=False)
-        rounded = rounded if self.order is None else rounded[self.order]
         return rounded.view(np.uint16) if self.dtype == "bfloat16" else rounded
 
     @property
