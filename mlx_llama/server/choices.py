@@ -54,7 +54,7 @@ class CommonFields(AnswerFields):
 
     @staticmethod
     def needs(values: Mapping[str, Any], field: str, switch: str) -> list[Fault]:
-        """Return the fault of a field without its switch."""
+        """List the fault of a field without its switch; [] if there is none."""
         if field not in values or values.get(switch, False) is not False:
             return []
         rule = f"only with {switch}: true"
@@ -72,10 +72,15 @@ class OpenAIWriter(Writer):
         super().__init__(request, body)
         self.shows_progress = body.return_progress
 
-    def made(self, kind: str) -> dict[str, Any]:
-        """Write the fields of every object."""
-        made = {"id": self.identity, "object": kind, "created": self.created, "model": self.name}
-        return made | {"system_fingerprint": FINGERPRINT}
+    def head(self, kind: str) -> dict[str, Any]:
+        """Write the fields that every object has."""
+        return {
+            "id": self.identity,
+            "object": kind,
+            "created": self.created,
+            "model": self.name,
+            "system_fingerprint": FINGERPRINT,
+        }
 
     def choice(self, reader: Reader) -> dict[str, Any]:
         """Write a completed answer, without index and finish_reason."""
@@ -88,7 +93,7 @@ class OpenAIWriter(Writer):
             if reader.finish()
         ]
         fields = {**self.statistics(readers), **self.verbose(readers[0])}
-        return {**self.made(self.kind), "choices": choices, **fields}
+        return {**self.head(self.kind), "choices": choices, **fields}
 
     def statistics(self, readers: Sequence[Reader]) -> dict[str, Any]:
         """Write usage and timings."""
@@ -105,7 +110,7 @@ class OpenAIWriter(Writer):
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Write an event."""
         usage = {"usage": None} if self.body.stream_options.include_usage else {}
-        return {**self.made(self.chunk_kind), **usage, "choices": choices, **more}
+        return {**self.head(self.chunk_kind), **usage, "choices": choices, **more}
 
     def part(
         self, reader: Reader, content: Any, reason: str | None = None, logprobs: Any = None

@@ -63,6 +63,8 @@ def adapt_item(item: Any) -> Any:
         return item
     item = {name: value for name, value in item.items() if value is not None}
     kind = item.get("type", "message")
+    if not isinstance(kind, str):
+        return item
     if kind == "reasoning" or (kind.endswith("_call") and kind != "function_call"):
         return None
     if kind == "function_call" and "arguments" in item:

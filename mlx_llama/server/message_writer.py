@@ -1,4 +1,4 @@
-"""Answers of Anthropic's Messages: their blocks and events."""
+"""Answers of Anthropic's Messages: blocks and events."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class MessagesWriter(Writer):
 
     def message(self, content: list[Any], ending: dict[str, Any], usage: Any) -> dict[str, Any]:
         """Write a message. ending: stop_reason and stop_sequence."""
-        made = {"id": self.identity, "type": "message", "role": "assistant", "model": self.name}
-        return {**made, "content": content, **ending, "usage": usage}
+        head = {"id": self.identity, "type": "message", "role": "assistant", "model": self.name}
+        return {**head, "content": content, **ending, "usage": usage}
 
     def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
         reader = readers[0].finish()

@@ -124,7 +124,9 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         if is_ruled and is_forced(values.get("tool_choice")):
             values["text"] = {name: value for name, value in text.items() if name != "format"}
             note("text.format")
-        if LOGPROBS not in (values.get("include") or ()) and values.pop("top_logprobs", None):
+        include = values.get("include")
+        has_logprobs = isinstance(include, list) and LOGPROBS in include
+        if not has_logprobs and values.pop("top_logprobs", None):
             note("top_logprobs")
         if isinstance(items := values.get("input"), list):
             values["input"] = [item for item in map(adapt_item, items) if item is not None]
