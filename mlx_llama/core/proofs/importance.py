@@ -105,7 +105,8 @@ class _Recorder:
 
 def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, int, int]]:
     """{id of a layer's matrix: (its GGUF name, number of the expert, number of experts)}."""
-    names, parts = FAMILIES[config.architecture].names, config.fused_parts()
+    family = FAMILIES[config.architecture]
+    names, parts = family.names, {} if family.splits else config.fused_parts()
     places: dict[int, tuple[str, int, int]] = {}
 
     def add(modules: Sequence[str], weight: Any, count: int = 1) -> None:
@@ -126,6 +127,9 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
                 (experts.down, mlp.down),
             ):
                 add(modules, stack, count)
+            if experts.shared:
+                add(experts.shared[:2], mlp.shared.gate_up.weight)
+                add(experts.shared[2:], mlp.shared.down.weight)
         else:
             add(spec.gate_up, block.mlp.gate_up.weight)
             add((spec.down,), block.mlp.down.weight)

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import mlx_llama
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.files.writing import stack_experts
 from mlx_llama.core.proofs.importance import measure_importance, read_docs
 
 NAMES = {
@@ -70,6 +72,40 @@ def test_experts_count_the_tokens_that_they_see(tmp_path):
         # each token is an input of two experts
         np.testing.assert_allclose(sums.sum(0), 2 * router[0], rtol=1e-5)
     assert importance.sums["blk.1.ffn_down_exps.weight"].shape == (4, 96)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(
+            architectures=["Llama4ForCausalLM"],
+            model_type="llama4_text",
+            head_dim=16,
+            intermediate_size_mlp=128,
+            interleave_moe_layer_step=2,
+            num_local_experts=3,
+        ),
+        dict(
+            architectures=["GraniteMoeHybridForCausalLM"],
+            model_type="granitemoehybrid",
+            layer_types=["attention"] * 2,
+            position_embedding_type="rope",
+            shared_intermediate_size=96,
+        ),
+    ],
+    ids=["llama4", "granite4"],
+)
+def test_matrices_have_the_names_that_the_gguf_file_has(fields, tmp_path):
+    llm = load(make_checkpoint(tmp_path / "m", **fields))
+    tokens = np.random.default_rng(0).integers(3, 380, 8).tolist()
+    importance = measure_importance(llm, tokens, "a.txt", 8)
+    names = FAMILIES[llm.checkpoint.config.architecture].names
+    matrices = {
+        names.gguf(name): len(parts)
+        for name, parts in stack_experts(llm.checkpoint).items()
+        if len(parts[0].shape) == 2 and ".layers." in name
+    }
+    assert {name: len(sums) for name, sums in importance.sums.items()} == matrices
 
 
 def test_a_text_below_a_window_is_refused(tmp_path):
