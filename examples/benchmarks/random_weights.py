@@ -84,6 +84,8 @@ def random_blocks(
     def scale(blocks: np.ndarray, scales: np.ndarray) -> None:
         if kind == "Q8_K":  # the one with a float32 scale
             blocks[:, :4] = scales[:, None].view(np.uint8)
+        if kind == "MXFP4":  # and the one with a power of two
+            blocks[:, 0] = 127 + np.log2(scales).round().astype(int)
         for at in _HALVES.get(kind, ()):
             factor = _MINIMUM if (kind, at) == ("Q4_K", 2) else 1
             blocks[:, at : at + 2] = (factor * scales).astype(np.float16)[:, None].view(np.uint8)
