@@ -116,4 +116,4 @@ def test_a_text_below_a_window_is_refused(tmp_path):
 
 def test_the_docs_of_the_package_are_its_docstrings():
     text = read_docs()
-    assert len(text) > 100_000 and "Mean squares of the inputs" in text and "import " in text
+    assert len(text) > 100_000 and "mean squares of the inputs" in text and "import " in text
