@@ -39,6 +39,7 @@ _NAMES = {
     "norm_heads": HEAD_NORMS,
     "scale_heads": HEAD_NORMS,
     "adjust": "norm or scale after a product",
+    "softcap": "softcap",
     "experts": EXPERTS,
     "route": "choice of experts",
     "gather": "packing for experts",

@@ -22,6 +22,7 @@ _WORDS = {
     "add_rms_norm": "add, norm",
     "add": "add",
     "scale": "scale",
+    "softcap": "softcap",
     "norm_heads": HEAD_NORMS,
     "scale_heads": HEAD_NORMS,
     "rms_norm": "norm after a product",
@@ -30,6 +31,7 @@ _WORDS = {
     "experts": EXPERTS,
     "adapt": ADAPTERS,
     "gate": "gate",
+    "xielu": "gate",
     **dict.fromkeys(_PRODUCTS, "product"),
 }
 

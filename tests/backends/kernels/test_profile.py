@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from making import make_checkpoint
 
 from backends.kernels.models import LENGTH, TOKENS, answer, files, model
 from cpu_fallback.kernels import profile as compiled, runner
 from mlx_llama.core.backends.profile import ATTENTION, ROPE, Profile
+from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 PRODUCTS = {
@@ -59,6 +61,17 @@ def test_products_read_and_multiply_the_weights_of_the_file(case, padded):
     assert names[0] == "norm, packing for query, key, value"
     assert names[-2:] == ["norm, packing for head", "head"]
     assert "silu, packing for down" in names and "packing for attention output" in names
+
+
+def test_every_operation_has_a_name(tmp_path):
+    """Also one with no product after it: the softcap of the logits."""
+    fields = dict(architectures=["Gemma2ForCausalLM"], model_type="gemma2", head_dim=16)
+    fields |= dict(hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh")
+    folder = make_checkpoint(tmp_path / "m", tie_word_embeddings=True, **fields)
+    llama = select("cpu").load(open_checkpoint(folder), "float32")
+    with llama.profile() as profile:
+        llama.forward(np.array([[3, 9]]), 0, llama.make_cache(8))
+    assert {"softcap", "norm or scale after a product"} <= profile.operations.keys()
 
 
 def test_a_prompt_that_runs_in_parts_is_profiled_whole(monkeypatch):
