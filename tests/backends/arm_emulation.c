@@ -76,8 +76,8 @@ void *resize(void *context, void *at, size_t size) {
 #include <unistd.h>
 
 typedef void kernel(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                    int64_t, int64_t, int64_t, int64_t, float);
-struct call { int64_t function, x[16]; float number; int32_t padding; };
+                    int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float);
+struct call { int64_t function, x[18]; float number; int32_t padding; };
 extern kernel *const functions[];  /* written beside the kernels */
 
 int mlx_llama_yield(void) { return usleep(0); }
@@ -93,7 +93,7 @@ static void *serve(void *channel) {
             c.function = (int64_t)functions[-1 - c.function];
         else
             functions[c.function](x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13],
-                                  x[14], x[15], c.number);
+                                  x[14], x[15], x[16], x[17], c.number);
         if (write(at, &c.function, sizeof c.function) != sizeof c.function)
             break;
     }

@@ -171,9 +171,9 @@ class Emulated:
         def call(*arguments: int | float) -> None:
             integers = [argument for argument in arguments if not isinstance(argument, float)]
             floats = [argument for argument in arguments if isinstance(argument, float)] or [0.0]
-            if len(arguments) != parameters or len(integers) > 16 or len(floats) > 1:
+            if len(arguments) != parameters or len(integers) > 18 or len(floats) > 1:
                 raise TypeError(
-                    f"{name} takes {parameters} arguments, at most 16 integers and a float, "
+                    f"{name} takes {parameters} arguments, at most 18 integers and a float, "
                     f"not {arguments}"
                 )
             Emulated.calls += 1
@@ -191,7 +191,7 @@ class Emulated:
         channel = self._channels.get()
         try:
             channel.sendall(
-                struct.pack("<17qfi", number, *integers, *[0] * (16 - len(integers)), real, 0)
+                struct.pack("<19qfi", number, *integers, *[0] * (18 - len(integers)), real, 0)
             )
             answer = channel.recv(8, socket.MSG_WAITALL)
         except OSError:
