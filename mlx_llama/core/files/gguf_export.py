@@ -122,11 +122,16 @@ def write_gguf(
         if name in numbers:
             continue
         tensor, order = parts[0], None
+        try:
+            stored_name = names.gguf(tensor.name)
+        except KeyError:
+            raise CheckpointError(
+                f"{checkpoint.name}: {family.name} has no tensor {show(tensor.name)} in GGUF, "
+                "but a larger one that contains it; take the folder as transformers saves it"
+            ) from None
         if names.is_permuted(tensor.name):
             order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
-        kind = choose_type(
-            names.gguf(tensor.name), tensor.shape, format, config, family.gguf, bool(importance)
-        )
+        kind = choose_type(stored_name, tensor.shape, format, config, family.gguf, bool(importance))
         weights = None
         if importance and len(tensor.shape) == 2:
             weights = importance.find(names.gguf(name), len(parts), tensor.shape[1])

@@ -8,10 +8,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from making import SENTENCES, make_checkpoint
+from making import SENTENCES, config_fields, make_checkpoint, random_tensors
 from making_gguf import make_gguf
 
-from mlx_llama.core.errors import ConfigError, TokenizerError
+from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
@@ -602,3 +602,13 @@ def test_llama_cpp_answers_as_the_guide(guide_q8):
         == load(guide_q8, backend="cpu").generate(messages, max_tokens=60).text.strip()
     )
     assert done["choices"][0]["finish_reason"] == "stop"
+
+
+def test_parts_of_a_tensor_that_gguf_has_whole_are_named(tmp_path):
+    fields = dict(architectures=["Glm4ForCausalLM"], model_type="glm4")
+    apart = random_tensors(config_fields(**fields))  # gate and up are a tensor each
+    source = open_checkpoint(make_checkpoint(tmp_path / "apart", tensors=apart, **fields))
+    with pytest.raises(
+        CheckpointError, match="no tensor 'model.layers.0.mlp.gate_proj.weight' in GGUF"
+    ):
+        write_gguf(source, tmp_path / "out.gguf", "F32")

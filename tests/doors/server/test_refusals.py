@@ -388,9 +388,10 @@ def test_an_input_item_has_the_fields_of_its_type(item, message, guide):
     assert done.status_code == 400 and message in done.json()["error"]["message"]
 
 
-def test_a_type_that_is_no_text_is_refused_and_such_an_include_ignored(guide):
+def test_a_type_that_is_no_text_and_an_include_that_is_no_list_are_refused(guide):
     item = {"type": 5, "role": "user", "content": "hi"}
-    assert set(told(guide, "/v1/responses", input=[item], include=5)) == {"input[0].type"}
+    faults = told(guide, "/v1/responses", input=[item], include=5)
+    assert set(faults) == {"input[0].type", "include"}
 
 
 def test_values_and_constraints_are_written_as_json(guide):
