@@ -31,7 +31,7 @@ from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
 from .faults import Fault, Refusal, bad_field, client_gone, shutting_down, unavailable
-from .fields import MOST_BIAS, RULES, Note
+from .fields import MAX_BIAS, RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
@@ -447,7 +447,7 @@ def _bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float
     totals: dict[int, float] = {}
     for key, bias in biases.items():
         for token in [key] if isinstance(key, int) else llm.tokenizer.encode(key, add_bos=False):
-            totals[token] = max(-MOST_BIAS, min(MOST_BIAS, totals.get(token, 0.0) + bias))
+            totals[token] = max(-MAX_BIAS, min(MAX_BIAS, totals.get(token, 0.0) + bias))
     return totals
 
 

@@ -20,7 +20,7 @@ from mlx_llama.core.generation.schema import Schema
 from .faults import MOST_FAULTS, Fault, Refusal, client_gone, collect_faults, fault_of, rename_fault
 from .settings import Settings
 
-MOST_BIASES, MOST_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
+MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
@@ -196,10 +196,10 @@ class OptionFields(Dialect, _TableFields):
     @classmethod
     def _parse_biases(cls, value):
         pairs = list(value.items()) if isinstance(value, dict) else value
-        if not isinstance(pairs, list) or len(pairs) > MOST_BIASES:
+        if not isinstance(pairs, list) or len(pairs) > MAX_BIASES:
             raise ValueError(
                 f"must be an object that maps token ids or texts to biases, or a list of pairs, at "
-                f"most {MOST_BIASES}"
+                f"most {MAX_BIASES}"
             )
         biases = {}
         for pair in pairs:
@@ -210,7 +210,7 @@ class OptionFields(Dialect, _TableFields):
                 token = int(token)
             if isinstance(token, bool) or not isinstance(token, (int, str)):
                 raise ValueError("must have token ids or texts")
-            biases[token] = -MOST_BIAS if bias is False else bias
+            biases[token] = -MAX_BIAS if bias is False else bias
         return biases
 
     @field_validator("logit_bias")
@@ -218,7 +218,7 @@ class OptionFields(Dialect, _TableFields):
     def _check_biases(cls, value):
         if any(isinstance(token, int) and token < 0 for token in value):
             raise ValueError("token ids must not be negative")
-        if any(abs(bias) > MOST_BIAS for bias in value.values()):
+        if any(abs(bias) > MAX_BIAS for bias in value.values()):
             raise ValueError("biases must be between -1e6 and 1e6")
         return value
 

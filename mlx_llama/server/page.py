@@ -33,7 +33,7 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-MOST_TEXT = 1 << 20  # characters rendered at once
+MAX_TEXT = 1 << 20  # characters rendered at once
 MOST_CODE = 50_000  # characters of a highlighted block
 
 HEADERS = {
@@ -95,7 +95,7 @@ def _write_code_colors() -> str:
 class RenderRequest(Body):
     """POST /page/render."""
 
-    text: str = Field(max_length=MOST_TEXT)
+    text: str = Field(max_length=MAX_TEXT)
 
 
 @serves(router, RenderRequest, "/page/render")
@@ -107,8 +107,8 @@ async def render(request: Request, body: RenderRequest) -> Response:
 class SeeAlsoRequest(Body):
     """POST /page/see-also."""
 
-    question: str = Field(max_length=MOST_TEXT)
-    answer: str = Field(max_length=MOST_TEXT)
+    question: str = Field(max_length=MAX_TEXT)
+    answer: str = Field(max_length=MAX_TEXT)
 
 
 @serves(router, SeeAlsoRequest, "/page/see-also")
