@@ -115,7 +115,7 @@ class Llama(BaseLlama):
 
             return clock_programs(self._runner, name_matrices(self))
         note = "plain NumPy, with a clock around each operation"
-        return clock_ops(self, ops, lambda results: None, note)
+        return clock_ops(self, (ops,), lambda results: None, note)
 
     def _forward(
         self,

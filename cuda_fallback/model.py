@@ -104,12 +104,16 @@ class Llama(BaseLlama):
                 "`compile=False`"
             )
         if self.device.type == "cpu":
-            return clock_ops(
-                self, ops, lambda results: None, "torch's own operations, with a clock around each"
-            )
+            note = "torch's own operations, with a clock around each"
+            return clock_ops(self, (ops,), lambda results: None, note)
+        words = [ops]
+        if self._runner:
+            from .kernels import ops as kernel_ops
+
+            words.append(kernel_ops)  # of decoded tokens
         return clock_ops(
             self,
-            ops,
+            words,
             lambda results: torch.cuda.synchronize(self.device),
             "no CUDA graph, and a wait after each operation: shares count, not sums",
         )

@@ -61,17 +61,21 @@ def _factor(values, i: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
     """Scales or biases float32 [rows]: number i after the pointers `values`, EACH to a 32-bit word;
     1: as stored.
     """
+    # Without `else`, Triton compiles what follows a `return` of a constant condition as well, and
+    # shifts of a float16 are an error.
     if EACH == 1:
         return tl.load(values + i).to(tl.float32)
-    word = tl.load(values + i // EACH)
-    if KIND == "int8":
-        return (word << (24 - 8 * (i % EACH)) >> 24).to(tl.float32)
-    elif KIND == "uint8":
-        return (word >> (8 * (i % EACH)) & 0xFF).to(tl.float32)
-    elif KIND == "float16":
-        return (word >> (16 * (i % EACH))).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
-        return ((word >> (16 * (i % EACH))) << 16).to(tl.float32, bitcast=True)
+        word = tl.load(values + i // EACH)
+        if KIND == "int8":
+            return (word << (24 - 8 * (i % EACH)) >> 24).to(tl.float32)
+        elif KIND == "uint8":
+            return (word >> (8 * (i % EACH)) & 0xFF).to(tl.float32)
+        elif KIND == "float16":
+            half = (word >> (16 * (i % EACH))).to(tl.int16)
+            return half.to(tl.float16, bitcast=True).to(tl.float32)
+        else:
+            return ((word >> (16 * (i % EACH))) << 16).to(tl.float32, bitcast=True)
 
 
 @_helper
@@ -359,13 +363,13 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
     """activation(gate) * up, as core.ops.gate."""
     if ACTIVATION == "silu":
         return gate / (1 + tl.exp(-gate)) * up
-    if ACTIVATION == "clamped_swiglu":
+    elif ACTIVATION == "clamped_swiglu":
         gate = tl.minimum(gate, _SWIGLU_LIMIT)
         up = tl.minimum(tl.maximum(up, -_SWIGLU_LIMIT), _SWIGLU_LIMIT)
         return gate / (1 + tl.exp(gate * -_SWIGLU_ALPHA)) * (up + 1)
-    # gelu by tanh: tanh(z / 2) = 2 sigmoid(z) - 1
-    inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1 + tl.exp(-inner)) * up
+    else:  # gelu by tanh: tanh(z / 2) = 2 sigmoid(z) - 1
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        return gate / (1 + tl.exp(-inner)) * up
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -665,7 +669,8 @@ def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tens
     """
     groups, each = matrix.scales.shape[1], 4 // matrix.scales.itemsize
     if (
-        groups % each
+        each == 1  # float32
+        or groups % each
         or steps * (512 // PLANES[matrix.bits][0]) != groups * matrix.group_size
         or groups // steps < each
     ):

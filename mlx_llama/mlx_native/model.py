@@ -100,7 +100,7 @@ class Llama(BaseLlama):
             )
         return clock_ops(
             self,
-            ops,
+            (ops,),
             mx.eval,
             "an evaluation after each operation, which breaks the lazy graph: shares count, "
             "not sums. Keys and values are stored when attention reads them",

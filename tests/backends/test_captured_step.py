@@ -369,10 +369,9 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
                 float(theirs.abs().max()),
             )
 
-    with computing(by_kernels=False):
-        llama = loaded(path, False)
-        cache = llama.make_cache(40)
-        llama.forward([[3, 4, 5, 6, 7, 8, 9, 10, 11]], 0, cache)
+    llama = loaded(path, False)
+    cache = llama.make_cache(40)
+    llama.forward([[3, 4, 5, 6, 7, 8, 9, 10, 11]], 0, cache)
     x, delta = made(1, 1, 64, seed=1), made(1, 1, 64, seed=2)
     block = llama.decoder.blocks[1]
     down, gate_up, spec = block.mlp.down.weight, block.mlp.gate_up.weight, block.attention.spec

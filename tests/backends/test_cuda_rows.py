@@ -24,7 +24,14 @@ from mlx_llama.core.generation.options import resolve
 torch = pytest.importorskip("torch")
 
 from backends.test_captured_step import fewer_programs, loaded  # noqa: E402
-from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
+from backends.triton_process import (  # noqa: E402
+    DEVICE,
+    DEVICE_NAME,
+    HAS_GPU,
+    call,  # noqa: F401
+    compile_call,  # noqa: F401
+    computing,
+)
 
 MIXED = [
     dict(temperature=0),
@@ -72,7 +79,7 @@ def model(request, tmp_path_factory):
     folder = make_checkpoint(
         tmp_path_factory.mktemp("rows") / "m", tokenizer=False, **fields[request.param]
     )
-    return select("cuda", "cpu").load(open_checkpoint(folder), "float32"), folder
+    return select("cuda", DEVICE_NAME).load(open_checkpoint(folder), "float32"), folder
 
 
 def fill(model, cache, rows) -> None:
@@ -186,7 +193,7 @@ def test_rows_of_different_lengths_are_transformers_rows(model):
     model, folder = model
     cache, rows, last = model.make_cache(64, rows=5), [4, 0, 2], [[30], [31], [32]]
     fill(model, cache, rows)
-    got = model.forward(last, [cache.lengths[row] for row in rows], cache, rows=rows).numpy()
+    got = model.forward(last, [cache.lengths[row] for row in rows], cache, rows=rows).cpu().numpy()
     judge = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         for logits, prompt, token in zip(got, ALONE, last):
@@ -199,7 +206,7 @@ def test_rows_of_different_lengths_are_transformers_rows(model):
     )
     with torch.no_grad():
         for logits, text in zip(
-            chunk.numpy(), (ALONE[1] + [31, 1, 2, 3], ALONE[2] + [32, 4, 5, 6])
+            chunk.cpu().numpy(), (ALONE[1] + [31, 1, 2, 3], ALONE[2] + [32, 4, 5, 6])
         ):
             assert relative_error(logits, judge(torch.tensor([text])).logits[0, -1].numpy()) < 1e-4
 

@@ -396,7 +396,7 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
             layer = backend.load(open_checkpoint(path), dtype, compile=False).decoder.blocks[1].mlp
             with torch.inference_mode():
                 results.append(layer(x, None).float().cpu().numpy())
-    assert asked == [{"is_grouped": True}] * 2
+    assert asked[-2:] == [{"is_grouped": True}] * 2  # a GPU's kernels are tried out first
     return tuple(results)
 
 

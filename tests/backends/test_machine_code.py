@@ -199,6 +199,35 @@ def test_numbers_of_rows_share_machine_code(compile_call):
     assert compile_call(codes_of_rows) == [True] * 4
 
 
+def scalings_compiled() -> set[tuple[str, int]]:
+    """(type of the scales, scales per word) of the products that compile: those that are tried out
+    on a GPU at first, and of each format with few and with odd numbers of scales.
+    """
+    from backends.launches import META, compile_launch, recorded
+    from cuda_fallback.kernels import decode, packed
+
+    with recorded() as launches:
+        packed.try_out(META)
+        decode.try_out(META)
+        for name in LOW_BIT:
+            for K in (1280, 2048):
+                x = torch.empty((1, K), dtype=torch.float16, device=META)
+                packed.multiply(low_bit(name, 64, K), x)
+    for launch in launches:
+        compile_launch(launch, 90)
+    return {(launch["SCALES"], launch["EACH"]) for launch in launches if "SCALES" in launch.options}
+
+
+def test_products_compile_for_any_scales(compile_call):
+    """The interpreter takes shifts of a float16, which are errors of the compiler."""
+    assert compile_call(scalings_compiled) >= {
+        ("float16", 1),
+        ("float16", 2),
+        ("bfloat16", 2),
+        ("int8", 4),
+    }
+
+
 @pytest.mark.parametrize("name, K, i, capability, dtype", QUICK)
 def test_a_product_keeps_to_its_budget(name, K, i, capability, dtype, compile_call):
     check_product(compile_call, name, K, i, capability, dtype)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from machine import device_of
 from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
 
 from backends.evaluations import counted
@@ -76,7 +77,7 @@ SAMPLING = {
 def here(backend):
     return {
         "backend": backend.name,
-        "device": "gpu" if "gpu" in str(backend.device) else "cpu",
+        "device": device_of(backend),
         "dtype": "float32",
     }
 

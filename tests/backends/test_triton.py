@@ -127,6 +127,16 @@ def test_every_width_and_group(bits, group_size, has_biases, call):
     check_products(call(multiplied, [weight], (1, 3)), weight.float64())
 
 
+def test_float32_scales_of_whole_steps(call):
+    """As of a float32 checkpoint: a scale fills a word, and is no part of one."""
+    weight = Made(8, 32, True, (9, 128))
+    weight.scales, weight.biases = (
+        part.astype(np.float32) / 3 for part in (weight.scales, weight.biases)
+    )
+    weight.scale_dtype = "float32"
+    check_products(call(multiplied, [weight], (1, 3)), weight.float64(), 1e-5)
+
+
 @pytest.mark.parametrize("kind", LOW_BIT)
 def test_gguf(kind, call):
     blocks = random_blocks(kind, 11, 512, np.random.default_rng(0))

@@ -19,6 +19,7 @@ from machine import required
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+DEVICE_NAME = "gpu" if HAS_GPU else "cpu"  # for select and load
 
 
 @contextlib.contextmanager

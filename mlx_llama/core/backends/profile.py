@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -90,10 +90,10 @@ def matrix_parts(matrix: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def clock_ops(
-    model: Any, ops: ModuleType, finish: Callable[[Any], object], note: str
+    model: Any, modules: Sequence[ModuleType], finish: Callable[[Any], object], note: str
 ) -> Iterator[Profile]:
-    """Clock each call of `ops` in the block; a call inside another counts for the outer one.
-    finish(results): wait until they are computed.
+    """Clock each call of the vocabulary's `modules` in the block; a call inside another counts for
+    the outer one. finish(results): wait until they are computed.
     """
     profile, inside = Profile(note=note), False
     names = {id(matrix): name for name, matrix in name_matrices(model)}
@@ -123,11 +123,11 @@ def clock_ops(
 
         return clocked
 
-    former = {word: getattr(ops, word) for word in _WORDS}
-    for word, function in former.items():
+    former = [(ops, word, getattr(ops, word)) for ops in modules for word in _WORDS]
+    for ops, word, function in former:
         setattr(ops, word, clock(word, function))
     try:
         yield profile
     finally:
-        for word, function in former.items():
+        for ops, word, function in former:
             setattr(ops, word, function)
