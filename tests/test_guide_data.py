@@ -141,7 +141,7 @@ def test_a_subject_takes_its_members_with_what_joins_them():
 
 
 def test_flags_commands_and_scripts_in_the_answers_exist():
-    foreign = {"--hosts", "--nproc-per-node"}  # flags of other programs
+    foreign = {"--hosts", "--nproc-per-node", "--all"}  # flags of other programs
     known = facts.known_flags() | foreign | {"--cache"}
     short = {"-m", "-e", "-U"}  # python's and pip's
     for fact in talk.FACTS.values():
@@ -164,6 +164,7 @@ def test_repl_commands_in_the_answers_exist():
         "slots",
         "docs",
         "health",
+        "live",
         "ready",
         "metrics",
     }
