@@ -20,7 +20,8 @@ The text files hold sections:
 
 `newcomers*.txt` have questions alone, by people who had seen the answers but few or none of the
 questions above; those of `newcomers7.txt` were written from the README, `docs/` and `--help`,
-before any answer was read.
+before any answer was read; those of `newcomers8.txt` are error messages, as users paste them, and
+questions on newer facts.
 
 `subjects.txt` joins neighbouring facts to subjects with one answer. In answers `{--top-k}` is a
 flag's default, `{usage:--top-k}` the flag with its argument.
@@ -70,7 +71,7 @@ NEWCOMERS = {
     "newcomers5.txt": 1,
     "newcomers6.txt": 1,
     "newcomers7.txt": 4,
-    "newcomers8.txt": 8,
+    "newcomers8.txt": 12,
 }
 # Architecture -> how people call its models; one that is not here is called by its own name.
 FAMILIES = {
