@@ -141,7 +141,7 @@ def test_a_subject_takes_its_members_with_what_joins_them():
 
 
 def test_flags_commands_and_scripts_in_the_answers_exist():
-    foreign = {"--hosts", "--nproc-per-node"}  # flags of other programs
+    foreign = {"--hosts", "--nproc-per-node", "--all"}  # flags of other programs
     known = facts.known_flags() | foreign | {"--cache"}
     short = {"-m", "-e", "-U"}  # python's and pip's
     for fact in talk.FACTS.values():
@@ -164,6 +164,7 @@ def test_repl_commands_in_the_answers_exist():
         "slots",
         "docs",
         "health",
+        "live",
         "ready",
         "metrics",
     }
@@ -295,6 +296,38 @@ def test_the_shipped_guide_has_the_same_tokens_everywhere():
 # ---- the training
 
 
+def test_batches_drawn_by_others_are_the_same(tmp_path, monkeypatch):
+    """Threads stand in for the processes that draw pools; a run may begin amid a pool."""
+    pytest.importorskip("transformers")
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+    import train_guide
+    from guide_data.teacher import CLASSES, Teacher
+
+    monkeypatch.setattr(train_guide, "POOL", 40)
+    weights = torch.randn(3, 8), torch.randn(len(CLASSES), 8), torch.zeros(len(CLASSES))
+    teacher, threads = Teacher({"the": 0, "what": 1, "is": 2}, *weights), torch.get_num_threads()
+    torch.save(teacher.state(), tmp_path / "teacher.pt")
+    place = (2 * train_guide.PART, 1)
+    try:
+        train_guide.start_drawer(GUIDE, tmp_path / "teacher.pt")
+        with ThreadPoolExecutor(2) as drawers:
+            both = [
+                train_guide.batches(train_guide.Tokens(GUIDE), teacher, 1, 256, *place, executor)
+                for executor in (None, drawers)
+            ]
+            drawn = [list(itertools.islice(stream, 20)) for stream in both]
+            both[1].close()
+    finally:
+        torch.set_num_threads(threads)
+    assert drawn[0][0][1] == (place[0], 2) and drawn[0][-1][1][0] > place[0]
+    for (here, at), (there, later) in zip(*drawn, strict=True):
+        assert at == later and here.rows == there.rows and len(here.rows) > 0
+        for name in ("inputs", "targets", "wanted"):
+            assert torch.equal(getattr(here, name), getattr(there, name)), name
+
+
 @pytest.mark.slow
 def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch, capsys):
     """A training of one layer on small pools of text; it is stopped after the checkpoint of step
@@ -312,6 +345,7 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch,
         lr=2.5e-3,
         device="cpu",
         bfloat16=False,
+        drawers=0,
         threads=1,
     )
     monkeypatch.setitem(train_guide.SHAPE, "num_hidden_layers", 1)

@@ -1,6 +1,7 @@
 """Train the guide: the small Llama that ships in `mlx_llama/guide`.
 
     python examples/training/train_guide.py                     # text -> vocabulary -> teacher -> network -> folder with a card
+    python examples/training/train_guide.py --device cuda --bfloat16 --drawers 6
     python examples/training/train_guide.py --evaluate          # the score on questions held out of training
     python examples/training/train_guide.py --quick             # shares of flags, question lengths, later turns, memory: a minute
     python examples/training/train_guide.py --ask "which backends are there?"
@@ -11,7 +12,8 @@ Needs `pip install -e ".[train]"` (torch, transformers, sentencepiece) and no do
 `guide_data/` contains the facts and the questions for them, and asks the package's parsers for its
 flags; a seeded generator draws an endless stream of conversations from them. The same seed, steps
 and thread count give the same text and vocabulary on all machines, and the same weights on the same
-machine. A run that was stopped goes on from its last checkpoint (`--work`) with the same result.
+machine (on GPUs nearly). A run that was stopped goes on from its last checkpoint (`--work`) with
+the same result.
 
 The result is an ordinary Hugging Face folder. To change the guide's facts, edit `guide_data/*.txt`
 and run this again.
@@ -34,8 +36,13 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 # Set before torch is imported: spinning threads make a shared machine ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# cuBLAS gives the same bits again with this alone.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+import concurrent.futures
 import itertools
+import multiprocessing
+from collections import deque
 
 import torch
 from guide_data import facts, talk
@@ -58,6 +65,7 @@ PART = 100_000
 EMBEDDING_RATE = 1.5  # of embedding and norms, in that of the matrices
 DECAY = 0.5  # share of the steps after which the learning rate falls, linearly
 POOL = 6000  # rows that are sorted by length together
+AHEAD = 6  # pools that are drawn before they are needed, where other processes draw them
 # Shares of the rows in the parts of the training: names, words and numbers to repeat; of the rest,
 # mixtures of two questions, questions with a situation, and rows after turns on other subjects; and
 # of what a question teaches, doubt.
@@ -288,42 +296,110 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     return Row(tokens.blurred(ids[: ends[last]], learn, rng), learn, helped)
 
 
-def batches(
-    tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 0, begin: int = 0
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[Row], tuple[int, int]]]:
-    """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for
-    tokens not learned; rows.
+class Batch(NamedTuple):
+    """ids [B, T]; targets [B, T], -100 for tokens not learned; rows; and `target_probabilities` of
+    all their questions [N, A].
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    rows: list[Row]
+    wanted: torch.Tensor
+
+
+def draw_pool(
+    tokens: Tokens, teacher: Teacher, seed: int, size: int, number: int, begin: int = 0
+) -> list[Batch]:
+    """The batches of a pool from batch `begin` on, each of about `size` tokens.
 
     A row is one conversation. Rows of similar length of a pool share a batch, which keeps padding
-    small. pool, begin: first pool and first batch in it; the last part of each batch says where to
-    go on.
+    small.
     """
-    while True:
-        rng = random.Random(f"{seed} text {pool}")
-        rows = [
-            row
-            for row in (draw_row(tokens, rng, pool // PART, teacher) for _ in range(POOL))
-            if len(row.ids) <= CONTEXT
-        ]
-        rows.sort(key=lambda row: len(row.ids))
-        groups, group = [], []
-        for row in rows:
-            if group and len(row.ids) * (len(group) + 1) > size:
-                groups.append(group)
-                group = []
-            group.append(row)
-        rng.shuffle(groups)  # without the last, incomplete group
-        for number, group in list(enumerate(groups, 1))[begin:]:
-            length = max(len(row.ids) for row in group)
-            inputs = torch.zeros(len(group), length, dtype=torch.long)
-            targets = torch.full((len(group), length), -100)
-            for row, (ids, learn, _) in enumerate(group):
-                inputs[row, : len(ids)] = torch.tensor(ids)
-                targets[row, : len(ids) - 1] = torch.tensor(
-                    [i if on else -100 for i, on in zip(ids[1:], learn[1:])]
-                )
-            yield inputs, targets, group, (pool, number)
-        pool, begin = pool + 1, 0
+    rng, part = random.Random(f"{seed} text {number}"), number // PART
+    rows = [
+        row
+        for row in (draw_row(tokens, rng, part, teacher) for _ in range(POOL))
+        if len(row.ids) <= CONTEXT
+    ]
+    rows.sort(key=lambda row: len(row.ids))
+    groups, group = [], []
+    for row in rows:
+        if group and len(row.ids) * (len(group) + 1) > size:
+            groups.append(group)
+            group = []
+        group.append(row)
+    rng.shuffle(groups)  # without the last, incomplete group
+    drawn = []
+    for group in groups[begin:]:
+        length = max(len(row.ids) for row in group)
+        inputs = torch.zeros(len(group), length, dtype=torch.long)
+        targets = torch.full((len(group), length), -100)
+        for row, (ids, learn, _) in enumerate(group):
+            inputs[row, : len(ids)] = torch.tensor(ids)
+            targets[row, : len(ids) - 1] = torch.tensor(
+                [i if on else -100 for i, on in zip(ids[1:], learn[1:])]
+            )
+        asked = [turn for row in group for turn in row.asked]
+        wanted = target_probabilities(asked, teacher, DOUBTED[part])
+        drawn.append(Batch(inputs, targets, group, wanted))
+    return drawn
+
+
+# What a process that draws pools reads once: tokens and teacher.
+_drawer: tuple[Tokens, Teacher] | None = None
+
+
+def start_drawer(folder: Path, teacher: Path) -> None:
+    global _drawer
+    torch.set_num_threads(1)
+    _drawer = Tokens(folder), Teacher(**torch.load(teacher, weights_only=True))
+
+
+def draw_elsewhere(*place: int) -> list[tuple]:
+    """The batches of `draw_pool` as arrays, which pickle copies, where tensors would each take a
+    file descriptor.
+    """
+    return [
+        (batch.inputs.numpy(), batch.targets.numpy(), batch.rows, batch.wanted.numpy())
+        for batch in draw_pool(*_drawer, *place)
+    ]
+
+
+def batches(
+    tokens: Tokens,
+    teacher: Teacher,
+    seed: int,
+    size: int,
+    pool: int = 0,
+    begin: int = 0,
+    drawers: concurrent.futures.Executor | None = None,
+) -> Iterator[tuple[Batch, tuple[int, int]]]:
+    """Yield batches without end, each with the place where to go on.
+
+    pool, begin: first pool and first batch in it. drawers: processes after `start_drawer`, which
+    draw the next pools meanwhile; the batches are the same.
+    """
+    coming: deque[concurrent.futures.Future] = deque()
+    try:
+        for number in itertools.count(pool):
+            first = begin if number == pool else 0
+            if drawers is None:
+                drawn = draw_pool(tokens, teacher, seed, size, number, first)
+            else:
+                for later in range(number + len(coming), number + AHEAD):
+                    start = begin if later == pool else 0
+                    coming.append(drawers.submit(draw_elsewhere, seed, size, later, start))
+                drawn = [
+                    Batch(
+                        *map(torch.from_numpy, arrays[:2]), arrays[2], torch.from_numpy(arrays[3])
+                    )
+                    for arrays in coming.popleft().result()
+                ]
+            for at, batch in enumerate(drawn, first + 1):
+                yield batch, (number, at)
+    finally:
+        for future in coming:
+            future.cancel()
 
 
 # ---- tokens -> network
@@ -558,7 +634,10 @@ def load_teacher(args: argparse.Namespace) -> Teacher:
         torch.save(
             train_teacher(args.questions, SHAPE["hidden_size"], args.seed, say).state(), path
         )
-    return Teacher(**torch.load(path, weights_only=True))
+    teacher = Teacher(**torch.load(path, weights_only=True))
+    if len(teacher.bias) != len(CLASSES):
+        raise SystemExit(f"error: {path} knows other facts: remove it")
+    return teacher
 
 
 def init_embedding(embedding: torch.Tensor, tokens: Tokens, teacher: Teacher) -> None:
@@ -604,7 +683,8 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(args.seed)
-    torch.use_deterministic_algorithms(True)
+    # on GPUs some gradients have no deterministic kernel
+    torch.use_deterministic_algorithms(True, warn_only=args.device != "cpu")
     torch.set_num_threads(args.threads)
     tokens = Tokens(out)
     config = LlamaConfig(
@@ -646,7 +726,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     highest = [args.lr, args.lr * EMBEDDING_RATE]
     done, seen, spent, place = 0, 0, 0.0, (0, 0)
     if kept.exists():
-        state = torch.load(kept, weights_only=True)
+        state = torch.load(kept, map_location=args.device, weights_only=True)
         # The rate is constant until the decay begins, so that until then the number of steps may
         # still change.
         if (state["seed"], state["batch"], state["lr"]) != (args.seed, args.batch, args.lr) or (
@@ -688,25 +768,32 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         )
         fresh.replace(kept)
 
-    stream = batches(tokens, teacher, args.seed, args.batch, *place)
+    drawers = None
+    if args.drawers:
+        drawers = concurrent.futures.ProcessPoolExecutor(
+            args.drawers,
+            multiprocessing.get_context("spawn"),
+            start_drawer,
+            (out, args.work / "teacher.pt"),
+        )
+    stream = batches(tokens, teacher, args.seed, args.batch, *place, drawers)
     begin, seen_before, told = time.monotonic(), seen, 0.0
     for step in range(done, args.steps):
         part = sum(step >= share * args.steps for share in PARTS) - 1
         if place[0] < part * PART:
             place = (part * PART, 0)
-            stream = batches(tokens, teacher, args.seed, args.batch, *place)
+            stream.close()
+            stream = batches(tokens, teacher, args.seed, args.batch, *place, drawers)
         rate = min(1.0, (step + 1) / 100) * max(
             0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY))
         )
         for optimizer, most in zip(optimizers, highest):
             optimizer.param_groups[0]["lr"] = most * rate
-        inputs, targets, rows, place = next(stream)
-        inputs, targets = inputs.to(args.device), targets.to(args.device)
-        wanted = target_probabilities(
-            [turn for row in rows for turn in row.asked], teacher, DOUBTED[part]
-        ).to(args.device)
+        batch, place = next(stream)
+        inputs, targets = batch.inputs.to(args.device), batch.targets.to(args.device)
+        wanted = batch.wanted.to(args.device)
         with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=args.bfloat16):
-            loss = loss_of(model, inputs, targets, rows, wanted, begins)
+            loss = loss_of(model, inputs, targets, batch.rows, wanted, begins)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:
@@ -727,6 +814,9 @@ def train(out: Path, args: argparse.Namespace) -> dict:
             save(step + 1)
         if (step + 1) % 250 == 0:
             say(f"step {step + 1:5} held out: {held_out_score(average, tokens, args.device)}")
+    stream.close()
+    if drawers:
+        drawers.shutdown(cancel_futures=True)
     minutes = (spent + time.monotonic() - begin) / 60
     parameters = sum(w.numel() for w in weights)
     return {
@@ -946,7 +1036,9 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
             command=f"python examples/training/train_guide.py --seed {args.seed} --steps "
             f"{args.steps} "
             f"--batch {args.batch} --lr {args.lr} --threads "
-            f"{args.threads}{' --bfloat16' * args.bfloat16}",
+            f"{args.threads}{' --bfloat16' * args.bfloat16}"
+            + f" --device {args.device} --drawers {args.drawers}"
+            * (args.device != "cpu"),
             products="bfloat16" if args.bfloat16 else "float32",
             scope=len(talk.SCOPE_HELD_OUT),
             score=told,
@@ -984,7 +1076,8 @@ def main() -> None:
         "--work",
         type=Path,
         default=HERE / "work",
-        help="folder of the checkpoint that a stopped run goes on from",
+        help="folder of the teacher, and of the checkpoint that a stopped run goes on from; where it "
+        "has these, --out has their vocabulary",
     )
     parser.add_argument(
         "--no-score",
@@ -1008,6 +1101,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument(
+        "--drawers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that draw the batches meanwhile, for a GPU, which takes one in less time "
+        "than a core draws it; the batches are the same",
+    )
     parser.add_argument(
         "--bfloat16",
         action="store_true",
@@ -1036,7 +1137,7 @@ def main() -> None:
         )
         return
     if args.card:
-        state = torch.load(args.work / "checkpoint.pt", weights_only=True)
+        state = torch.load(args.work / "checkpoint.pt", map_location="cpu", weights_only=True)
         result = {
             "seen": state["seen"],
             "minutes": state["spent"] / 60,
@@ -1053,7 +1154,8 @@ def main() -> None:
         print(answerer(args.model, args.backend)(args.ask))
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    if not (args.work / "checkpoint.pt").exists():
+    # a teacher comes after the vocabulary
+    if not any((args.work / name).exists() for name in ("checkpoint.pt", "teacher.pt")):
         train_vocabulary(args.out, args.seed)
     result = train(args.out, args)
     told = "" if args.no_score else quick_score(result["model"], result["tokens"], args.device)

@@ -191,17 +191,13 @@ def test_it_says_that_it_does_not_know(ask):
 
 def test_flags_that_it_names_exist(ask):
     """Every flag of a parser is explained by its own name, and no answer has a flag that no parser
-    has. Flags that came after the guide's training are left out until it is trained again.
+    has.
     """
     sys.path.insert(0, str(ROOT / "examples/training"))
     from guide_data import facts
 
     known = facts.known_flags() | {CACHE_FLAG}  # of /save
-    newer = (
-        "--reasoning --strict --dry- --xtc- --version --truncation --file --calibrate --imatrix "
-        "--post-sampling-probs"
-    ).split()
-    flags = [flag for flag in facts.flags() if not flag.startswith(tuple(newer))]
+    flags = list(facts.flags())
     answers = dict(zip(flags, ask(*(f"What does {flag} do?" for flag in flags))))
     assert all(
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", answer)) <= known for answer in answers.values()

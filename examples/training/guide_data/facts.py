@@ -20,7 +20,8 @@ The text files hold sections:
 
 `newcomers*.txt` have questions alone, by people who had seen the answers but few or none of the
 questions above; those of `newcomers7.txt` were written from the README, `docs/` and `--help`,
-before any answer was read.
+before any answer was read; those of `newcomers8.txt` are error messages, as users paste them, and
+questions on newer facts.
 
 `subjects.txt` joins neighbouring facts to subjects with one answer. In answers `{--top-k}` is a
 flag's default, `{usage:--top-k}` the flag with its argument.
@@ -56,9 +57,12 @@ SOURCES = (
     "more.txt",
     "different.txt",
     "subjects.txt",
+    "newer.txt",
+    "trouble.txt",
 )
 # File of question lines -> times that each line counts. Lines of newcomers7 were written before
-# their facts were chosen, so they are most like users'.
+# their facts were chosen, so they are most like users'; those of newcomers8 are few, on facts that
+# have no others.
 NEWCOMERS = {
     "newcomers.txt": 1,
     "newcomers2.txt": 1,
@@ -67,6 +71,7 @@ NEWCOMERS = {
     "newcomers5.txt": 1,
     "newcomers6.txt": 1,
     "newcomers7.txt": 4,
+    "newcomers8.txt": 12,
 }
 # Architecture -> how people call its models; one that is not here is called by its own name.
 FAMILIES = {
@@ -75,14 +80,22 @@ FAMILIES = {
     "MinistralForCausalLM": "Ministral",
     "Ministral3ForCausalLM": "",
     "MixtralForCausalLM": "Mixtral (mixture of experts)",
+    "Llama4ForCausalLM": "Llama 4 (text)",
     "Qwen2ForCausalLM": "Qwen2, Qwen2.5",
     "Qwen3ForCausalLM": "Qwen3",
     "Qwen3MoeForCausalLM": "Qwen3-MoE (experts too)",
     "SmolLM3ForCausalLM": "SmolLM3",
     "GraniteForCausalLM": "Granite 3",
+    "GraniteMoeHybridForCausalLM": "Granite 4 (without Mamba)",
     "Olmo2ForCausalLM": "OLMo 2",
     "Olmo3ForCausalLM": "OLMo 3",
     "Exaone4ForCausalLM": "EXAONE 4",
+    "SeedOssForCausalLM": "Seed-OSS",
+    "Glm4ForCausalLM": "GLM-4",
+    "Ernie4_5ForCausalLM": "ERNIE 4.5",
+    "HunYuanDenseV1ForCausalLM": "Hunyuan",
+    "ApertusForCausalLM": "Apertus",
+    "GptOssForCausalLM": "gpt-oss",
     "Phi3ForCausalLM": "Phi-3, Phi-4-mini",
     "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
@@ -91,8 +104,10 @@ FAMILIES = {
 MISSING = {
     "mixtral": "Mixtral and other mixtures of experts",
     "deepseek_v3": "DeepSeek V3",
-    "gpt_oss": "gpt-oss",
-    "llama4": "Llama 4",
+    "gemma4": "Gemma 4",
+    "gemma3n": "Gemma 3n",
+    "qwen3_5": "Qwen3.5",
+    "lfm2": "LFM2",
     "falcon": "Falcon",
     "cohere": "Command R",
 }
