@@ -84,6 +84,11 @@ class Llama(BaseLlama):
         return model
 
     @property
+    def prefill_chunk(self) -> int:
+        # A GPU waits for the host, which launches as many operations for a small chunk.
+        return 512 if self.device.type == "cpu" else 2048
+
+    @property
     def notices(self) -> tuple[str, ...]:
         return self._notices + (self._runner.notices if self._runner else ())
 

@@ -53,7 +53,7 @@ class ToyCache(RowCache):
 
 class ToyModel:
     config, dtype, cache_bits, notices, adapters = CONFIG, "float32", None, (), ()
-    verify_width, prefill_width, is_batch_invariant = 16, 1 << 16, False
+    verify_width, prefill_width, prefill_chunk, is_batch_invariant = 16, 1 << 16, 512, False
 
     def __init__(self):
         self.calls: list[tuple] = []  # (shape of the tokens, first positions, rows)

@@ -41,8 +41,8 @@ IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 # per program, 16 rows of w each; on capability 9.0, four would take instructions with another order
 # of sums
 WARPS = 2
-# minimum number before K is split: some 130 multiprocessors have room for 8 programs each
-PROGRAMS = 1024
+# maximum number of programs where K is split: some 130 multiprocessors have room for 8 each
+PROGRAMS = 1056
 _UNITS = 16  # per iteration of `_dequantize`, four threads each
 _COLUMNS = 4096  # per program of `_dequantize`: addresses cost as much as 20 weights
 _BLOCK = 1024  # elements per program of `_finish`
@@ -147,7 +147,11 @@ def _load_low(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr
     """Words of a step: [16 * WARPS rows, 4 units, 4]."""
     at = block.to(tl.int64) * (STEPS * 256) + step * 256 + lane % 32 * 4
     piece = tl.arange(0, 2)[:, None, None] * 128
-    words = tl.load(plane + at[None, :, None] + piece + tl.arange(0, 4)[None, None, :])
+    # first out of the cache, where the rows of x stay
+    words = tl.load(
+        plane + at[None, :, None] + piece + tl.arange(0, 4)[None, None, :],
+        eviction_policy="evict_first",
+    )
     words = tl.permute(tl.reshape(words, (2, WARPS, 8, 4, 2, 2)), (1, 5, 2, 0, 4, 3))
     return tl.reshape(words, (16 * WARPS, 4, 4))
 
@@ -158,9 +162,21 @@ def _load_high(
 ):
     """Words of the high plane: [16 * WARPS rows, WORDS, 4]."""
     at = (block.to(tl.int64) * STEPS + step) * (64 * WORDS) + lane % 32 * (2 * WORDS)
-    words = tl.load(plane + at[:, None] + tl.arange(0, 2 * WORDS)[None, :])
+    words = tl.load(
+        plane + at[:, None] + tl.arange(0, 2 * WORDS)[None, :], eviction_policy="evict_first"
+    )
     words = tl.permute(tl.reshape(words, (WARPS, 8, 4, WORDS, 2)), (0, 4, 1, 3, 2))
     return tl.reshape(words, (16 * WARPS, WORDS, 4))
+
+
+@_helper
+def _load_x(x, sample, half, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Columns of half a step of rows of x: [rows, COLUMNS]; 0 beyond K."""
+    k = half * COLUMNS + tl.arange(0, COLUMNS)
+    if K % (2 * COLUMNS):
+        return tl.load(x + sample[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0)
+    else:
+        return tl.load(x + sample[:, None] * K + k[None, :])
 
 
 @triton.jit(do_not_specialize=["M", "tiles"])
@@ -243,6 +259,12 @@ def _multiply(
     minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
     words = _load_low(low, block, lane, start, STEPS, WARPS)
+    # A product waits for x, which goes through shared memory. Other formats have no registers left
+    # to load it a step ahead.
+    AHEAD: tl.constexpr = LOW >= 4 and HIGH == 0
+    if AHEAD:
+        first_half = _load_x(x, sample, 2 * start, K, COLUMNS)
+        second_half = _load_x(x, sample, 2 * start + 1, K, COLUMNS)
     # Pointers that advance take half the instructions of addresses computed from the step, and in
     # formats of one level more registers than there are.
     ADVANCES: tl.constexpr = EACH > 1 and super_scales is not None
@@ -254,20 +276,23 @@ def _multiply(
         if biases is not None:
             biases += start * (2 * COLUMNS // GROUP // EACH)
     for step in range(start, stop):
-        following = _load_low(low, block, lane, tl.minimum(step + 1, STEPS - 1), STEPS, WARPS)
+        later = tl.minimum(step + 1, STEPS - 1)
+        following = _load_low(low, block, lane, later, STEPS, WARPS)
+        if AHEAD:
+            next_first = _load_x(x, sample, 2 * later, K, COLUMNS)
+            next_second = _load_x(x, sample, 2 * later + 1, K, COLUMNS)
         if HIGH:
             tops = _load_high(high, block, lane, step, STEPS, WARPS, WORDS)
         if super_scales is not None:
             scaled = tl.zeros((16 * WARPS, TILE), tl.float32)
             biased = tl.zeros((16 * WARPS, TILE), tl.float32)
         for p in tl.static_range(2):
-            k = (2 * step + p) * COLUMNS + tl.arange(0, COLUMNS)
-            if K % (2 * COLUMNS):
-                value = tl.load(
-                    x + sample[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0
-                )
+            if not AHEAD:
+                value = _load_x(x, sample, 2 * step + p, K, COLUMNS)
+            elif p == 0:
+                value = first_half
             else:
-                value = tl.load(x + sample[:, None] * K + k[None, :])
+                value = second_half
             value = tl.reshape(value.to(NUMBER), (TILE, TILES, 16))
             for first in tl.static_range(0, TILES, SPAN):
                 plain = tl.zeros((16 * WARPS, TILE), tl.float32)
@@ -346,6 +371,8 @@ def _multiply(
             if biases is not None:
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
         words = following
+        if AHEAD:
+            first_half, second_half = next_first, next_second
         if ADVANCES:
             scales += 2 * COLUMNS // GROUP // EACH
             if biases is not None:
@@ -611,7 +638,7 @@ def _launch(
     # an expert's rows begin anywhere in a block
     blocks = triton.cdiv(N if chosen is None else N + 15, 16 * WARPS)
     # a prompt has enough programs
-    part = steps if groups else triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))
+    part = steps if groups else triton.cdiv(steps, max(1, PROGRAMS // blocks))
     parts = triton.cdiv(steps, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)

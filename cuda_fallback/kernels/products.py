@@ -21,8 +21,11 @@ from .packed import gated
 _SAMPLES = 4  # maximum rows of x per program of `_multiply`
 # rows of w per program of `_multiply`: small programs fill the last wave of a small matrix
 ROWS = 2
-_TILE_ROWS, _TILE_COLUMNS = 32, 64  # rows and columns of w per iteration of `multiply_tile`
+_TILE_ROWS, _TILE_COLUMNS = 64, 64  # rows and columns of w per iteration of `multiply_tile`
 _COLUMNS = 1024  # columns per iteration of `_multiply`: each thread loads 16 bytes of each row
+# maximum number of programs where K is split: a wave of four for each of 132 multiprocessors; what
+# is left over in a second wave keeps few of them busy
+PROGRAMS = 528
 _ADAPTED = 8  # rows of an adapter's first matrix per program of `_shrink`
 _BLOCK = 1024  # elements per program of `_combine`
 
@@ -278,7 +281,7 @@ def _product_of_tiles(
     tiles = len(chosen) if groups else triton.cdiv(M, tile)
     blocks, steps = triton.cdiv(wide, _TILE_ROWS), triton.cdiv(K, columns)
     # a prompt has enough programs
-    part = steps if groups else triton.cdiv(steps, triton.cdiv(packed.PROGRAMS, blocks))
+    part = steps if groups else triton.cdiv(steps, max(1, PROGRAMS // blocks))
     parts = triton.cdiv(steps, part)
     sums = torch.empty((parts, M, wide), dtype=torch.float32, device=x.device)
     grid, options = (tiles * blocks, parts), dict(num_warps=packed.WARPS, num_stages=4)

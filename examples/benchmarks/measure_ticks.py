@@ -55,7 +55,8 @@ class StubCache(Positions):
 class StubModel:
     """The next tokens come from a list."""
 
-    verify_width, prefill_width, notices, dtype, cache_bits = 8, 1 << 16, (), "float32", None
+    verify_width, prefill_width, prefill_chunk, notices = 8, 1 << 16, 512, ()
+    dtype, cache_bits = "float32", None
     adapters, is_batch_invariant = (), False
 
     def __init__(self, config, rows: int):

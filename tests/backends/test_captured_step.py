@@ -483,7 +483,7 @@ def fewer_programs() -> None:
     """Launch few programs: each costs the interpreter milliseconds."""
     from cuda_fallback.kernels import attention, packed, products
 
-    products.ROWS, attention.PIECES, attention.PROGRAMS = 64, 4, 4
+    products.ROWS, products.PROGRAMS, attention.PIECES, attention.PROGRAMS = 64, 1, 4, 4
     packed.WARPS, packed.PROGRAMS = 4, 1
 
 

@@ -348,7 +348,10 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
         fewer_programs()
     plain = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
     with computing(by_kernels=True):
-        mlp = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
+        from cuda_fallback.kernels import ops as words
+
+        decoder = backend.load(open_checkpoint(path), "float32", compile=False).decoder
+        mlp = decoder.over(words).blocks[1].mlp
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 1, 64), np.float32)).to(
         DEVICE
     )

@@ -113,7 +113,7 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (2, 24)).astype(np.int32)
 
 
 @functools.cache
-def transformers_logits(kind: str, tied: bool) -> np.ndarray:
+def transformers_logits(kind: str, tied: bool, dtype: str = "float32") -> np.ndarray:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -123,9 +123,9 @@ def transformers_logits(kind: str, tied: bool) -> np.ndarray:
         folder / "model.safetensors",
         {name: encode_tensor(x, "float32") for name, x in judge.items()},
     )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     with torch.no_grad():
-        return model(torch.from_numpy(TOKENS).long()).logits.numpy()
+        return model(torch.from_numpy(TOKENS).long()).logits.float().numpy()
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
@@ -150,10 +150,13 @@ def test_at_its_own_dtype_a_gguf_model_rounds_but_its_results(kind, backend):
     path, judge = gguf_model(kind, 2)
     model = backend.load(open_checkpoint(path), "auto")
     seen = probes(model, backend.runtime.to_numpy, TOKENS)
-    assert relative_error(seen["logits"], transformers_logits(kind, False)) < 0.1
+    exact, dtype = transformers_logits(kind, False), backend.runtime.dtype_name(model.dtype)
+    # A sharp softmax magnifies rounding: transformers itself is off by 0.4 in Q4_K_M and bfloat16.
+    rounding = relative_error(transformers_logits(kind, False, dtype), exact)
+    assert relative_error(seen["logits"], exact) < max(0.1, 1.5 * rounding)
     wanted = seen["norm"].astype(np.float64) @ judge["lm_head.weight"].T.astype(np.float64)
     bounds = {"float32": 1e-3, "float16": 1e-3, "bfloat16": 2**-8}  # 3e-3 with sums in float16
-    assert relative_error(seen["logits"], wanted) < bounds[backend.runtime.dtype_name(model.dtype)]
+    assert relative_error(seen["logits"], wanted) < bounds[dtype]
 
 
 # Checkpoints of mlx_lm.convert

@@ -75,22 +75,21 @@ def test_a_token_and_a_prompt_on_every_backend(backend, door, toy):
 
 
 def test_rows_are_one_step(backend, door, toy):
-    [alone], [three] = (
+    [alone], [four] = (
         json.loads(profiled(door, toy, f"-b {rows} -n 4 -d 20 -o json", *flags(backend)))[
             "profiles"
         ]
-        for rows in (1, 3)
+        for rows in (1, 4)
     )
     lines = [
-        {line["operation"]: line for line in profile["operations"]} for profile in (alone, three)
+        {line["operation"]: line for line in profile["operations"]} for profile in (alone, four)
     ]
-    assert three["n_rows"] == 3
-    assert lines[1][ATTENTION]["nbytes"] == 3 * lines[0][ATTENTION]["nbytes"]
+    assert four["n_rows"] == 4
+    assert lines[1][ATTENTION]["nbytes"] == 4 * lines[0][ATTENTION]["nbytes"]
     assert [profile["head"]["calls"] for profile in lines] == [1, 1]
     assert lines[0]["head"]["nbytes"] == lines[1]["head"]["nbytes"]
-    slots = 4 if backend.name == "mlx" else 3  # its buffers have a power of two of them
     assert lines[1]["head"]["flops_per_second"] * lines[1]["head"]["us"] == pytest.approx(
-        slots * lines[0]["head"]["flops_per_second"] * lines[0]["head"]["us"]
+        4 * lines[0]["head"]["flops_per_second"] * lines[0]["head"]["us"]
     )
 
 

@@ -31,6 +31,7 @@ class BaseLlama:
     verify_width = 16
     # most prompt tokens of a call that Ctrl-C does not wait long for; parts are computed one by one
     prefill_width = 1 << 16
+    prefill_chunk = 512  # tokens of a prompt's chunk where the request asks for no other size
     _forward: Callable[..., Array]
     _step: Callable[..., Array]
 

@@ -141,8 +141,7 @@ class Scheduler:
             sequence.writer.start(self.clock.now(), min(claimed[1], sequence.prompt_length))
             sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
             if self.drafts and sequence.speculation.wants_model:
-                chunk = sequence.options.prefill_step_size
-                drafts = self.drafts[sequence.row]
+                drafts, chunk = self.drafts[sequence.row], self._chunk_size(sequence)
                 sequence.speculation.begin(drafts, tokens, sequence.sampling, chunk)
             if rows.has_one_length(length):
                 sequence.writer.add_notices(
@@ -193,13 +192,16 @@ class Scheduler:
                 self.queues.end(sequence, error)
         return end - start
 
+    def _chunk_size(self, sequence: Sequence) -> int:
+        return sequence.options.prefill_step_size or self.model.prefill_chunk
+
     def _choose_chunk(self, sequence: Sequence, start: int) -> int:
         """Number of prompt tokens in the next chunk."""
         if self.rows.has_one_length(len(sequence.tokens)):
             # Each chunk would be rotated for another length. The beginning of a resumed answer was
             # decoded token by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
-        chunk = min(sequence.options.prefill_step_size, self.model.prefill_width)
+        chunk = min(self._chunk_size(sequence), self.model.prefill_width)
         if not self.queues.running:
             return chunk
         return min(chunk, self._chunks.choose() if self.model.is_batch_invariant else SHARED_CHUNK)

@@ -204,8 +204,13 @@ class GenerationOptions(_StructureOptions):
         "stop at these tokens, besides the model's end tokens",
         flag_help=", separated by commas",
     )
-    prefill_step_size: int = _option(
-        512, "prompt tokens processed at once", "ubatch_size", "batch_size", ge=1, le=65536
+    prefill_step_size: int | None = _option(
+        None,
+        "prompt tokens processed at once (default: 512; 2048 on a GPU by cuda)",
+        "ubatch_size",
+        "batch_size",
+        ge=1,
+        le=65536,
     )
     speculate: Literal["none", "prompt", "model"] | None = _option(
         None,

@@ -175,7 +175,7 @@ class ToyModel:
     """
 
     cache_bits, dtype, notices, adapters = None, "float32", (), ()
-    prefill_width, is_batch_invariant = 1 << 16, False
+    prefill_width, prefill_chunk, is_batch_invariant = 1 << 16, 512, False
 
     def __init__(self, backend, salt=0, context=1000, verify_width=16, rope="default", period=0):
         self.backend = backend
