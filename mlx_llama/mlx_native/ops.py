@@ -184,10 +184,11 @@ def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     H, G = spec.heads, spec.key_value_heads
     # queries and keys together
     rotated, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)
-    if spec.rotates and spec.query_rope is None:
+    has_shared_angles = spec.angles == spec.query_angles
+    if spec.rotates and has_shared_angles:
         rotated = rope(rotated, _find_angles(view.tables, spec.angles))
     query, key = mx.split(rotated, [H], axis=1)
-    if spec.rotates and spec.query_rope is not None:
+    if spec.rotates and not has_shared_angles:
         query = rope(query, _find_angles(view.tables, spec.query_angles))
         key = rope(key, _find_angles(view.tables, spec.angles))
     view.append(spec.index, key, value)

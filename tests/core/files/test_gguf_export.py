@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from making import SENTENCES, config_fields, make_checkpoint, random_tensors
+from making import SENTENCES, config_fields, make_checkpoint, random_tensors, shared_arithmetic
 from making_gguf import make_gguf
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
@@ -226,8 +226,10 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
     )
     source = open_checkpoint(make_checkpoint(tmp_path / "64", num_hidden_layers=64, **fields))
     write_gguf(source, tmp_path / "out.gguf", "F32")
-    specs = open_checkpoint(tmp_path / "out.gguf").config.layers
+    config = open_checkpoint(tmp_path / "out.gguf").config
+    specs = config.layers
     assert specs == source.config.layers
+    assert shared_arithmetic(config) == shared_arithmetic(source.config)
     assert {(spec.window, spec.rotates) for spec in specs} == {(Window(32), True), (None, False)}
     other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
     with pytest.raises(
