@@ -109,13 +109,11 @@ class Family:
     qkv_bias: bool | None = False
     out_bias: bool | None = False
     mlp_bias: bool | None = False
-    query_key_norm: str | None = None  # as in LlamaConfig
-    norms: str = "before"  # LlamaConfig.norm_placement
+    # {LlamaConfig's field: its value in the family}, unless `complete` decides otherwise
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     norm_offset: float = 0.0  # to add to the stored weights of norms
     # its field in config.json, and the default
     activation: tuple[str, str] = ("hidden_act", "silu")
-    gate: str = ""  # arithmetic of the MLP's gate in place of that activation
-    attention_sinks: bool = False  # as in LlamaConfig
     experts: Experts | None = None
     mlp: str = "mlp"  # a layer's module with the MLP
     # {GGUF's name: module} where llama.cpp has another name for the module
@@ -166,12 +164,4 @@ class Family:
     @cached_property
     def names(self) -> GGUFNames:
         """Tensor names in GGUF files."""
-        return GGUFNames(
-            self.norms,
-            self.query_key_norm not in (None, "without weights"),
-            {} if self.splits else self.fused,
-            self.experts,
-            self.permuted,
-            self.mlp,
-            self.renamed,
-        )
+        return GGUFNames(self)

@@ -58,7 +58,6 @@ SHARED: dict[str, Any] = dict(
     neutral={"use_bidirectional_attention": (False, "tokens see those before them alone")},
     qkv_bias=None,
     out_bias=None,
-    norms="both",
     norm_offset=1.0,
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     exceeds_float16=True,
@@ -80,6 +79,7 @@ FAMILY = Family(
         "final_logit_softcapping": 30.0,
     },
     windows=Windows(all_but_each(2), is_free=True, is_required=True, pattern=2, gguf_default=4096),
+    fixed={"norm_placement": "both"},
     complete=complete_for(wide_layers=46),
     **SHARED,
 )

@@ -325,7 +325,7 @@ class LlamaConfig:
             eos_token_ids=read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
             dtype=_read_dtype(read),
             quantization=read.attempt(read_quantization, read, otherwise=None),
-            activation=family.gate or _read_activation(read, *family.activation),
+            activation=values.pop("activation", None) or _read_activation(read, *family.activation),
             norm_offset=family.norm_offset,
             is_text_part=is_part,
             notices=tuple(read.notices),
@@ -398,7 +398,8 @@ class LlamaConfig:
             ),
             output_bias=any(name.endswith("o_proj.bias") for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            activation=family.gate or ACTIVATIONS.get(family.activation[1], XIELU),
+            activation=values.pop("activation", None)
+            or ACTIVATIONS.get(family.activation[1], XIELU),
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
@@ -530,12 +531,7 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
         fail("num_experts_per_tok", f"at most {experts}")
     if family.complete:
         values |= family.complete(read, values)
-    decided = {
-        "query_key_norm": family.query_key_norm,
-        "norm_placement": family.norms,
-        "attention_sinks": family.attention_sinks,
-    }
-    return decided | values  # `complete` may leave out the norms
+    return {**family.fixed, **values}
 
 
 def _choose_layers(
