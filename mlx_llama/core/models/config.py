@@ -315,6 +315,8 @@ class LlamaConfig:
         values |= _choose_layers(read, family, values, windows)
         has_bias = values.pop("attention_bias", False)
         values.setdefault("mlp_bias", bool(family.mlp_bias))
+        if "activation" not in values:
+            values["activation"] = _read_activation(read, *family.activation)
         config = cls(
             architecture=family.name,
             **values,
@@ -325,7 +327,6 @@ class LlamaConfig:
             eos_token_ids=read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
             dtype=_read_dtype(read),
             quantization=read.attempt(read_quantization, read, otherwise=None),
-            activation=values.pop("activation", None) or _read_activation(read, *family.activation),
             norm_offset=family.norm_offset,
             is_text_part=is_part,
             notices=tuple(read.notices),
@@ -382,6 +383,7 @@ class LlamaConfig:
         values |= _choose_layers(
             read, family, values, family.windows.read_gguf(read, layers, positions)
         )
+        values.setdefault("activation", ACTIVATIONS.get(family.activation[1], XIELU))
         keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
         # Some writers store -1 (no token) as an unsigned number.
         bos, *ends = (
@@ -398,8 +400,6 @@ class LlamaConfig:
             ),
             output_bias=any(name.endswith("o_proj.bias") for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            activation=values.pop("activation", None)
-            or ACTIVATIONS.get(family.activation[1], XIELU),
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
