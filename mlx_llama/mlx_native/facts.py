@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
-from mlx_llama.core.files.checkpoint import Tensor
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
@@ -56,13 +56,9 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     )
 
 
-def plan_weights(
-    tensors: Iterable[Tensor | AffineWeight],
-    stored: str,
-    facts: BackendFacts,
-    exceeds_float16: bool = False,
-) -> WeightsPlan:
-    tensors, on_gpu = list(tensors), facts.gpu is not False
+def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
+    tensors, stored = list(checkpoint.tensors.values()), checkpoint.dtype
+    on_gpu = facts.gpu is not False
     low_bit = [tensor for tensor in tensors if isinstance(tensor, AffineWeight)]
     operands = [product_dtype(weight, stored, on_gpu) for weight in low_bit]
     has_kernel = facts.kernels is not None
