@@ -7,7 +7,7 @@ from typing import Any
 
 from mlx_llama.core.models.reader import Field, Reader
 
-from .family import Family
+from .family import Family, factor
 from .windows import Windows, all_but_each
 
 
@@ -34,13 +34,10 @@ def softcap(name: str, field: str, gguf: str, default: float | None) -> Field:
     return Field(name, field, gguf, float, 0, 1e12, gguf_default=default, nullable=True, zero=True)
 
 
-SCALE = Field(
+SCALE = factor(
     "attention_multiplier",
     "query_pre_attn_scalar",
     "",
-    float,
-    0,
-    1e12,
     default=256,
     decode=lambda x: x**-0.5,
     encode=lambda x: round(x**-2),

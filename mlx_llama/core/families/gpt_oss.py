@@ -51,9 +51,7 @@ FAMILY = Family(
     mlp_bias=True,
     write=write_rope,
     fixed={"activation": "clamped_swiglu", "attention_sinks": True},
-    experts=Experts(
-        "mlp", "gate_proj", "up_proj", "down_proj", "router", "experts", fused_rows="in turn"
-    ),
+    experts=Experts("mlp", router="router", stack="experts", fused_rows="in turn"),
     renamed={
         "post_attention_norm": "post_attention_layernorm",
         "attn_sinks": "self_attn.sinks",

@@ -40,9 +40,9 @@ class Experts:
     """Modules of a mixture of experts, in place of each layer's MLP."""
 
     block: str  # in a layer
-    gate: str  # of each expert
-    up: str
-    down: str
+    gate: str = "gate_proj"  # of each expert
+    up: str = "up_proj"
+    down: str = "down_proj"
     router: str = "gate"
     stack: str = "switch_mlp"  # module of the stacks of all experts
     # transformers stores all experts in one tensor, and in its rows gates and ups "in turn" or as

@@ -35,6 +35,6 @@ FAMILY = Family(
     qkv_bias=None,
     out_bias=None,
     fixed={"query_key_norm": "head"},
-    experts=Experts("mlp", "gate_proj", "up_proj", "down_proj"),
+    experts=Experts("mlp"),
     windows=Windows(is_switched=True),
 )

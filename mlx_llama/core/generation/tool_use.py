@@ -13,7 +13,7 @@ from typing import Any
 from mlx_llama.core.engine.request import TWO_READERS, Handle
 from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
-from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.thoughts import TextPieces, Thought
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import (
     ArgumentsError,
@@ -234,7 +234,7 @@ class ToolStream:
         return [{**answer, "tool_calls": calls} if calls else answer]
 
 
-class ToolLoop:
+class ToolLoop(TextPieces):
     """The answer to a conversation, with calls of Python functions in between: an iterator of the
     pieces of all texts.
 
@@ -282,17 +282,7 @@ class ToolLoop:
         text = [] if answer is None else [write_answer(answer.text, answer.completion)]
         return [*messages, *text]
 
-    def __iter__(self) -> ToolLoop:
-        return self
-
-    def __next__(self) -> str:
-        while not isinstance(piece := self.read(), str):
-            if piece is None:
-                raise StopIteration
-        return piece
-
     def read(self) -> str | Thought | None:
-        """The next piece of text or of a thought; None at the end."""
         if not self._reading.acquire(blocking=False):
             raise SessionError(TWO_READERS)
         try:
