@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.loop import Loop
-from mlx_llama.core.engine.request import Handle, Request
+from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
@@ -332,18 +332,7 @@ class Session:
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
-            return self.loop.prepare(
-                Request(
-                    [*prompt.tokens, *begun],
-                    resolved,
-                    notices=notices,
-                    rule=prompt.rule,
-                    shown=prompt.shown,
-                    thinking=prompt.thinking,
-                    begun=len(begun),
-                    hooks=hooks,
-                )
-            )
+            return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
 
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
