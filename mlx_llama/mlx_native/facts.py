@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import platform
-import subprocess
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -127,9 +126,6 @@ def _metal_memory() -> int | None:
     large one's.
     """
     total = machine.free_memory()
-    answer = subprocess.run(
-        ["sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True
-    ).stdout.strip()
-    if answer.isdigit() and int(answer) > 0:
-        return int(answer) << 20
+    if megabytes := machine.read_sysctl("iogpu.wired_limit_mb"):
+        return megabytes << 20
     return None if total is None else total * 3 // 4 if total >= 36 << 30 else total * 2 // 3

@@ -231,7 +231,7 @@ class Desk:
         self._plain = anyio.CapacityLimiter(PREPARING)
         self._ruled = anyio.CapacityLimiter(COMPILING)
         self.loop = asyncio.get_running_loop()
-        self.is_draining = False
+        self.is_draining = False  # True: refuse new requests
 
     @property
     def active(self) -> int:
@@ -358,10 +358,6 @@ class Desk:
             self.metrics.reused_tokens.inc(completion.reused_tokens)
         if outcome != "refused":  # timed-out and abandoned requests take rows too
             self._durations.append(time.monotonic() - answers.began)
-
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self.is_draining = True
 
     def stop_all(self) -> None:
         """Cancel all answers and notify their clients."""
