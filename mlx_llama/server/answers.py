@@ -511,17 +511,11 @@ def _encode_text(llm: LLM, text: str) -> list[int]:
     return tokens[1:] if tokens[:2] == [llm.tokenizer.bos_id] * 2 else tokens
 
 
-_RENDERING = (  # arguments of the renderer
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "check_count",
-    "tokenizer",
-    "template",
-    "bos_token",
-    "eos_token",
-)
+# arguments of the renderer
+_RENDERING = (
+    "messages tools documents add_generation_prompt check_count tokenizer template bos_token "
+    "eos_token"
+).split()
 
 
 def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:

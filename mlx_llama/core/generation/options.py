@@ -439,15 +439,9 @@ def _describe_limits(name: str) -> str:
 
 
 # transformers' name of an option -> ours.
-_GENERATION_CONFIG = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-    "stop_strings": "stop",
-}
+_SAME = "temperature top_k top_p min_p repetition_penalty".split()
+_GENERATION_CONFIG = {name: name for name in _SAME}
+_GENERATION_CONFIG |= {"max_new_tokens": "max_tokens", "stop_strings": "stop"}
 # Settings that change the text in transformers and have no counterpart here, by their value for
 # "off"; None: off where they are not set.
 _UNSUPPORTED = {
