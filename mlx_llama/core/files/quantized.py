@@ -190,7 +190,7 @@ class GGUFWeight(_StoredRows):
         """blocks: uint8 [N, row bytes]. order, pages: as in `Mapped`."""
         layout = GGUF_FORMATS[format]
         self.name, self.format, self.shape = name, format, shape
-        self.arrays, self.order, self.pages = (blocks,), order, pages
+        self.blocks, self.arrays, self.order, self.pages = blocks, (blocks,), order, pages
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
         self.scale_dtype, self.table = _SCALE_DTYPES.get(format, "float16"), layout.table
