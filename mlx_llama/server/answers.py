@@ -231,7 +231,7 @@ class Desk:
         self._plain = anyio.CapacityLimiter(PREPARING)
         self._ruled = anyio.CapacityLimiter(COMPILING)
         self.loop = asyncio.get_running_loop()
-        self.is_draining = False  # True: refuse new requests
+        self.is_draining = False
 
     @property
     def active(self) -> int:
@@ -358,6 +358,10 @@ class Desk:
             self.metrics.reused_tokens.inc(completion.reused_tokens)
         if outcome != "refused":  # timed-out and abandoned requests take rows too
             self._durations.append(time.monotonic() - answers.began)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self.is_draining = True
 
     def stop_all(self) -> None:
         """Cancel all answers and notify their clients."""
@@ -511,11 +515,17 @@ def _encode_text(llm: LLM, text: str) -> list[int]:
     return tokens[1:] if tokens[:2] == [llm.tokenizer.bos_id] * 2 else tokens
 
 
-# arguments of the renderer
-_RENDERING = (
-    "messages tools documents add_generation_prompt check_count tokenizer template bos_token "
-    "eos_token"
-).split()
+_RENDERING = (  # arguments of the renderer
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "check_count",
+    "tokenizer",
+    "template",
+    "bos_token",
+    "eos_token",
+)
 
 
 def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:

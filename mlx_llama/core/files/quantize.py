@@ -47,9 +47,17 @@ SHARD_BYTES = 5 << 30  # mlx_lm's largest file
 
 # Copied along with config.json and the weights
 _COMPANIONS = (
-    "tokenizer.json tekken.json tokenizer.model tokenizer_config.json special_tokens_map.json "
-    f"added_tokens.json chat_template.jinja {TOOLS_FILE} chat_template.json generation_config.json"
-).split()
+    "tokenizer.json",
+    "tekken.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    TOOLS_FILE,
+    "chat_template.json",
+    "generation_config.json",
+)
 _COMPANION_LIMIT = 1 << 28  # bytes of each
 # Between E2M1's numbers; a tie takes the smaller magnitude
 _FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
