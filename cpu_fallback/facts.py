@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mlx_llama.core.backends.interface import BackendFacts, WeightsPlan
 from mlx_llama.core.errors import BackendError
-from mlx_llama.core.files.checkpoint import Tensor
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
@@ -49,13 +49,8 @@ def _describe_prefetch(target: Target) -> str:
     return f"{choice} ({'' if is_measured else 'not '}measured on {processor})"
 
 
-def plan_weights(
-    tensors: Iterable[Tensor | AffineWeight],
-    stored: str,
-    facts: BackendFacts,
-    exceeds_float16: bool = False,
-) -> WeightsPlan:
-    tensors = list(tensors)
+def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
+    tensors = list(checkpoint.tensors.values())
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
     operand = "" if not low_bit else "16-bit integers" if facts.kernels else "float32"
     # NumPy reads a mapped file, whose pages count as taken while they are used.

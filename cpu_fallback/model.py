@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Masks, Probe
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions, default_threads
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
@@ -117,22 +118,13 @@ class Llama(BaseLlama):
         note = "plain NumPy, with a clock around each operation"
         return clock_ops(self, (ops,), lambda results: None, note)
 
-    def _forward(
-        self,
-        tokens: np.ndarray,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        rows: Sequence[int] | None,
-        all_positions: bool,
-        probe: Probe | None,
-    ) -> np.ndarray:
+    def _forward(self, tokens: np.ndarray, *call: Any) -> np.ndarray:
+        if self._runner is None:
+            return super()._forward(tokens, *call)
+        index_pos, cache, rows, *how = call
         tokens = checked_tokens(tokens, self.config.vocab_size)
         with cache.view(tokens, index_pos, rows) as view:
-            if self._runner:
-                return self._runner.forward(tokens, view, all_positions, probe)
-            view.listener = probe
-            logits = self.decoder(tokens, view, all_positions or probe is not None)
-        return logits if all_positions else logits[:, -1]
+            return self._runner.forward(tokens, view, *how)
 
     def _step(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -103,7 +104,8 @@ def xielu(x: np.ndarray, positive: float, negative: float, beta: float, eps: flo
     return curve + np.float32(beta) * x
 
 
-def experts(
+def mix_experts(
+    words: Any,
     x: np.ndarray,
     scores: np.ndarray,
     gate: Stack,
@@ -113,22 +115,7 @@ def experts(
     activation: str = "silu",
     biases: Biases | None = None,
 ) -> np.ndarray:
-    words = sys.modules[__name__]
-    return mix_experts(words, x, scores, gate, up, down, spec, activation, biases)
-
-
-def mix_experts(
-    words: Any,
-    x: np.ndarray,
-    scores: np.ndarray,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
-    spec: ExpertsSpec,
-    activation: str,
-    biases: Biases | None,
-) -> np.ndarray:
-    """`experts` by the products of `words`."""
+    """`experts` of core.ops by the products of `words`."""
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     out = np.zeros_like(rows)
@@ -144,11 +131,15 @@ def mix_experts(
     return out.reshape(x.shape)
 
 
+experts = partial(mix_experts, sys.modules[__name__])
+
+
 def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, np.ndarray]:
     """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : spec.used]
     if spec.scoring == "sigmoid":
-        return chosen, 1 / (1 + np.exp(-np.take_along_axis(scores, chosen, axis=-1)))
+        with np.errstate(over="ignore"):  # as in `gate`
+            return chosen, 1 / (1 + np.exp(-np.take_along_axis(scores, chosen, axis=-1)))
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(powers, chosen, axis=-1)
     return chosen, shares / (shares if spec.normalises else powers).sum(axis=-1, keepdims=True)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
-from mlx_llama.core.files.checkpoint import Tensor
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
@@ -56,16 +56,11 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     )
 
 
-def plan_weights(
-    tensors: Iterable[Tensor | AffineWeight],
-    stored: str,
-    facts: BackendFacts,
-    exceeds_float16: bool = False,
-) -> WeightsPlan:
-    tensors = list(tensors)
-    dtype = preferred_dtype(tensors, stored)
+def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
+    tensors = list(checkpoint.tensors.values())
+    dtype = preferred_dtype(tensors, checkpoint.dtype)
     if dtype == "bfloat16" and not facts.has_bfloat16:
-        dtype = "float32" if exceeds_float16 else "float16"
+        dtype = "float32" if checkpoint.config.exceeds_float16 else "float16"
     low_bit = any(is_low_bit(weight) for weight in tensors)
     return WeightsPlan(
         dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.interface import Masks, Probe
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import CallView, checked_tokens
@@ -146,30 +146,15 @@ class Llama(BaseLlama):
             "shorten the prompt, lower `prefill_step_size` or `ctx_size`, or close other programs"
         )
 
-    def _forward(
-        self,
-        tokens: torch.Tensor,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        rows: Sequence[int] | None,
-        all_positions: bool,
-        probe: Probe | None,
-    ) -> torch.Tensor:
-        if probe and self._vocabulary:
-            probe = self._vocabulary.gather_probes(probe)
-        tokens = checked_tokens(tokens, self.config.vocab_size)
+    def _compute(self, tokens: torch.Tensor, *call: Any) -> torch.Tensor:
         if self._runner and (self._batch_invariant or tokens.shape[1] == 1):
-            logits = self._runner.forward(tokens, index_pos, cache, rows, all_positions, probe)
+            return self._runner.forward(tokens, *call)
+        if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
+            tokens = runtime.send(tokens, self.device)
         else:
-            if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
-                tokens = runtime.send(tokens, self.device)
-            else:
-                # a step runs ahead of -1, which the host has not read yet
-                tokens = tokens.clamp(min=0)
-            with cache.view(tokens, index_pos, rows) as view:
-                view.listener = probe
-                logits = self.decoder(tokens, view, all_positions or probe is not None)
-        return logits if all_positions else logits[:, -1]
+            # a step runs ahead of -1, which the host has not read yet
+            tokens = tokens.clamp(min=0)
+        return super()._compute(tokens, *call)
 
     def _step(
         self,

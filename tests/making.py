@@ -263,6 +263,13 @@ def config_fields(**fields: Any) -> dict[str, Any]:
     return config | fields
 
 
+def shared_arithmetic(config: Any) -> tuple:
+    """What a LlamaConfig says of all layers alike."""
+    spec, names = config.layers[0], "heads key_value_heads head_dim eps scale softcap activation"
+    shared = tuple(getattr(spec, name) for name in names.split())
+    return *shared, spec.residual_multiplier, config.query_key_norm, config.hidden_size
+
+
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """float32 weights for a config, by Hugging Face names: std 0.1, norms around 1."""
     from mlx_llama.core.models.config import LlamaConfig

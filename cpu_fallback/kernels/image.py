@@ -1,9 +1,8 @@
-"""Object files of x86-64, loaded without LLVM.
+"""Load x86-64 object files without LLVM.
 
-LLVM's library would take 0.08 s of every start and 57 MB of memory (measured with the packaged
-model: 0.90 s and 72 MB without it), which docs/figures.md (CPU: start) shows beside llama.cpp.
-LLVM's large code model needs little of ELF-64 (System V gABI, chapters 4 and 5; x86-64 psABI, 4.4):
-its only relocation is an address of 64 bits.
+LLVM's library would add 0.08 s and 57 MB to each start, which takes 0.90 s and 72 MB with the
+packaged model (docs/figures.md, CPU: start). Code for LLVM's large code model uses little of ELF-64
+(System V gABI, chapters 4 and 5; x86-64 psABI, 4.4): its only relocation is a 64-bit address.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Image:
             for offset, info, addend in _RELOCATION.iter_unpack(code[at : at + length]):
                 address = addresses[info >> 32]
                 if info & 0xFFFFFFFF != _ADDRESS_64 or address is None:
-                    raise ValueError("a relocation of another code model")
+                    raise ValueError("a relocation that is not a 64-bit address")
                 struct.pack_into("<Q", self._memory, starts[target] + offset, address + addend)
         self.address = {
             name: address
@@ -72,7 +71,7 @@ def _read(code: bytes) -> tuple[list[tuple], list[tuple[str, int, int, int]]]:
         _RELOCATABLE,
         _X86_64,
     ):
-        raise ValueError("no object file of x86-64")
+        raise ValueError("not an x86-64 object file")
     at, count = struct.unpack_from("<Q", code, 40)[0], struct.unpack_from("<H", code, 60)[0]
     sections = list(_SECTION.iter_unpack(code[at : at + count * _SECTION.size]))
     (table,) = [section for section in sections if section[1] == _SYMTAB]

@@ -127,7 +127,8 @@ def option_value(session: Session, name: str) -> str:
     if name == "schema":
         return value.text
     if name in ("stop", "dry_sequence_breakers"):
-        return " ".join(shlex.quote(_escape(text)) for text in value)
+        escaped = (text.replace("\n", r"\n").replace("\t", r"\t") for text in value)
+        return " ".join(map(shlex.quote, escaped))
     if name == "logit_bias":
         return " ".join(f"{token}={bias:g}" for token, bias in value.items())
     if name == "stop_token_ids":
@@ -222,10 +223,6 @@ def _parse_value(name: str, text: str) -> Any:
     if name == "logit_bias":
         return words
     return [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
-
-
-def _escape(text: str) -> str:
-    return text.replace("\n", r"\n").replace("\t", r"\t")
 
 
 def _save(session: Session, argument: str) -> str:

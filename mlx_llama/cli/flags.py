@@ -57,17 +57,7 @@ NEEDLESS_FLAGS = (
     (("--trust-remote-code",), 0, "code from a checkpoint never runs"),
 )
 # Listed first in --help.
-COMMON = (
-    "model",
-    "backend",
-    "ctx_size",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "system_prompt",
-    "prompt",
-)
+COMMON = "model backend ctx_size max_tokens temperature top_p seed system_prompt prompt".split()
 PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
 # -1 as in llama.cpp: no limit, or a new seed each time.
 _MINUS_ONE = {"max_tokens": str(ENDLESS), "seed": None, "repetition_context_size": "65536"}

@@ -277,7 +277,7 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         for name in (spec.query_norm, spec.key_norm)
     )
     query_scale = None
-    if spec.norms_rotated:
+    if spec.config.query_key_norm == "rotated":
         # A rotation keeps a head's RMS, but not the places of the norm's weights. Scores need only
         # their products, which the rotated queries take; keys are stored without.
         assert query_norm is not None and key_norm is not None

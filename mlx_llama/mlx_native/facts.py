@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 import platform
-import subprocess
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
-from mlx_llama.core.files.checkpoint import Tensor
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
@@ -56,13 +55,9 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     )
 
 
-def plan_weights(
-    tensors: Iterable[Tensor | AffineWeight],
-    stored: str,
-    facts: BackendFacts,
-    exceeds_float16: bool = False,
-) -> WeightsPlan:
-    tensors, on_gpu = list(tensors), facts.gpu is not False
+def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
+    tensors, stored = list(checkpoint.tensors.values()), checkpoint.dtype
+    on_gpu = facts.gpu is not False
     low_bit = [tensor for tensor in tensors if isinstance(tensor, AffineWeight)]
     operands = [product_dtype(weight, stored, on_gpu) for weight in low_bit]
     has_kernel = facts.kernels is not None
@@ -131,9 +126,6 @@ def _metal_memory() -> int | None:
     large one's.
     """
     total = machine.free_memory()
-    answer = subprocess.run(
-        ["sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True
-    ).stdout.strip()
-    if answer.isdigit() and int(answer) > 0:
-        return int(answer) << 20
+    if megabytes := machine.read_sysctl("iogpu.wired_limit_mb"):
+        return megabytes << 20
     return None if total is None else total * 3 // 4 if total >= 36 << 30 else total * 2 // 3

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.interface import Masks, Probe
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
@@ -42,17 +42,9 @@ class Llama(BaseLlama):
 
     ops, cache_type = ops, Cache
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        weights: Weights,
-        dtype: mx.Dtype,
-        device: mx.Device = mx.Device(mx.cpu),
-        notices: tuple[str, ...] = (),
-        cache_bits: int | None = None,
-    ):
-        super().__init__(config, weights, dtype, device, notices, cache_bits)
-        self._pace = Pace(config, device)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._pace = Pace(self.config, self.device)
 
     @classmethod
     def load(
@@ -115,27 +107,16 @@ class Llama(BaseLlama):
         with mx.stream(self.device):
             return function(*arguments)
 
-    def _forward(
-        self,
-        tokens: mx.array,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        rows: Sequence[int] | None,
-        all_positions: bool,
-        probe: Probe | None,
-    ) -> mx.array:
-        if probe and self._vocabulary:
-            probe = self._vocabulary.gather_probes(probe)
-        tokens = mx.array(checked_tokens(tokens, self.config.vocab_size))
+    def _compute(self, tokens: mx.array, *call: Any) -> mx.array:
         if tokens.shape[1] >= CHUNK:
             mx.clear_cache()
-        with cache.view(tokens, index_pos, rows) as view:
-            view.listener = probe
-            logits = self.decoder(tokens, view, all_positions or probe is not None)
-            # Evaluate the stored tokens with the logits; a pending update could not be evaluated in
-            # another thread.
-            (logits,) = mx.depends([logits], [buffer.tokens for buffer in view.buffers])
-        return logits if all_positions else logits[:, -1]
+        return super()._compute(mx.array(tokens), *call)
+
+    def _decode(self, tokens: mx.array, view: Any, *how: Any) -> mx.array:
+        logits = super()._decode(tokens, view, *how)
+        # Evaluate the stored tokens with the logits; a pending update could not be evaluated in
+        # another thread.
+        return mx.depends([logits], [buffer.tokens for buffer in view.buffers])[0]
 
     def _advance(
         self,

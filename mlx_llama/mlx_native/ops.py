@@ -184,10 +184,11 @@ def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     H, G = spec.heads, spec.key_value_heads
     # queries and keys together
     rotated, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)
-    if spec.rotates and spec.query_rope is None:
+    has_shared_angles = spec.angles == spec.query_angles
+    if spec.rotates and has_shared_angles:
         rotated = rope(rotated, _find_angles(view.tables, spec.angles))
     query, key = mx.split(rotated, [H], axis=1)
-    if spec.rotates and spec.query_rope is not None:
+    if spec.rotates and not has_shared_angles:
         query = rope(query, _find_angles(view.tables, spec.query_angles))
         key = rope(key, _find_angles(view.tables, spec.angles))
     view.append(spec.index, key, value)
@@ -265,26 +266,14 @@ def attention(
     query is at the last key; cap: softcap of the scores; sinks: [H], as in core.ops. Returns [B, H,
     T, D].
     """
-    if len(keys) > 1 or cap:
-        return _unfused_attention(query, keys, values, scale, mask, cap, sinks)
-    return mx.fast.scaled_dot_product_attention(
-        query, keys[0], values[0], scale=scale, mask=mask, sinks=sinks
-    )
-
-
-def _unfused_attention(
-    query: mx.array,
-    keys: Parts,
-    values: Parts,
-    scale: float,
-    mask: mx.array | str | None,
-    cap: float | None,
-    sinks: mx.array | None,
-) -> mx.array:
-    """As `attention`, without a fused kernel: with a softcap, or over codes."""
+    is_packed = len(keys) > 1
+    if not is_packed and not cap:
+        return mx.fast.scaled_dot_product_attention(
+            query, keys[0], values[0], scale=scale, mask=mask, sinks=sinks
+        )
+    # The fused kernel takes neither codes nor a softcap.
     B, H, T, D = query.shape
     G, L = keys[0].shape[1:3]
-    is_packed = len(keys) > 1
     padded = keys[1].shape[-1] * CACHE_GROUP if is_packed else D
     x = query.astype(keys[1].dtype if is_packed else query.dtype) * scale
     if padded > D:

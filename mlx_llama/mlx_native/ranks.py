@@ -18,7 +18,7 @@ from mlx_llama.core.backends.interface import Masks, Probe
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.generation.sampling import Kind
 
-from .kernels.draw import choose_winner, draw_share, sample
+from .kernels.draw import Values, choose_winner, draw_share, sample
 from .sampling import SamplingBatch
 
 JOIN_SECONDS = 60  # in which all processes must have started
@@ -80,7 +80,7 @@ class Vocabulary(shards.Vocabulary):
         logits: mx.array,
         positions: mx.array,
         recent: mx.array | None,
-        values: dict[str, mx.array],
+        values: Values,
         words: mx.array | None = None,
     ) -> mx.array:
         """draw.sample of this process's logits [S, V']."""

@@ -15,7 +15,7 @@ class TransformersReference:
     """transformers' model at float32 on the CPU, with the functions of core.proofs.parity."""
 
     def __init__(self, checkpoint: Checkpoint):
-        """Raises BackendError if transformers is not installed or does not read the checkpoint."""
+        """Raises BackendError if transformers is not installed or cannot read the checkpoint."""
         for package in ("torch", "transformers"):
             if importlib.util.find_spec(package) is None:
                 raise BackendError(
@@ -36,7 +36,7 @@ class TransformersReference:
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BackendError(
-                f"--reference transformers: it does not read {checkpoint.path}: {reason}"
+                f"--reference transformers: it cannot read {checkpoint.path}: {reason}"
             ) from None
         self.config = checkpoint.config
         self.name = f"transformers {transformers.__version__}"
@@ -64,7 +64,7 @@ class TransformersReference:
             "logits": self.model.lm_head,
         }
         for i, layer in enumerate(inner.layers):
-            # queries and keys before their rotation: after their norms, where there are any
+            # queries and keys before rotation, after their norms if the layer has any
             attention = layer.self_attn
             watched |= {
                 f"{i}.attention_norm": layer.input_layernorm,

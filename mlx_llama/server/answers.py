@@ -409,14 +409,10 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
         raise Refusal(400, "invalid_value", faults)
     if dropped:
         ask.note(f"truncation: {dropped} messages")
-    request = Request(
-        prompt.tokens,
+    request = prompt.request(
         resolved,
         starts_text=is_chat,
         compile_seconds=seconds,
-        rule=prompt.rule,
-        shown=prompt.shown,
-        thinking=prompt.thinking,
         reuses=ask.reuses and ask.prompt_logprobs is None,
         prompt_logprobs=ask.prompt_logprobs,
         decode_seconds=ask.decode_seconds,

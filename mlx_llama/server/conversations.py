@@ -98,18 +98,14 @@ class Message(Body):
 def plain_message(role: str | None, content: Any, **more: Any) -> dict[str, Any]:
     """Return a message for templates. content: a text, or text parts."""
     role = "system" if role == "developer" else role
-    return {"role": role, "content": join_parts(content), **more}
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": role, "content": text, **more}
 
 
 def plain_call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
     """Return a call for templates."""
     function = {"name": name, "arguments": arguments}
     return {"id": identity, "type": "function", "function": function}
-
-
-def join_parts(content: Any) -> str:
-    """Join the text of a message's parts."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def adapt_messages(messages: list[Any]) -> list[Any]:

@@ -70,7 +70,8 @@ def serve(
     servers.append(Server(config, app, settings.shutdown_seconds))
     cli.say(describe(settings, listening[0].getsockname()[1], certificate_file is not None))
     addresses = [each.getsockname()[0] for each in listening]
-    if not settings.api_keys and not all(map(_is_loopback, addresses)):
+    is_local = all(address.startswith(("127.", "::1")) for address in addresses)
+    if not settings.api_keys and not is_local:
         cli.say(
             "warning: other machines can reach this server without a key: "
             "set keys with --api-key-file"
@@ -101,10 +102,6 @@ def make_config(
         ssl_keyfile=key_file,
         ssl_certfile=certificate_file,
     )
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith(("127.", "::1"))
 
 
 def bind_all(settings: Settings) -> list[socket.socket]:

@@ -111,9 +111,7 @@ def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
     )
     checkpoint, on_gpu = open_checkpoint(path), device_of(backend) == "gpu"
     facts = BackendFacts(backend.name, True, "", {}, on_gpu, kernels="some")
-    plan = import_facts(backend.name).plan_weights(
-        checkpoint.tensors.values(), checkpoint.dtype, facts
-    )
+    plan = import_facts(backend.name).plan_weights(checkpoint, facts)
     model = backend.load(checkpoint)
     assert plan.dtype == backend.runtime.dtype_name(model.dtype)
     if backend.name == "mlx":
@@ -124,10 +122,10 @@ def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
 
 def test_a_gpu_without_bfloat16_computes_in_float16(toy):
     old, new = (BackendFacts("cuda", True, "", {}, True, has_bfloat16=has) for has in (False, True))
-    assert [cuda.plan_weights([], "bfloat16", facts).dtype for facts in (old, new)] == [
-        "float16",
-        "bfloat16",
-    ]
+    config = SimpleNamespace(exceeds_float16=False)
+    checkpoint = SimpleNamespace(tensors={}, dtype="bfloat16", config=config)
+    dtypes = [cuda.plan_weights(checkpoint, facts).dtype for facts in (old, new)]
+    assert dtypes == ["float16", "bfloat16"]
 
 
 @pytest.mark.parametrize(
@@ -146,16 +144,10 @@ def test_the_dtype_that_auto_takes_for_ggufs_low_bit_weights(
     name, has_bfloat16, exceeds_float16, expected, tmp_path
 ):
     make_gguf(tmp_path / "m.gguf", kinds="Q8_0", num_hidden_layers=1)
-    checkpoint = open_checkpoint(tmp_path / "m.gguf")
     config = SimpleNamespace(exceeds_float16=exceeds_float16)
-    stored = type(checkpoint).dtype.fget(dataclasses.replace(checkpoint, config=config))
+    checkpoint = dataclasses.replace(open_checkpoint(tmp_path / "m.gguf"), config=config)
     facts = BackendFacts(name, True, "", {}, True, has_bfloat16=has_bfloat16)
-    assert (
-        import_facts(name)
-        .plan_weights(checkpoint.tensors.values(), stored, facts, exceeds_float16)
-        .dtype
-        == expected
-    )
+    assert import_facts(name).plan_weights(checkpoint, facts).dtype == expected
 
 
 def test_torch_without_cuda_is_told_from_its_version_file(tmp_path, monkeypatch):

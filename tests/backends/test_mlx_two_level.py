@@ -152,10 +152,7 @@ def test_the_doctor_counts_on_the_kernels_where_there_is_metal(kind, monkeypatch
     # an NVIDIA GPU, where mx.fast.metal_kernel raises
     elsewhere = dataclasses.replace(on_mac, kernels=None)
     checkpoint = open_checkpoint(model_file(kind))
-    mac, nvidia = (
-        facts.plan_weights(checkpoint.tensors.values(), "float16", each)
-        for each in (on_mac, elsewhere)
-    )
+    mac, nvidia = (facts.plan_weights(checkpoint, each) for each in (on_mac, elsewhere))
     assert mac.low_bit_operand == nvidia.low_bit_operand == "float16"
     assert (
         mac.nbytes

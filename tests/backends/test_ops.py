@@ -126,6 +126,19 @@ def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
     assert relative_error(np.take_along_axis(got, order, -1), wanted.numpy()) < 1e-6
 
 
+@pytest.mark.filterwarnings("error")
+def test_sigmoid_shares_of_extreme_scores(words):
+    """As torch's, for scores whose exponential float32 does not hold."""
+    from mlx_llama.core.models.spec import ExpertsSpec
+
+    ops, convert, back = words
+    scores = np.float32([[-200, 3, -100], [95, -95, -300]])
+    spec = ExpertsSpec("", ("",) * 3, (), (), ("", "", ""), 3, False, scoring="sigmoid")
+    chosen, shares = (np.asarray(back(x)) for x in ops.choose_experts(convert(scores), spec))
+    wanted = torch.sigmoid(wide(np.take_along_axis(scores, chosen.astype(int), -1)))
+    np.testing.assert_allclose(shares, wanted.numpy(), rtol=1e-5, atol=1e-38)
+
+
 def test_a_fault_in_the_forward_shows_in_every_path(backend, toy, monkeypatch):
     """Prompts, single tokens and steps, compiled or plain, run the layers of core.llama."""
     from mlx_llama.core import llama

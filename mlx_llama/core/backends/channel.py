@@ -1,7 +1,7 @@
-"""Messages between rank 0 and the other processes of a run: JSON and arrays over TCP, with a beat
-every second.
+"""Messages between rank 0 and the other processes of a run: JSON and arrays over TCP, with a
+heartbeat every second.
 
-A process that ends or falls silent is noticed by all others, whatever their main threads wait for.
+All processes notice when one ends or falls silent, whatever their main threads wait for.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-BEAT = 1.0  # seconds between signs of life
-# seconds without any, counted while this process itself runs, after which a process is given up
+BEAT = 1.0  # seconds between heartbeats
+# seconds without any after which a process counts as lost; time in which this process itself was
+# stopped is not counted
 SILENCE = 7
 _LENGTH = struct.Struct("!Q")
 _LONGEST = 1 << 26  # bytes of a message's JSON
@@ -47,7 +48,7 @@ class Channel:
             threading.Thread(target=run, name="mlx_llama ranks", daemon=True).start()
 
     def send(self, message: Message, arrays: Arrays | None = None) -> None:
-        """Send a message. One that cannot be sent is dropped: `lose` is on its way."""
+        """Send a message. If that fails, drop it: `lose` will be called."""
         arrays = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
         described = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
         head = json.dumps({"message": message, "arrays": described}).encode()
@@ -60,7 +61,7 @@ class Channel:
             pass
 
     def close(self) -> None:
-        """End the connection without a word."""
+        """Close the connection without notice."""
         self._closed.set()
         self._socket.close()
 
@@ -77,7 +78,7 @@ class Channel:
             while True:
                 (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
                 if length > _LONGEST:
-                    raise ConnectionError("sent what is no message")
+                    raise ConnectionError("sent an invalid message")
                 if length:
                     content = json.loads(self._take(length))
                     arrays = {}

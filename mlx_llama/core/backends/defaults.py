@@ -1,4 +1,4 @@
-"""Functions of interface.Runtime for backends that have nothing to tell."""
+"""Functions of interface.Runtime for backends that do not measure such things."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Starts under mlx.launch and torchrun: rank 0 goes on with its command, the others follow it
-here.
+"""Starts under mlx.launch and torchrun: rank 0 runs the command, and the other ranks repeat its
+calls here.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Follower:
         return arrays["words"]
 
     def _pace(self, backend: selection.Backend, sampled: Any) -> None:
-        """Wait for an earlier step: a follower runs no further ahead of its device than rank 0."""
+        """Wait for an earlier step, so that a follower runs no further ahead than rank 0."""
         self._launched.append((backend, sampled))
         if len(self._launched) > IN_FLIGHT:
             earlier, tokens = self._launched.popleft()

@@ -23,6 +23,7 @@ from .model import BaseLlama
 from .positions import Positions
 
 if TYPE_CHECKING:
+    from mlx_llama.core.files.checkpoint import Checkpoint
     from mlx_llama.core.files.quantized import AffineWeight
     from mlx_llama.core.files.tensor import Tensor
     from mlx_llama.core.system.gpus import Gpus
@@ -83,14 +84,8 @@ class Facts(Protocol):
 
     # packages: versions of those installed
     def describe(self, packages: dict[str, str], gpus: Gpus) -> BackendFacts: ...
-    # Dtypes and size on this machine's device. stored: the checkpoint's dtype.
-    def plan_weights(
-        self,
-        tensors: Iterable[Tensor | AffineWeight],
-        stored: str,
-        facts: BackendFacts,
-        exceeds_float16: bool = False,
-    ) -> WeightsPlan: ...
+    # dtypes and size on this machine's device
+    def plan_weights(self, checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan: ...
     # Bytes once packed. dtype: of the activations.
     def weights_nbytes(
         self, tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool

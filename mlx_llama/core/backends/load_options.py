@@ -29,9 +29,10 @@ _ABOUT: dict[str, Any] = {"metavar": "", "choices": (), "flag_help": ""}
 _ABOUT |= {"is_flag": True, "is_negatable": False, "of_model": False}
 
 
-def _option(default: Any, help: str, *aliases: str, **about: Any) -> Any:
+def _option(default: Any, help: str, aliases: str = "", **about: Any) -> Any:
     # aliases: other tools' names. about: some of _ABOUT.
-    return field(default=default, metadata={"help": help, "aliases": aliases, **_ABOUT, **about})
+    metadata = {"help": help, "aliases": tuple(aliases.split()), **_ABOUT, **about}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,13 @@ class LoadOptions:
     ctx_size: int | None = _option(
         None,
         "positions of the context (default: as many as the model was trained for)",
-        "c",
-        "max_kv_size",
+        "c max_kv_size",
         metavar="TOKENS",
     )
     template: str | None = _option(
         None,
         "chat template to use instead of the checkpoint's: a name, a file, or Jinja text",
-        "chat_template",
-        "chat_template_file",
+        "chat_template chat_template_file",
         metavar="NAME_OR_FILE",
     )
     threads: int | None = _option(
@@ -119,8 +118,7 @@ class LoadOptions:
     max_rows: int | None = _option(
         None,
         f"requests computed together in one step (default: {MAX_ROWS})",
-        "parallel",
-        "np",
+        "parallel np",
         metavar="N",
     )
     batch_invariant: bool | None = _option(
@@ -133,9 +131,7 @@ class LoadOptions:
         None,
         "LoRA adapters in the format of PEFT or mlx_lm, each FOLDER or FOLDER=SCALE; each "
         "request uses one",
-        "adapter",
-        "adapter_path",
-        "lora",
+        "adapter adapter_path lora",
         metavar="FOLDER[=SCALE]",
         flag_help="; repeat it for more",
     )

@@ -16,13 +16,13 @@ from mlx_llama.core.llama import Decoder
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import Array, Probe
 
-from .positions import Positions
+from .positions import Positions, checked_tokens
 from .profile import Profile
 
 
 class BaseLlama:
-    """A Llama over a backend's ops, immutable once loaded. A backend computes `_forward` and
-    `_step` (without gathering shares of the vocabulary), within `_call`.
+    """A Llama over a backend's ops, immutable once loaded. A backend has `_step`, and may replace
+    `_compute` and `_call`. Both give this process's share of the vocabulary.
     """
 
     ops: ClassVar[ModuleType]
@@ -32,7 +32,6 @@ class BaseLlama:
     # most prompt tokens of a call that Ctrl-C does not wait long for; parts are computed one by one
     prefill_width = 1 << 16
     prefill_chunk = 512  # tokens of a prompt's chunk where the request asks for no other size
-    _forward: Callable[..., Array]
     _step: Callable[..., Array]
 
     def __init__(
@@ -148,6 +147,30 @@ class BaseLlama:
     def _call(self, function: Callable[..., Array], *arguments: Any) -> Array:
         """Call a function as the device needs it."""
         return function(*arguments)
+
+    def _forward(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: Any,
+        rows: Sequence[int] | None,
+        all_positions: bool,
+        probe: Probe | None,
+    ) -> Array:
+        if probe and self._vocabulary:
+            probe = self._vocabulary.gather_probes(probe)
+        tokens = checked_tokens(tokens, self.config.vocab_size)
+        logits = self._compute(tokens, index_pos, cache, rows, all_positions, probe)
+        return logits if all_positions else logits[:, -1]
+
+    def _compute(self, tokens: Array, index_pos: Any, cache: Any, rows: Any, *how: Any) -> Array:
+        """Logits [B, T, V] or, of the last position, [B, 1, V]. how: `all_positions`, `probe`."""
+        with cache.view(tokens, index_pos, rows) as view:
+            return self._decode(tokens, view, *how)
+
+    def _decode(self, tokens: Array, view: Any, all_positions: bool, probe: Probe | None) -> Array:
+        view.listener = probe
+        return self.decoder(tokens, view, all_positions or probe is not None)
 
     def _forward_whole(self, *arguments: Any) -> Array:
         """`_forward`, with the logits of all processes."""

@@ -18,8 +18,9 @@ Call = tuple[Future, Callable[[], Any]]
 
 
 class Home:
-    """Runs calls one after the other in a thread, which ends with its model: MLX caches traces per
-    thread, by the address of the traced function, which a later one may reuse.
+    """Runs calls one after the other in a thread of its own, which ends with the model. MLX caches
+    traces per thread by the address of the traced function, and a later function may have the same
+    address.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from mlx_llama.core.generation.grammar import Constraint, Rule
 from mlx_llama.core.generation.hooks import Hooks
 from mlx_llama.core.generation.options import GenerationOptions, Resolved
 from mlx_llama.core.generation.thinking import Thinking, ThoughtConstraint
-from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.thoughts import TextPieces, Thought
 
 from .speculate import Speculation
 
@@ -193,7 +193,7 @@ class Ticker(Protocol):
     def sweep(self) -> None: ...  # ends cancelled requests soon
 
 
-class Handle:
+class Handle(TextPieces):
     """A streamed answer: an iterator of pieces of text. `completion` grows, and is final after the
     last piece. `read` returns the thoughts, too.
 
@@ -217,17 +217,7 @@ class Handle:
             self._loop.enqueue(self._sequence)
         return self
 
-    def __iter__(self) -> abc.Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        while not isinstance(piece := self.read(), str):
-            if piece is None:
-                raise StopIteration
-        return piece
-
     def read(self) -> str | Thought | None:
-        """The next piece of text or of a thought; None at the end."""
         while True:
             if text := self._text:
                 self._text = ""

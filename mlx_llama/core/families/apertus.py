@@ -15,8 +15,8 @@ def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def write(config: Any) -> dict[str, Any]:
-    """A plain rope by name, where `rope_scaling` is null."""
+def write_rope(config: Any) -> dict[str, Any]:
+    """Name a plain rope, since null stands for another type by default."""
     return {"rope_parameters": {"rope_type": "default", "rope_theta": config.rope.theta}}
 
 
@@ -30,10 +30,10 @@ FAMILY = Family(
         "qk_norm": (True, "transformers' class always has these norms"),
     },
     complete=complete,
-    write=write,
+    write=write_rope,
     qkv_bias=None,
     out_bias=None,
-    query_key_norm="head",
+    fixed={"query_key_norm": "head"},
     activation=("hidden_act", "xielu"),
     fused={
         "attention_layernorm": ("input_layernorm",),

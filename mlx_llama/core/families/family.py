@@ -19,38 +19,29 @@ from mlx_llama.core.models.reader import Field, Reader
 from .names import Experts, GGUFNames
 from .windows import Layers, Windows
 
+
+def size(name: str, gguf: str, bits: int, json: str = "", **more: Any) -> Field:
+    """A whole number up to 2**bits. json: its name in config.json, unless it is `name`."""
+    return Field(name, json or name, gguf, high=1 << bits, **more)
+
+
+def factor(name: str, json: str, gguf: str, default: float = 1.0, **more: Any) -> Field:
+    """A number above 0; `default` is config.json's, and LlamaConfig's holds in GGUF."""
+    more |= {"default": default, "gguf_default": None, "zero": True}
+    return Field(name, json, gguf, float, 0, 1e12, **more)
+
+
+_OPTIONAL: dict[str, Any] = {"default": None, "gguf_default": None, "nullable": True}
 SHARED = (
-    #     LlamaConfig                config.json                GGUF
-    Field("vocab_size", "vocab_size", "vocab_size", high=1 << 24),
-    Field("hidden_size", "hidden_size", "embedding_length", high=1 << 20),
-    Field("intermediate_size", "intermediate_size", "feed_forward_length", high=1 << 22),
-    Field("num_hidden_layers", "num_hidden_layers", "block_count", high=1 << 12),
-    Field(
-        "num_attention_heads",
-        "num_attention_heads",
-        "attention.head_count",
-        high=1 << 14,
-        placeholder=1,
-    ),
-    Field(
-        "num_key_value_heads",
-        "num_key_value_heads",
-        "attention.head_count_kv",
-        high=1 << 14,
-        default=None,
-        gguf_default=None,
-        nullable=True,
-    ),
-    Field(
-        "head_dim",
-        "head_dim",
-        "attention.key_length",
-        high=1 << 14,
-        default=None,
-        gguf_default=None,
-        nullable=True,
-    ),
-    Field("max_position_embeddings", "max_position_embeddings", "context_length"),
+    # LlamaConfig's and config.json's name, GGUF's
+    size("vocab_size", "vocab_size", 24),
+    size("hidden_size", "embedding_length", 20),
+    size("intermediate_size", "feed_forward_length", 22),
+    size("num_hidden_layers", "block_count", 12),
+    size("num_attention_heads", "attention.head_count", 14, placeholder=1),
+    size("num_key_value_heads", "attention.head_count_kv", 14, **_OPTIONAL),
+    size("head_dim", "attention.key_length", 14, **_OPTIONAL),
+    size("max_position_embeddings", "context_length", 30),
     Field(
         "rms_norm_eps",
         "rms_norm_eps",
@@ -71,15 +62,9 @@ def expert_fields(count: str, width: str, gguf_width: str, alias: str) -> tuple[
     `count`.
     """
     return (
-        Field("num_experts", count, "expert_count", high=1 << 12, alias=alias),
-        Field(
-            "num_experts_per_tok",
-            "num_experts_per_tok",
-            "expert_used_count",
-            high=1 << 12,
-            placeholder=1,
-        ),
-        Field("moe_intermediate_size", width, gguf_width, high=1 << 22),
+        size("num_experts", "expert_count", 12, count, alias=alias),
+        size("num_experts_per_tok", "expert_used_count", 12, placeholder=1),
+        size("moe_intermediate_size", gguf_width, 22, width),
     )
 
 
@@ -109,13 +94,11 @@ class Family:
     qkv_bias: bool | None = False
     out_bias: bool | None = False
     mlp_bias: bool | None = False
-    query_key_norm: str | None = None  # as in LlamaConfig
-    norms: str = "before"  # LlamaConfig.norm_placement
+    # {LlamaConfig's field: its value in the family}, unless `complete` decides otherwise
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     norm_offset: float = 0.0  # to add to the stored weights of norms
     # its field in config.json, and the default
     activation: tuple[str, str] = ("hidden_act", "silu")
-    gate: str = ""  # arithmetic of the MLP's gate in place of that activation
-    attention_sinks: bool = False  # as in LlamaConfig
     experts: Experts | None = None
     mlp: str = "mlp"  # a layer's module with the MLP
     # {GGUF's name: module} where llama.cpp has another name for the module
@@ -166,12 +149,4 @@ class Family:
     @cached_property
     def names(self) -> GGUFNames:
         """Tensor names in GGUF files."""
-        return GGUFNames(
-            self.norms,
-            self.query_key_norm not in (None, "without weights"),
-            {} if self.splits else self.fused,
-            self.experts,
-            self.permuted,
-            self.mlp,
-            self.renamed,
-        )
+        return GGUFNames(self)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlx_llama.core.models.reader import Field, Reader
 
-from .family import Family
+from .family import Family, factor
 from .windows import Windows, all_but_each
 
 
@@ -34,13 +34,10 @@ def softcap(name: str, field: str, gguf: str, default: float | None) -> Field:
     return Field(name, field, gguf, float, 0, 1e12, gguf_default=default, nullable=True, zero=True)
 
 
-SCALE = Field(
+SCALE = factor(
     "attention_multiplier",
     "query_pre_attn_scalar",
     "",
-    float,
-    0,
-    1e12,
     default=256,
     decode=lambda x: x**-0.5,
     encode=lambda x: round(x**-2),
@@ -58,7 +55,6 @@ SHARED: dict[str, Any] = dict(
     neutral={"use_bidirectional_attention": (False, "tokens see those before them alone")},
     qkv_bias=None,
     out_bias=None,
-    norms="both",
     norm_offset=1.0,
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     exceeds_float16=True,
@@ -80,6 +76,7 @@ FAMILY = Family(
         "final_logit_softcapping": 30.0,
     },
     windows=Windows(all_but_each(2), is_free=True, is_required=True, pattern=2, gguf_default=4096),
+    fixed={"norm_placement": "both"},
     complete=complete_for(wide_layers=46),
     **SHARED,
 )

@@ -25,7 +25,7 @@ FAMILY = Family(
         "final_logit_softcapping": None,
     },
     windows=Windows(all_but_each(6), is_free=True, is_required=True, pattern=6),
-    query_key_norm="head",
+    fixed={"norm_placement": "both", "query_key_norm": "head"},
     theta=1e6,
     local_theta=("rope_local_base_freq", 1e4),
     complete=complete_for(wide_layers=62),

@@ -24,7 +24,7 @@ FAMILY = Family(
         "partial_rotary_factor": 0.5,
     },
     qkv_bias=None,
-    norms="both, as in GLM",
+    fixed={"norm_placement": "both, as in GLM"},
     fused={"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
     interleaved=True,
     partial_rotation=True,

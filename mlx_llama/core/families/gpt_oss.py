@@ -1,17 +1,11 @@
 """gpt-oss: experts with biases and a clamped gate, attention sinks, windows in half the layers."""
 
-from typing import Any
-
+from .apertus import write_rope
 from .family import Family, expert_fields
 from .names import Experts
 from .windows import Windows, choose_layers
 
 _CONSTANTS = "the constants of the gate are fixed here"
-
-
-def write(config: Any) -> dict[str, Any]:
-    """A plain rope by name, where `rope_scaling` is null: the default is yarn."""
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": config.rope.theta}}
 
 
 FAMILY = Family(
@@ -55,12 +49,9 @@ FAMILY = Family(
     qkv_bias=None,
     out_bias=None,
     mlp_bias=True,
-    write=write,
-    gate="clamped_swiglu",
-    attention_sinks=True,
-    experts=Experts(
-        "mlp", "gate_proj", "up_proj", "down_proj", "router", "experts", fused_rows="in turn"
-    ),
+    write=write_rope,
+    fixed={"activation": "clamped_swiglu", "attention_sinks": True},
+    experts=Experts("mlp", router="router", stack="experts", fused_rows="in turn"),
     renamed={
         "post_attention_norm": "post_attention_layernorm",
         "attn_sinks": "self_attn.sinks",

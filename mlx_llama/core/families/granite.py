@@ -2,25 +2,17 @@
 
 from typing import Any
 
-from mlx_llama.core.models.reader import Field, Reader
+from mlx_llama.core.models.reader import Reader
 
-from .family import Family
+from .family import Family, factor
 from .windows import Layers
 
-
-def _factor(name: str, json: str, gguf: str, **more) -> Field:
-    """A factor that is 1 by default in config.json, and LlamaConfig's default in GGUF."""
-    return Field(
-        name, json, gguf, float, 0, 1e12, default=1.0, gguf_default=None, zero=True, **more
-    )
-
-
 FACTORS = (
-    _factor("embedding_multiplier", "embedding_multiplier", "embedding_scale"),
-    _factor("residual_multiplier", "residual_multiplier", "residual_scale"),
-    _factor("attention_multiplier", "attention_multiplier", "attention.scale"),
+    factor("embedding_multiplier", "embedding_multiplier", "embedding_scale"),
+    factor("residual_multiplier", "residual_multiplier", "residual_scale"),
+    factor("attention_multiplier", "attention_multiplier", "attention.scale"),
     # Both kinds of files have a divisor.
-    _factor(
+    factor(
         "logits_multiplier",
         "logits_scaling",
         "logit_scale",

@@ -4,9 +4,9 @@ expert that all tokens share.
 
 from typing import Any
 
-from mlx_llama.core.models.reader import Field, Reader
+from mlx_llama.core.models.reader import Reader
 
-from .family import Family
+from .family import Family, size
 from .granite import FACTORS
 from .windows import Layers
 
@@ -32,12 +32,8 @@ FAMILY = Family(
     "granitemoehybrid",
     "granite",
     fields=(
-        Field(
-            "intermediate_size",
-            "shared_intermediate_size",
-            "feed_forward_length",
-            high=1 << 22,
-            default=1024,
+        size(
+            "intermediate_size", "feed_forward_length", 22, "shared_intermediate_size", default=1024
         ),
         *FACTORS,
     ),

@@ -11,7 +11,7 @@ FAMILY = Family(
         "use_qk_norm": (True, "transformers' class always has these norms"),
         "use_cla": (False, "layers that share keys and values are not supported"),
     },
-    query_key_norm="rotated",
+    fixed={"query_key_norm": "rotated"},
     fused={
         "self_attn.query_layernorm": ("self_attn.q_norm",),
         "self_attn.key_layernorm": ("self_attn.k_norm",),

@@ -4,14 +4,15 @@ a shared one in every layer or every other.
 
 from typing import Any
 
-from mlx_llama.core.models.reader import Field, Reader
+from mlx_llama.core.models.reader import Reader
 
-from .family import Family, expert_fields
+from .family import Family, expert_fields, size
 from .names import Experts
 from .smollm3 import read_unrotated
 from .windows import Layers, Windows
 
 _CHUNK, _FLOOR, _SCALE = 8192, 8192, 0.1  # llama.cpp has no fields for them
+_STEP = "interleave_moe_layer_step"  # in both kinds of files
 _UNNORMED = 128  # experts of the model whose heads llama.cpp does not norm
 
 
@@ -69,21 +70,14 @@ FAMILY = Family(
     "llama4",
     wrapper=("Llama4ForConditionalGeneration", "llama4"),
     fields=(
-        Field("intermediate_size", "intermediate_size_mlp", "feed_forward_length", high=1 << 22),
+        size("intermediate_size", "feed_forward_length", 22, "intermediate_size_mlp"),
         *expert_fields(
             "num_local_experts",
             "intermediate_size",
             "expert_feed_forward_length",
             alias="num_experts",
         ),
-        Field(
-            "expert_step",
-            "interleave_moe_layer_step",
-            "interleave_moe_layer_step",
-            default=1,
-            high=1 << 12,
-            placeholder=1,
-        ),
+        size("expert_step", _STEP, 12, _STEP, default=1, placeholder=1),
     ),
     defaults={
         "vocab_size": 202048,
@@ -104,9 +98,6 @@ FAMILY = Family(
     out_bias=None,
     experts=Experts(
         "feed_forward",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
         router="router",
         stack="experts",
         fused_rows="halves",

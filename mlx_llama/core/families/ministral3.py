@@ -1,8 +1,6 @@
 """Ministral 3: yarn, and queries scaled by their position."""
 
-from mlx_llama.core.models.reader import Field
-
-from .family import Family
+from .family import Family, factor
 from .windows import Windows
 
 FAMILY = Family(
@@ -11,18 +9,7 @@ FAMILY = Family(
     "mistral3",
     wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
     # config.json has the factor among those of the rope: models/rope_fields.py
-    fields=(
-        Field(
-            "query_beta",
-            "",
-            "attention.temperature_scale",
-            float,
-            0,
-            1e12,
-            gguf_default=None,
-            zero=True,
-        ),
-    ),
+    fields=(factor("query_beta", "", "attention.temperature_scale"),),
     defaults={
         "max_position_embeddings": 262144,
         "sliding_window": None,

@@ -6,11 +6,13 @@ Names are those of the gguf library's tensor name map (gguf.get_tensor_name_map)
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from mlx_llama.core.models.spec import NORM_NAMES
+
+if TYPE_CHECKING:
+    from .family import Family
 
 _NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)\.(weight|bias)", re.ASCII)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
@@ -38,9 +40,9 @@ class Experts:
     """Modules of a mixture of experts, in place of each layer's MLP."""
 
     block: str  # in a layer
-    gate: str  # of each expert
-    up: str
-    down: str
+    gate: str = "gate_proj"  # of each expert
+    up: str = "up_proj"
+    down: str = "down_proj"
     router: str = "gate"
     stack: str = "switch_mlp"  # module of the stacks of all experts
     # transformers stores all experts in one tensor, and in its rows gates and ups "in turn" or as
@@ -62,32 +64,24 @@ class GGUFNames:
     have stacks "NAME_exps" of them; until 2024 they had "NAME.0" and so on.
     """
 
-    def __init__(
-        self,
-        norms: str,
-        has_query_key_norm: bool,
-        fused: Mapping[str, tuple[str, ...]],
-        experts: Experts | None,
-        is_permuted: bool,
-        mlp: str = "mlp",
-        renamed: Mapping[str, str] = MappingProxyType({}),
-    ):
-        """Arguments: `norms`, `fused`, `experts`, `permuted`, `mlp` and `renamed` of a family."""
+    def __init__(self, family: Family):
+        experts, fused = family.experts, {} if family.splits else family.fused
         single = {parts[0]: whole for whole, parts in fused.items() if len(parts) == 1}
         joined = {part for parts in fused.values() for part in parts} - single.keys()
         layers = {
-            name: module.replace("mlp.", f"{mlp}.")
+            name: module.replace("mlp.", f"{family.mlp}.")
             for name, module in _LAYERS.items()
             if module not in joined
         }
         layers |= {_FUSED[whole]: whole for whole, parts in fused.items() if len(parts) > 1}
-        before, after = NORM_NAMES[norms]
+        before, after = NORM_NAMES[family.fixed.get("norm_placement", "before")]
         layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
         layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
-        layers |= _QUERY_KEY_NORMS if has_query_key_norm else {}
+        if family.fixed.get("query_key_norm"):
+            layers |= _QUERY_KEY_NORMS
         layers = {name: single.get(module, module) for name, module in layers.items()}
         self.layers, self.experts = layers, {}
-        self.permuted = _PERMUTED if is_permuted else ()
+        self.permuted = _PERMUTED if family.permuted else ()
         if experts:
             if experts.is_everywhere:
                 layers = {name: module for name, module in layers.items() if "mlp." not in module}
@@ -99,8 +93,8 @@ class GGUFNames:
                 module = f"{experts.block}.experts.#.{getattr(experts, part)}"
                 self.layers[f"ffn_{part}_exps"] = f"{experts.block}.{experts.stack}.{part}_proj"
                 self.experts[f"ffn_{part}"] = module
-        kept = {k: v for k, v in self.layers.items() if v not in renamed.values()}
-        self.layers = kept | dict(renamed)
+        kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
+        self.layers = kept | dict(family.renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
         pairs = (*self.layers.items(), *_MODEL.items(), *stacks)
         self._inverse = {module: name for name, module in pairs}

@@ -15,6 +15,5 @@ FAMILY = Family(
     },
     qkv_bias=None,
     out_bias=None,
-    query_key_norm="whole",
-    norms="after",
+    fixed={"query_key_norm": "whole", "norm_placement": "after"},
 )

@@ -18,8 +18,7 @@ FAMILY = Family(
     },
     qkv_bias=None,
     out_bias=None,
-    query_key_norm="whole",
-    norms="after",
+    fixed={"query_key_norm": "whole", "norm_placement": "after"},
     windows=Windows(
         lambda _, count: choose_layers(count, 4), is_free=True, is_required=True, pattern=4
     ),

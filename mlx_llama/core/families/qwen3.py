@@ -11,6 +11,6 @@ FAMILY = Family(
     defaults={**DEFAULTS, "head_dim": 128},
     qkv_bias=None,
     out_bias=None,
-    query_key_norm="head",
+    fixed={"query_key_norm": "head"},
     windows=Windows(last_layers, is_switched=True),
 )

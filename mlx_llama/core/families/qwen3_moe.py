@@ -34,7 +34,7 @@ FAMILY = Family(
     neutral={"mlp_only_layers": ([], _EVERY_LAYER), "decoder_sparse_step": (1, _EVERY_LAYER)},
     qkv_bias=None,
     out_bias=None,
-    query_key_norm="head",
-    experts=Experts("mlp", "gate_proj", "up_proj", "down_proj"),
+    fixed={"query_key_norm": "head"},
+    experts=Experts("mlp"),
     windows=Windows(is_switched=True),
 )

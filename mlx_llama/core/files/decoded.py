@@ -37,7 +37,6 @@ class DecodedTensor(Tensor):
     format: str  # in the file, for users
     file_bytes: int
     _decode: Decode
-    _order: np.ndarray | None = None  # of the file's rows, which `_decode` follows
     _kept: np.ndarray | None = None
     _released = 0  # rows released since decoding
     _lock: threading.Lock
@@ -53,14 +52,10 @@ class DecodedTensor(Tensor):
         pages: Pages = (),
     ):
         fields: dict[str, object] = {"name": name, "dtype": dtype, "shape": shape, "pages": pages}
-        fields |= {
-            "format": format,
-            "file_bytes": file_bytes,
-            "_decode": decode,
-            "_lock": threading.Lock(),
-        }
+        fields |= {"format": format, "file_bytes": file_bytes, "_decode": decode}
         for field, value in fields.items():
             object.__setattr__(self, field, value)
+        object.__setattr__(self, "_lock", threading.Lock())
 
     @property
     def bits(self) -> np.ndarray:
@@ -89,28 +84,14 @@ class DecodedTensor(Tensor):
         return f"{self.format} as {self.dtype}"
 
     def part(self, name: str, start: int, stop: int) -> DecodedTensor:
-        share = self.file_bytes * (stop - start) // self.shape[0]
-        return DecodedTensor(
-            name,
-            self.dtype,
-            (stop - start, *self.shape[1:]),
-            lambda first, last: self._decode(start + first, start + last),
-            self.format,
-            share,
-            self.pages,
-        )
+        shape = stop - start, self.shape[1]
+        return self._derive(name, shape, lambda a, b: self._decode(start + a, start + b))
 
     def columns(self, start: int, stop: int) -> DecodedTensor:
-        share = self.file_bytes * (stop - start) // self.shape[1]
-        return DecodedTensor(
-            self.name,
-            self.dtype,
-            (self.shape[0], stop - start),
-            lambda first, last: np.ascontiguousarray(self._decode(first, last)[:, start:stop]),
-            self.format,
-            share,
-            self.pages,
-        )
+        def decode(first: int, last: int) -> np.ndarray:
+            return np.ascontiguousarray(self._decode(first, last)[:, start:stop])
+
+        return self._derive(self.name, (self.shape[0], stop - start), decode)
 
     def reorder(self, order: np.ndarray) -> DecodedTensor:
         def decode(first: int, last: int) -> np.ndarray:
@@ -118,11 +99,11 @@ class DecodedTensor(Tensor):
             low, high = int(rows.min()), int(rows.max()) + 1
             return self._decode(low, high)[rows - low]
 
-        tensor = DecodedTensor(
-            self.name, self.dtype, self.shape, decode, self.format, self.file_bytes, self.pages
-        )
-        object.__setattr__(tensor, "_order", order)
-        return tensor
+        return self._derive(self.name, self.shape, decode)
+
+    def _derive(self, name: str, shape: tuple[int, ...], decode: Decode) -> DecodedTensor:
+        share = self.file_bytes * math.prod(shape) // math.prod(self.shape)
+        return DecodedTensor(name, self.dtype, shape, decode, self.format, share, self.pages)
 
     def release(self, first: int = 0, last: int | None = None) -> None:
         """Free the numbers once all rows are released; the pages of a part may be shared."""

@@ -23,7 +23,7 @@ from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, To
 from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.families.windows import choose_layers
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.rope import inverse_frequencies
+from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json
@@ -253,7 +253,7 @@ def _frequency_factors(config: LlamaConfig) -> dict[str, np.ndarray]:
         return {"rope_freqs.weight": np.array(rope.divisors, np.float32)}
     if rope.type != "llama3":
         return {}
-    plain = rope.theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    plain = plain_frequencies(rope.theta, config.rotary_dim)
     return {"rope_freqs.weight": (plain / inverse_frequencies(config)[0]).astype(np.float32)}
 
 

@@ -16,7 +16,7 @@ from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.families.family import Family
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
-from mlx_llama.core.models.rope import inverse_frequencies
+from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary, SentencePieceVocabulary
 from mlx_llama.core.text.sentencepiece_model import set_space_prefix
 from mlx_llama.core.text.template import TOOLS_FILE
@@ -113,7 +113,7 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
         return None
     kept, factor = 1 / np.array(rope.divisors), max(rope.divisors)
     between = (kept > kept.min() * (1 + 1e-6)) & (kept < 1 - 1e-6)
-    plain = rope.theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    plain = plain_frequencies(rope.theta, config.rotary_dim)
     if between.sum() >= 2:
         share, unit = (kept[between] - 1 / factor) / (1 - 1 / factor), plain[between].max()
         slope, start = np.polyfit(plain[between] / unit, share, 1)
@@ -129,9 +129,10 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
             high, original = 1.0, 2 * math.pi / edge
     if not 1 <= original < 1 << 30:
         return None
-    fitted = RopeConfig(
+    fitted = dataclasses.replace(
+        rope,
         type="llama3",
-        theta=rope.theta,
+        divisors=None,
         factor=factor,
         low_freq_factor=1.0,
         high_freq_factor=round(high, 4),

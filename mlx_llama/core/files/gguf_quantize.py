@@ -450,39 +450,27 @@ def _fit_symmetric(
     return np.where(is_zero, np.float32(0), scales), before
 
 
-def _q4_0(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:  # half d; uint8 qs[16]
+def _symmetric(rows: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
+    """Q4_0 or Q5_0, by `top` 8 or 16: half d; uint8 qh[4] of Q5_0, qs[16]."""
     x = _groups(rows, 32)
-    scales, find = _fit_symmetric(x, 8, _groups(weights, 32))
-    codes = (find(np.arange(x.shape[1])) + 8).astype(np.uint8).T
-    return np.concatenate([_half(scales), codes[:, :16] | codes[:, 16:] << 4], axis=1)
+    scales, find = _fit_symmetric(x, top, _groups(weights, 32))
+    return _pack_32([_half(scales)], find(np.arange(x.shape[1])) + top, has_high=top > 8)
 
 
-def _q5_0(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:  # half d; uint8 qh[4], qs[16]
+def _with_bias(rows: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
+    """Q4_1 or Q5_1, by `top` 15 or 31: half d, m; uint8 qh[4] of Q5_1, qs[16]."""
     x = _groups(rows, 32)
-    scales, find = _fit_symmetric(x, 16, _groups(weights, 32))
-    codes = (find(np.arange(x.shape[1])) + 16).astype(np.uint8).T
-    return np.concatenate([_half(scales), *_split_five_bits(codes)], axis=1)
+    scales, mins, find = _search_min(x, top, -0.9, 36, _groups(weights, 32), 0.05)
+    return _pack_32([_half(scales), _half(-mins)], find(np.arange(x.shape[1])), has_high=top > 15)
 
 
-def _split_five_bits(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Codes uint8 [B, 32] as qh uint8 [B, 4] and qs uint8 [B, 16]."""
-    low = codes & 15
-    high = np.packbits(codes >> 4, axis=1, bitorder="little")
-    return high, low[:, :16] | low[:, 16:] << 4
-
-
-def _q4_1(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:  # half d, m; uint8 qs[16]
-    x = _groups(rows, 32)
-    scales, mins, find = _search_min(x, 15, -0.9, 36, _groups(weights, 32), 0.05)
-    codes = find(np.arange(x.shape[1])).astype(np.uint8).T
-    return np.concatenate([_half(scales), _half(-mins), codes[:, :16] | codes[:, 16:] << 4], axis=1)
-
-
-def _q5_1(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:  # half d, m; uint8 qh[4], qs[16]
-    x = _groups(rows, 32)
-    scales, mins, find = _search_min(x, 31, -0.9, 36, _groups(weights, 32), 0.05)
-    codes = find(np.arange(x.shape[1])).astype(np.uint8).T
-    return np.concatenate([_half(scales), _half(-mins), *_split_five_bits(codes)], axis=1)
+def _pack_32(head: list[np.ndarray], codes: np.ndarray, has_high: bool) -> np.ndarray:
+    """Blocks of codes [32, B] behind their scales; has_high: with a fifth bit."""
+    codes = codes.astype(np.uint8).T
+    if has_high:
+        head.append(np.packbits(codes >> 4, axis=1, bitorder="little"))
+        codes &= 15
+    return np.concatenate([*head, codes[:, :16] | codes[:, 16:] << 4], axis=1)
 
 
 def _q3_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
@@ -609,4 +597,10 @@ _QUANTISERS = {
     "IQ4_XS": _iq4_xs,
 }
 # those that weigh errors, the gguf library's among them
-_WEIGHED = {**_QUANTISERS, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1}
+_WEIGHED: dict[str, Callable[..., np.ndarray]] = {
+    **_QUANTISERS,
+    "Q4_0": functools.partial(_symmetric, top=8),
+    "Q4_1": functools.partial(_with_bias, top=15),
+    "Q5_0": functools.partial(_symmetric, top=16),
+    "Q5_1": functools.partial(_with_bias, top=31),
+}

@@ -138,7 +138,42 @@ class AffineWeight(Mapped, ABC):
         return f"{type(self).__name__}({self.name!r}, {self.shape}, {self.description!r})"
 
 
-class GGUFWeight(AffineWeight):
+class _StoredRows(AffineWeight):
+    """A matrix whose rows are those of arrays in the file."""
+
+    arrays: Sequence[np.ndarray]  # [rows in the file, ...]
+
+    @abstractmethod
+    def _derive(self, name: str, arrays: Sequence[Any], **where: Any) -> AffineWeight:
+        """The matrix of other arrays of the same format. where: `pages` and `order`."""
+
+    @property
+    def stored_rows(self) -> int:
+        return len(self.arrays[0])
+
+    def part(self, name: str, start: int, stop: int) -> AffineWeight:
+        first, last, order = self.rows_in_file(start, stop)
+        arrays = [array[first:last] for array in self.arrays]
+        pages = tuple(self.pages_of(first, last))
+        return self._derive(name, arrays, pages=pages, order=order)
+
+    def reorder(self, order: np.ndarray) -> AffineWeight:
+        return self._derive(self.name, self.arrays, pages=self.pages, order=order)
+
+    def columns(self, start: int, stop: int) -> AffineWeight:
+        width = self.shape[1]
+        arrays = [
+            array[:, start * array.shape[1] // width : stop * array.shape[1] // width]
+            for array in self.arrays
+        ]
+        return self._derive(self.name, arrays, pages=self.pages, order=self.order)
+
+    def _rows_of(self, array: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Rows of an array, by index: a view of the file if they are in its order."""
+        return self.arrays[array][ids if self.order is None else self.order[ids]]
+
+
+class GGUFWeight(_StoredRows):
     """A GGUF tensor of one of `GGUF_FORMATS`."""
 
     scale_dtype = dtype = "float16"
@@ -155,7 +190,7 @@ class GGUFWeight(AffineWeight):
         """blocks: uint8 [N, row bytes]. order, pages: as in `Mapped`."""
         layout = GGUF_FORMATS[format]
         self.name, self.format, self.shape = name, format, shape
-        self.blocks, self.order, self.pages = blocks, order, pages
+        self.blocks, self.arrays, self.order, self.pages = blocks, (blocks,), order, pages
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
         self.scale_dtype, self.table = _SCALE_DTYPES.get(format, "float16"), layout.table
@@ -164,25 +199,16 @@ class GGUFWeight(AffineWeight):
         self.nbytes = blocks.nbytes
         self.layout, self.column_unit = layout, layout.block_size
 
-    def part(self, name: str, start: int, stop: int) -> GGUFWeight:
-        first, last, order = self.rows_in_file(start, stop)
-        shape, pages = (stop - start, self.shape[1]), tuple(self.pages_of(first, last))
-        return GGUFWeight(name, self.format, shape, self.blocks[first:last], order, pages)
-
-    def reorder(self, order: np.ndarray) -> GGUFWeight:
-        return GGUFWeight(self.name, self.format, self.shape, self.blocks, order, self.pages)
-
-    def columns(self, start: int, stop: int) -> GGUFWeight:
-        size, nbytes = self.layout.block_size, self.layout.nbytes
-        shape = (self.shape[0], stop - start)
-        blocks = self.blocks[:, start // size * nbytes : stop // size * nbytes]
-        return GGUFWeight(self.name, self.format, shape, blocks, self.order, self.pages)
+    def _derive(self, name: str, arrays: Sequence[Any], **where: Any) -> GGUFWeight:
+        blocks, layout = arrays[0], self.layout
+        rows = blocks if where["order"] is None else where["order"]
+        shape = len(rows), blocks.shape[1] // layout.nbytes * layout.block_size
+        return GGUFWeight(name, self.format, shape, blocks, **where)
 
     def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         if self.mode == "affine":
             return super().mlx_rows(start, stop)
-        which = slice(start, stop) if self.order is None else self.order[start:stop]
-        blocks = self.blocks[which].reshape(stop - start, -1, self.layout.nbytes)
+        blocks = self._rows_of(0, slice(start, stop)).reshape(stop - start, -1, self.layout.nbytes)
         # A byte of the file has codes j and j + 16; mx.quantize's has neighbours.
         first, second = blocks[:, :, 1::2], blocks[:, :, 2::2]
         low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
@@ -190,7 +216,7 @@ class GGUFWeight(AffineWeight):
         return packed.view(np.uint32), np.ascontiguousarray(blocks[:, :, 0])
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
-        rows = self.blocks[ids if self.order is None else self.order[ids]]
+        rows = self._rows_of(0, ids)
         n, k, layout = len(rows), self.shape[1], self.layout
         blocks = rows.reshape(-1, layout.nbytes)
         unpacked = np.empty((n, k), np.uint8)
@@ -205,7 +231,7 @@ class GGUFWeight(AffineWeight):
         return Rows(unpacked, offset=self.offset, **rows_of)
 
 
-class MLXWeight(AffineWeight):
+class MLXWeight(_StoredRows):
     """A matrix that mx.quantize packed, mode "affine"."""
 
     format = "affine"
@@ -229,8 +255,9 @@ class MLXWeight(AffineWeight):
         as uint16.
         """
         self.name, self.bits, self.group_size = name, bits, group_size
-        self._arrays, self.order = (packed, scales, biases), order
-        self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
+        self.arrays = packed, scales, biases
+        rows = len(packed) if order is None else len(order)
+        self.shape = (rows, packed.shape[1] * 32 // bits)
         self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
         self.pages, self.column_unit, self.order = pages, math.lcm(group_size, 32), order
@@ -247,31 +274,8 @@ class MLXWeight(AffineWeight):
     def biases(self) -> np.ndarray:
         return self._rows_of(2)
 
-    def _rows_of(self, array: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Rows of an array, by index: a view of the file if they are in its order."""
-        return self._arrays[array][ids if self.order is None else self.order[ids]]
-
-    def part(self, name: str, start: int, stop: int) -> MLXWeight:
-        first, last, order = self.rows_in_file(start, stop)
-        arrays = [array[first:last] for array in self._arrays]
-        return self._derive(name, arrays, tuple(self.pages_of(first, last)), order)
-
-    def reorder(self, order: np.ndarray) -> MLXWeight:
-        return self._derive(self.name, self._arrays, self.pages, order)
-
-    def columns(self, start: int, stop: int) -> MLXWeight:
-        width = self.shape[1]
-        arrays = [
-            array[:, start * array.shape[1] // width : stop * array.shape[1] // width]
-            for array in self._arrays
-        ]
-        return self._derive(self.name, arrays, self.pages, self.order)
-
-    def _derive(
-        self, name: str, arrays: Sequence[np.ndarray], pages: Pages, order: np.ndarray | None
-    ) -> MLXWeight:
-        packed, scales, biases = arrays
-        return MLXWeight(name, self.bits, self.group_size, packed, scales, biases, pages, order)
+    def _derive(self, name: str, arrays: Sequence[Any], **where: Any) -> MLXWeight:
+        return MLXWeight(name, self.bits, self.group_size, *arrays, **where)
 
     @property
     def description(self) -> str:
@@ -299,7 +303,7 @@ def _e8m0(codes: np.ndarray) -> np.ndarray:
     return np.ldexp(np.float32(1), codes.astype(np.int32) - 128)
 
 
-class FloatWeight(AffineWeight):
+class FloatWeight(_StoredRows):
     """A matrix that mx.quantize packed in a mode with floating-point codes; also the experts of
     gpt-oss (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf).
     """
@@ -321,7 +325,8 @@ class FloatWeight(AffineWeight):
         pages of both arrays.
         """
         self.name, self.format, self.mode = name, mode, mode
-        self.packed, self.scales, self.order, self.pages = packed, scales, order, pages
+        self.packed, self.scales, self.arrays = packed, scales, (packed, scales)
+        self.order, self.pages = order, pages
         self.width, self.group_size = FLOAT_MODES[mode]
         self.bits, self.offset, self.table = (5, 16, "fp4") if self.width == 4 else (8, 0, "")
         rows = len(packed) if order is None else len(order)
@@ -329,34 +334,14 @@ class FloatWeight(AffineWeight):
         self.nbytes = rows * (4 * packed.shape[1] + scales.shape[1])
         self.column_unit = 32
 
-    @property
-    def stored_rows(self) -> int:
-        return len(self.packed)
-
-    def part(self, name: str, start: int, stop: int) -> FloatWeight:
-        first, last, order = self.rows_in_file(start, stop)
-        pages = tuple(self.pages_of(first, last))
-        packed, scales = self.packed[first:last], self.scales[first:last]
-        return FloatWeight(name, self.mode, packed, scales, order, pages)
-
-    def reorder(self, order: np.ndarray) -> FloatWeight:
-        return FloatWeight(self.name, self.mode, self.packed, self.scales, order, self.pages)
-
-    def columns(self, start: int, stop: int) -> FloatWeight:
-        width = self.shape[1]
-        packed, scales = (
-            array[:, start * array.shape[1] // width : stop * array.shape[1] // width]
-            for array in (self.packed, self.scales)
-        )
-        return FloatWeight(self.name, self.mode, packed, scales, self.order, self.pages)
+    def _derive(self, name: str, arrays: Sequence[Any], **where: Any) -> FloatWeight:
+        return FloatWeight(name, self.mode, *arrays, **where)
 
     def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        which = slice(start, stop) if self.order is None else self.order[start:stop]
-        return self.packed[which], self.scales[which]
+        return self._rows_of(0, slice(start, stop)), self._rows_of(1, slice(start, stop))
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
-        which = ids if self.order is None else self.order[ids]
-        packed, stored = np.ascontiguousarray(self.packed[which]), self.scales[which]
+        packed, stored = np.ascontiguousarray(self._rows_of(0, ids)), self._rows_of(1, ids)
         if self.width == 8:
             codes = packed.view(np.uint8).reshape(len(packed), self.shape[1])
             return Rows(codes.copy(), 2 * _e8m0(stored), None, 0, numbers=FP8_NUMBERS)

@@ -299,16 +299,7 @@ class LLM:
             resolved.options,
             self.engine.check_count,
         )
-        handle = self.loop.prepare(
-            Request(
-                prompt.tokens,
-                resolved,
-                rule=prompt.rule,
-                shown=prompt.shown,
-                thinking=prompt.thinking,
-                hooks=hooks,
-            )
-        )
+        handle = self.loop.prepare(prompt.request(resolved, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
     @functools.cached_property

@@ -42,10 +42,11 @@ MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 _BOOLEANS = ("speculate", "schema", "post_sampling_probs")  # options that a bool may be meant for
 
 
-def _option(default, help: str, *aliases: str, flag_help: str = "", **limits):
-    # aliases: other tools' names. flag_help: for the command line only.
-    extra: Any = {"aliases": list(aliases), "flag_help": flag_help}
-    return Field(default, description=help, json_schema_extra=extra, **limits)
+def _option(default, help: str, aliases: str = "", *, flag_help: str = "", limits=None, **more):
+    # aliases: other tools' names. flag_help: for the command line only. limits: both included.
+    extra: Any = {"aliases": aliases.split(), "flag_help": flag_help}
+    bounds = {"ge": limits[0], "le": limits[1]} if limits else {}
+    return Field(default, description=help, json_schema_extra=extra, **bounds, **more)
 
 
 with warnings.catch_warnings():
@@ -62,10 +63,7 @@ with warnings.catch_warnings():
         schema: Schema | None = _option(  # type: ignore[assignment]  # shadows a method
             None,
             "JSON schema that the answer must satisfy",
-            "json_schema",
-            "j",
-            "json_schema_file",
-            "jf",
+            "json_schema j json_schema_file jf",
             flag_help="; a file or JSON text",
         )
         regex: str | None = _option(None, "regular expression that the whole answer must match")
@@ -101,67 +99,55 @@ class GenerationOptions(_StructureOptions):
     """Complete, checked options. Each is a flag, a Python argument and part of the receipt."""
 
     max_tokens: int = _option(
-        256,
-        "maximum number of tokens to generate",
-        "m",
-        "n",
-        "predict",
-        "n_predict",
-        ge=0,
-        le=ENDLESS,
+        256, "maximum number of tokens to generate", "m n predict n_predict", limits=(0, ENDLESS)
     )
-    temperature: float = _option(0.0, "softmax temperature; 0 is greedy", "temp", ge=0, le=100)
-    top_k: int = _option(0, "sample from the k most likely tokens; 0: all", ge=0, le=2**31)
+    temperature: float = _option(0.0, "softmax temperature; 0 is greedy", "temp", limits=(0, 100))
+    top_k: int = _option(0, "sample from the k most likely tokens; 0: all", limits=(0, 2**31))
     top_p: float = _option(
         1.0,
         "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all",
-        ge=1e-6,
-        le=1,
+        limits=(1e-6, 1),
     )
     min_p: float = _option(
         0.0,
         "drop tokens less likely than this fraction of the most likely one; 0: none",
-        ge=0,
-        le=1,
+        limits=(0, 1),
     )
     repetition_penalty: float = _option(
         1.0,
         "divide the logits of recent tokens by this (multiply negative ones); 1: off",
         "repeat_penalty",
-        ge=0.01,
-        le=100,
+        limits=(0.01, 100),
     )
     repetition_context_size: int = _option(
         20,
         "number of recent tokens that the three penalties consider, prompt included",
         "repeat_last_n",
-        ge=0,
-        le=65536,
+        limits=(0, 65536),
     )
     presence_penalty: float = _option(
-        0.0, "subtract this from the logits of tokens seen recently; 0: off", ge=-100, le=100
+        0.0, "subtract this from the logits of tokens seen recently; 0: off", limits=(-100, 100)
     )
     frequency_penalty: float = _option(
-        0.0, "subtract this times the number of recent occurrences; 0: off", ge=-100, le=100
+        0.0, "subtract this times the number of recent occurrences; 0: off", limits=(-100, 100)
     )
     dry_multiplier: float = _option(
         0.0,
         "DRY: subtract this from the logits of tokens that would continue a repetition; 0: off",
-        ge=0,
-        le=100,
+        limits=(0, 100),
     )
     dry_base: float = _option(
         1.75,
         "DRY: multiply the penalty by this for each repeated token beyond the allowed length",
-        ge=1,
-        le=100,
+        limits=(1, 100),
     )
-    dry_allowed_length: int = _option(2, "DRY: repeated tokens without a penalty", ge=0, le=65536)
+    dry_allowed_length: int = _option(
+        2, "DRY: repeated tokens without a penalty", limits=(0, 65536)
+    )
     dry_penalty_last_n: int = _option(
         64,
         "DRY: number of recent tokens searched for repetitions, prompt included; -1: all",
-        ge=-1,
-        le=65536,
+        limits=(-1, 65536),
     )
     dry_sequence_breakers: tuple[str, ...] = _option(
         ("\n", ":", '"', "*"),
@@ -173,15 +159,13 @@ class GenerationOptions(_StructureOptions):
         0.0,
         "XTC: probability that all but the least likely of the tokens above the threshold are "
         "dropped; 0: off",
-        ge=0,
-        le=1,
+        limits=(0, 1),
     )
     xtc_threshold: float = _option(
         0.1,
         "XTC: probability of a likely token, after the filters and without the temperature; above "
         "0.5: off",
-        ge=0,
-        le=1,
+        limits=(0, 1),
     )
     logit_bias: dict[int, float] = _option(
         {},
@@ -197,7 +181,7 @@ class GenerationOptions(_StructureOptions):
         lt=2**64,
     )
     stop: tuple[str, ...] = _option(
-        (), "stop at this text", "r", "reverse_prompt", flag_help="; repeat it for more"
+        (), "stop at this text", "r reverse_prompt", flag_help="; repeat it for more"
     )
     stop_token_ids: tuple[int, ...] = _option(
         (),
@@ -207,10 +191,8 @@ class GenerationOptions(_StructureOptions):
     prefill_step_size: int | None = _option(
         None,
         "prompt tokens processed at once (default: 512; 2048 on a GPU by cuda)",
-        "ubatch_size",
-        "batch_size",
-        ge=1,
-        le=65536,
+        "ubatch_size batch_size",
+        limits=(1, 65536),
     )
     speculate: Literal["none", "prompt", "model"] | None = _option(
         None,
@@ -221,8 +203,7 @@ class GenerationOptions(_StructureOptions):
         None,
         "keep each token's log-probability and those of the k likeliest: of the softmax over the "
         "model's own logits, before penalties, biases, temperature, filters and grammars",
-        ge=0,
-        le=MAX_LOGPROBS,
+        limits=(0, MAX_LOGPROBS),
     )
     post_sampling_probs: bool = _option(
         False,
@@ -245,8 +226,7 @@ class GenerationOptions(_StructureOptions):
         "maximum number of tokens of a thought, whose end is then forced; 0: no thought; -1: "
         "unlimited",
         "thinking_budget_tokens",
-        ge=-1,
-        le=2**31,
+        limits=(-1, 2**31),
     )
 
     @field_validator("*", mode="before")
@@ -462,15 +442,9 @@ def _describe_limits(name: str) -> str:
 
 
 # transformers' name of an option -> ours.
-_GENERATION_CONFIG = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-    "stop_strings": "stop",
-}
+_SAME = "temperature top_k top_p min_p repetition_penalty".split()
+_GENERATION_CONFIG = {name: name for name in _SAME}
+_GENERATION_CONFIG |= {"max_new_tokens": "max_tokens", "stop_strings": "stop"}
 # Settings that change the text in transformers and have no counterpart here, by their value for
 # "off"; None: off where they are not set.
 _UNSUPPORTED = {

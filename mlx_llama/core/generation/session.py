@@ -13,10 +13,10 @@ from typing_extensions import Unpack
 
 from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.loop import Loop
-from mlx_llama.core.engine.request import Handle, Request
+from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
-from mlx_llama.core.text.thoughts import Thought, find_thoughts
+from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import ToolParser
 
@@ -37,7 +37,7 @@ from .tool_use import (
 from .turns import find_turns, fit_turns
 
 
-class Stream:
+class Stream(TextPieces):
     """Pieces of text as they are generated; `completion` grows with them and is final after the
     last. `pieces` has the thoughts, too.
 
@@ -67,21 +67,12 @@ class Stream:
         handle, total = self._handle, self.completion.prompt_tokens
         return (handle.processed, total) if isinstance(handle, Handle) else (0, 0)
 
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        while not isinstance(piece := self._read(), str):
-            if piece is None:
-                raise StopIteration
-        return piece
-
     def pieces(self) -> Iterator[str | Thought]:
         """Pieces of text, and those of a thought before it as `Thought`."""
-        while (piece := self._read()) is not None:
+        while (piece := self.read()) is not None:
             yield piece
 
-    def _read(self) -> str | Thought | None:
+    def read(self) -> str | Thought | None:
         if self._is_closed:
             return None
         if not self._is_begun:
@@ -341,18 +332,7 @@ class Session:
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
-            return self.loop.prepare(
-                Request(
-                    [*prompt.tokens, *begun],
-                    resolved,
-                    notices=notices,
-                    rule=prompt.rule,
-                    shown=prompt.shown,
-                    thinking=prompt.thinking,
-                    begun=len(begun),
-                    hooks=hooks,
-                )
-            )
+            return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
 
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from mlx_llama.core.engine.request import TWO_READERS, Handle
+from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
 from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
-from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.thoughts import TextPieces, Thought
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import (
     ArgumentsError,
@@ -28,7 +28,7 @@ from mlx_llama.core.text.tools import (
 
 from .completion import Completion
 from .grammar import Rule
-from .options import GenerationOptions
+from .options import GenerationOptions, Resolved
 from .schema import Schema
 from .thinking import Thinking, set_switches
 
@@ -95,6 +95,11 @@ class ToolPrompt:
     rule: Rule | None = None
     shown: frozenset[int] = frozenset()  # special tokens of the calls
     thinking: Thinking | None = None  # thoughts of the answer
+
+    def request(self, resolved: Resolved, begun: Sequence[int] = (), **more: Any) -> Request:
+        """The request of an answer. begun: its first tokens. more: further fields of Request."""
+        fields: Any = {"rule": self.rule, "shown": self.shown, "thinking": self.thinking}
+        return Request([*self.tokens, *begun], resolved, begun=len(begun), **fields, **more)
 
 
 def encode_with_tools(
@@ -234,7 +239,7 @@ class ToolStream:
         return [{**answer, "tool_calls": calls} if calls else answer]
 
 
-class ToolLoop:
+class ToolLoop(TextPieces):
     """The answer to a conversation, with calls of Python functions in between: an iterator of the
     pieces of all texts.
 
@@ -282,17 +287,7 @@ class ToolLoop:
         text = [] if answer is None else [write_answer(answer.text, answer.completion)]
         return [*messages, *text]
 
-    def __iter__(self) -> ToolLoop:
-        return self
-
-    def __next__(self) -> str:
-        while not isinstance(piece := self.read(), str):
-            if piece is None:
-                raise StopIteration
-        return piece
-
     def read(self) -> str | Thought | None:
-        """The next piece of text or of a thought; None at the end."""
         if not self._reading.acquire(blocking=False):
             raise SessionError(TWO_READERS)
         try:

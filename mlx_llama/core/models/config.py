@@ -136,47 +136,38 @@ class LlamaConfig:
         has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
         has_norms = self.query_key_norm not in (None, "without weights")
         gate_up = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
+        numbers = () if is_gated else NUMBERS_OF_XIELU
         before, after = NORM_NAMES[self.norm_placement]
         window, sliding = None, self.sliding_layers
         if self.sliding_window is not None and (sliding is None or i in sliding):
             window = Window(self.sliding_window, family.windows.is_chunk)
-        rotates = i not in self.unrotated_layers
-        rope = int(window is not None and self.local_rope is not None)
-        query_rope = len(self.ropes) if self.query_beta else None
+        rotates, rope = i not in self.unrotated_layers, int(bool(window and self.local_rope))
+        query_rope = len(self.ropes) if self.query_beta else rope
         if not rotates and self.temperature_scale:  # by angles of 0, and by these times the factor
             rotates, rope, query_rope = True, self.still_rope, self.still_rope + 1
+        half = self.rotary_dim // 2
+        angles, query_angles = (slice(n * half, (n + 1) * half) for n in (rope, query_rope))
         return LayerSpec(
+            config=self,
             index=i,
-            heads=self.num_attention_heads,
-            key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            eps=self.rms_norm_eps,
             attention_norm=before and f"{layer}{before[0]}",
             qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv"),
             out=f"{layer}self_attn.o_proj",
             ffn_norm=before and f"{layer}{before[1]}",
             gate_up=() if has_experts else tuple(f"{mlp}{name}" for name in gate_up),
             down="" if has_experts else f"{mlp}down_proj",
-            experts=self._experts(layer) if has_experts else None,
             query_norm=f"{layer}self_attn.q_norm" if has_norms else None,
             key_norm=f"{layer}self_attn.k_norm" if has_norms else None,
             norms_heads=self.query_key_norm == "without weights" and i not in self.unrotated_layers,
-            norms_rotated=self.query_key_norm == "rotated",
             rotates=rotates,
+            angles=angles,
+            query_angles=query_angles,
             window=window,
             post_attention_norm=after and f"{layer}{after[0]}",
             post_ffn_norm=after and f"{layer}{after[1]}",
-            attention_multiplier=self.attention_multiplier,
-            residual_multiplier=self.residual_multiplier,
-            activation=self.activation,
-            xielu=()
-            if is_gated
-            else tuple(f"{layer}mlp.act_fn.{name}" for name in NUMBERS_OF_XIELU),
-            rotary_dim=self.rope.dim,
-            rope=rope,
-            softcap=self.attention_softcap,
-            query_rope=query_rope,
+            xielu=tuple(f"{layer}mlp.act_fn.{name}" for name in numbers),
             sinks=f"{layer}self_attn.sinks" if self.attention_sinks else None,
+            experts=self._experts(layer) if has_experts else None,
         )
 
     def _experts(self, layer: str) -> ExpertsSpec:
@@ -234,6 +225,12 @@ class LlamaConfig:
         }
 
     @property
+    def attention_scale(self) -> float:
+        """Factor on query times key."""
+        multiplier = self.attention_multiplier
+        return self.head_dim**-0.5 if multiplier is None else multiplier
+
+    @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that are rotated, the leading ones."""
         return self.rope.dim or self.head_dim
@@ -258,7 +255,7 @@ class LlamaConfig:
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """Tables of angles, by LayerSpec.rope."""
+        """Ropes of the tables of angles; the second is of layers with a window."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     @property
@@ -269,7 +266,7 @@ class LlamaConfig:
     def stored(self, field: Field) -> Any:
         """The field as files store it; None for none."""
         is_scale = field.name == "attention_multiplier"
-        value = self.layers[0].scale if is_scale else getattr(self, field.name)
+        value = self.attention_scale if is_scale else getattr(self, field.name)
         return None if value is None else field.encode(value)
 
     @classmethod
@@ -318,6 +315,8 @@ class LlamaConfig:
         values |= _choose_layers(read, family, values, windows)
         has_bias = values.pop("attention_bias", False)
         values.setdefault("mlp_bias", bool(family.mlp_bias))
+        if "activation" not in values:
+            values["activation"] = _read_activation(read, *family.activation)
         config = cls(
             architecture=family.name,
             **values,
@@ -328,7 +327,6 @@ class LlamaConfig:
             eos_token_ids=read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
             dtype=_read_dtype(read),
             quantization=read.attempt(read_quantization, read, otherwise=None),
-            activation=family.gate or _read_activation(read, *family.activation),
             norm_offset=family.norm_offset,
             is_text_part=is_part,
             notices=tuple(read.notices),
@@ -385,6 +383,7 @@ class LlamaConfig:
         values |= _choose_layers(
             read, family, values, family.windows.read_gguf(read, layers, positions)
         )
+        values.setdefault("activation", ACTIVATIONS.get(family.activation[1], XIELU))
         keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
         # Some writers store -1 (no token) as an unsigned number.
         bos, *ends = (
@@ -401,7 +400,6 @@ class LlamaConfig:
             ),
             output_bias=any(name.endswith("o_proj.bias") for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            activation=family.gate or ACTIVATIONS.get(family.activation[1], XIELU),
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
@@ -533,12 +531,7 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
         fail("num_experts_per_tok", f"at most {experts}")
     if family.complete:
         values |= family.complete(read, values)
-    decided = {
-        "query_key_norm": family.query_key_norm,
-        "norm_placement": family.norms,
-        "attention_sinks": family.attention_sinks,
-    }
-    return decided | values  # `complete` may leave out the norms
+    return {**family.fixed, **values}
 
 
 def _choose_layers(

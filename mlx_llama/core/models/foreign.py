@@ -93,10 +93,6 @@ def _read_fp8(read: Reader) -> Float8Quantization:
     return Float8Quantization(_read_block(read, "weight_block_size"))
 
 
-def _read_fbgemm(read: Reader) -> Float8Quantization:
-    return Float8Quantization()
-
-
 def _read_compressed(read: Reader) -> Float8Quantization:
     """Fields of compressed-tensors, as llm-compressor writes them."""
     if (kind := read.get("format", None)) not in ("float-quantized", "naive-quantized"):
@@ -142,7 +138,7 @@ _READERS: dict[str, Callable[[Reader], PackedQuantization | Float8Quantization]]
     "awq": _read_awq,
     "auto-round": _read_auto_round,
     "fp8": _read_fp8,
-    "fbgemm_fp8": _read_fbgemm,
+    "fbgemm_fp8": lambda read: Float8Quantization(),
     "compressed-tensors": _read_compressed,
     "modelopt": _read_modelopt,
 }

@@ -32,15 +32,14 @@ def inverse_frequencies(
     """
     # The assertions here and below hold since a RopeConfig has all parameters of its type.
     rope, dim = config.ropes[table], config.rotary_dim
-    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
     # NTK-aware scaling: the base grows with the sequence past the trained length
     if rope.type == "dynamic":
         assert rope.factor is not None
         trained = config.max_position_embeddings
         length = max(seq_len or trained, trained)
         stretch = (rope.factor * length / trained) - (rope.factor - 1)
-        return (rope.theta * stretch ** (dim / (dim - 2))) ** -exponents, 1.0
-    frequencies = rope.theta**-exponents
+        return plain_frequencies(rope.theta * stretch ** (dim / (dim - 2)), dim), 1.0
+    frequencies = plain_frequencies(rope.theta, dim)
     if rope.divisors is not None:
         frequencies = frequencies / np.array(rope.divisors)
     if rope.type == "longrope":
@@ -57,6 +56,11 @@ def inverse_frequencies(
     if rope.type == "yarn":
         return _yarn(frequencies, rope, dim), _yarn_attention_factor(rope)
     return frequencies, 1.0
+
+
+def plain_frequencies(theta: float, dim: int) -> np.ndarray:
+    """Frequencies of rope type "default", float64 [dim / 2], of `dim` rotated dimensions."""
+    return theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
 
 
 def length_dependent(config: LlamaConfig) -> bool:

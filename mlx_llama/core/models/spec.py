@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import LlamaConfig
 
 # LlamaConfig.norm_placement: (norms before attention and MLP, norms after them), with transformers'
 # names of modules: Llama; OLMo 2 and EXAONE 4; Gemma 2; GLM-4.
@@ -63,19 +68,21 @@ class ExpertsSpec:
         return len(self.gate)
 
 
+def _shared(name: str) -> Any:
+    """An attribute of the config under another name; looked up once."""
+    return cached_property(attrgetter(f"config.{name}"))
+
+
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer: its sizes, the names of its tensors, and its differences from Llama's layer.
+    """One layer: the names of its tensors, and what may differ between layers.
 
     Names are modules of the checkpoint, without ".weight" and ".bias". Modules of one tuple have
     the same input, so a backend may concatenate their matrices.
     """
 
+    config: LlamaConfig = field(compare=False, repr=False)
     index: int  # number of the layer, from 0
-    heads: int  # H of grouped-query attention
-    key_value_heads: int  # G
-    head_dim: int  # D
-    eps: float  # of the norms
     attention_norm: str | None  # before attention, None for no norm
     qkv: tuple[str, ...]
     out: str
@@ -84,48 +91,30 @@ class LayerSpec:
     gate_up: tuple[str, ...]
     down: str  # likewise
     # RMS norm of each head (Qwen3) or of all (OLMo 2)
-    query_norm: str | None = None
-    key_norm: str | None = None
-    norms_heads: bool = False  # likewise of each head, without weights (Llama 4)
-    norms_rotated: bool = False  # these norms come after the rotation, not before it (Hunyuan)
-    rotates: bool = True  # False for a layer without rotary embedding (SmolLM3)
-    window: Window | None = None  # None: a token sees all before it
+    query_norm: str | None
+    key_norm: str | None
+    norms_heads: bool  # likewise of each head, without weights (Llama 4)
+    rotates: bool  # False for a layer without rotary embedding (SmolLM3)
+    # columns of the view's tables that turn the keys (Gemma 3 has others in layers with a window)
+    angles: slice
+    # those of the queries (others in Ministral 3, and in Llama 4 where it does not rotate)
+    query_angles: slice
+    window: Window | None  # None: a token sees all before it
     # of attention's output, before it is added to the stream (EXAONE 4)
-    post_attention_norm: str | None = None
-    post_ffn_norm: str | None = None  # of the MLP's output
-    attention_multiplier: float | None = None  # on query times key, None for 1 / sqrt(D)
-    residual_multiplier: float = 1.0  # on what is added to the stream (Granite)
-    # of the gate; or "gelu_tanh", "clamped_swiglu"; "xielu" in an MLP without a gate
-    activation: str = "silu"
+    post_attention_norm: str | None
+    post_ffn_norm: str | None  # of the MLP's output
     # tensors of xIELU's numbers: alpha_p, alpha_n, beta, eps (Apertus)
-    xielu: tuple[str, ...] = ()
-    # leading dimensions of a head that are rotated, None for all (Phi-4)
-    rotary_dim: int | None = None
-    rope: int = 0  # number of its table of angles (Gemma 3's sliding layers have another)
-    softcap: float | None = None  # c of c * tanh(score / c) on the scores (Gemma 2)
-    # table of the queries, None for `rope` (Ministral 3; Llama 4 where it does not rotate)
-    query_rope: int | None = None
+    xielu: tuple[str, ...]
     # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]
-    sinks: str | None = None
-    experts: ExpertsSpec | None = None  # in place of the MLP
+    sinks: str | None
+    experts: ExpertsSpec | None  # in place of the MLP
 
-    @property
-    def scale(self) -> float:
-        """Factor on query times key."""
-        return (
-            self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
-        )
-
-    @property
-    def angles(self) -> slice:
-        """Columns of the view's tables that the layer rotates by."""
-        return self._columns(self.rope)
-
-    @property
-    def query_angles(self) -> slice:
-        """As `angles`, for the queries."""
-        return self._columns(self.rope if self.query_rope is None else self.query_rope)
-
-    def _columns(self, table: int) -> slice:
-        half = (self.rotary_dim or self.head_dim) // 2
-        return slice(table * half, (table + 1) * half)
+    # the same in all layers
+    heads = _shared("num_attention_heads")  # H of grouped-query attention
+    key_value_heads = _shared("num_key_value_heads")  # G
+    head_dim = _shared("head_dim")  # D
+    eps = _shared("rms_norm_eps")
+    scale = _shared("attention_scale")
+    softcap = _shared("attention_softcap")
+    activation = _shared("activation")
+    residual_multiplier = _shared("residual_multiplier")

@@ -21,7 +21,7 @@ MIN_TOKENS = 8
 
 @dataclass
 class Way:
-    """Logits, or keys and values, after a way of filling the cache, compared with a cold run."""
+    """A way of filling the cache: its logits, or keys and values, compared with a cold run's."""
 
     way: str
     relative: float
@@ -61,7 +61,7 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
     yield judge("after trim", run(cache, tokens[half:], [T - half]), cold[half:])
 
     cache = model.make_cache(room)
-    # leaves other values in place of the right ones
+    # trim leaves these values, which the next call must overwrite
     run(cache, tokens[:half] + tokens[half - 1 :: -1], [half, half])
     cache.trim(half)
     yield judge(

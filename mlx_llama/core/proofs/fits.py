@@ -40,9 +40,7 @@ def fit_backends(
     for facts in diagnosis.backends:
         if not facts.available:
             continue
-        plan = import_facts(facts.name).plan_weights(
-            checkpoint.tensors.values(), checkpoint.dtype, facts, checkpoint.config.exceeds_float16
-        )
+        plan = import_facts(facts.name).plan_weights(checkpoint, facts)
         per_position, in_8_bits = (
             position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype], bits)
             for bits in (cache_bits, 8)

@@ -1,4 +1,4 @@
-"""Ctrl-C put off while work must not be left half done."""
+"""Defer Ctrl-C during work that must not be left half done."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
-# _signal's functions are signal's without a search in enums, which takes longer than the rest of a
+# _signal has signal's functions without their enum look-ups, which take longer than the rest of a
 # short tick.
 class uninterrupted:
-    """Put Ctrl-C off to the end of the block, in the main thread; others do not receive it."""
+    """Defer Ctrl-C to the end of the block, in the main thread; other threads never receive it."""
 
     def __enter__(self) -> None:
         self.is_pending = False

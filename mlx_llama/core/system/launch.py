@@ -12,7 +12,7 @@ from mlx_llama.core.errors import BackendError
 
 @dataclass(frozen=True)
 class Launch:
-    """A process among others that compute a model together."""
+    """A process of a run in which several compute a model together."""
 
     backend: str  # "mlx" or "cuda"
     rank: int  # of this process

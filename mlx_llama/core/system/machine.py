@@ -164,11 +164,8 @@ def physical_cores() -> int:
     """Physical cores that this process may run on, without a Mac's efficiency cores."""
     if sys.platform == "darwin":
         # Threads share work evenly, so efficiency cores would delay the others.
-        answer = subprocess.run(
-            ["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True
-        ).stdout.strip()
-        if answer.isdigit() and int(answer) > 0:
-            return int(answer)
+        if cores := read_sysctl("hw.perflevel0.physicalcpu"):
+            return cores
     if not hasattr(os, "sched_getaffinity"):
         import psutil
 
@@ -182,6 +179,13 @@ def physical_cores() -> int:
         except OSError:
             siblings.add(str(cpu))
     return min(len(siblings), _quota())
+
+
+def read_sysctl(name: str) -> int:
+    """A number among macOS's settings; 0 if it has none of that name."""
+    command = ["sysctl", "-n", name]
+    answer = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return int(answer) if answer.isdigit() else 0
 
 
 def _quota() -> int:

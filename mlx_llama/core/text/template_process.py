@@ -24,7 +24,7 @@ from typing import Any
 MAX_SECONDS = 5.0  # of processor time per rendering; real templates take milliseconds
 MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB
 MAX_GROWTH = 1 << 20  # characters of output beyond 16 times the input
-_PATIENCE, _PERIOD = 0.1, 0.02  # seconds before the first look at a busy process, and between looks
+_PATIENCE, _PERIOD = 0.1, 0.02  # seconds before the first check of a busy process, and between them
 _OUT_OF_MEMORY = 77  # sandbox.OUT_OF_MEMORY; importing it would import Jinja
 # Imports sandbox.py without its package, which would import NumPy. Arguments: the file, bytes of
 # memory, Jinja's folders.
@@ -42,9 +42,7 @@ _ENVIRONMENT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 class Stopped(Exception):
-    """A rendering reached a limit, or its process failed; the message is the reason, as a
-    clause.
-    """
+    """A rendering reached a limit, or its process failed. The message is the reason."""
 
 
 class TemplateProcess:
@@ -69,7 +67,7 @@ class TemplateProcess:
             try:
                 # 12: "\ud83d\ude42"
                 kind, text = json.loads(self._exchange(line, 100 + 12 * longest))
-            except BaseException:  # after Ctrl-C, the next request would get this answer
+            except BaseException:  # else the next request after Ctrl-C would get this answer
                 self.stop()
                 raise
         return kind, text
@@ -150,7 +148,7 @@ def _watch(process: subprocess.Popen[bytes], done: threading.Event, excess: list
     start: float | None = None
     pause = _PATIENCE
     while not done.wait(pause):
-        import psutil  # 15 ms, which most renderings need not pay
+        import psutil  # takes 15 ms; most renderings end before
 
         pause = _PERIOD
         try:

@@ -13,15 +13,17 @@ from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import BatchOptions, Kind, RowNumbers
 
+Values = dict[str, mx.array]  # of OptionArrays.arrange
+
 
 class OptionArrays(BatchOptions):
     """Options of the rows of a batch, as arrays."""
 
     def __init__(self, options: Sequence[GenerationOptions], device: mx.Device = mx.Device(mx.cpu)):
         super().__init__(options, device)
-        self._arranged: dict[tuple[int, ...], dict[str, mx.array]] = {}
+        self._arranged: dict[tuple[int, ...], Values] = {}
 
-    def arrange(self, order: Sequence[int]) -> dict[str, mx.array]:
+    def arrange(self, order: Sequence[int]) -> Values:
         """Options as arrays [S, *]. order: the row of each sequence; -1 for any."""
         order = tuple(order)
         if order not in self._arranged:
@@ -31,7 +33,7 @@ class OptionArrays(BatchOptions):
             self._arranged[order] = self._make_values([self.options[max(i, 0)] for i in order])
         return self._arranged[order]
 
-    def _make_values(self, options: Sequence[GenerationOptions]) -> dict[str, mx.array]:
+    def _make_values(self, options: Sequence[GenerationOptions]) -> Values:
         kind, rows = self.kind, [RowNumbers.of(o) for o in options]
         is_used = {
             "window": kind.window,
@@ -105,11 +107,7 @@ def _threefry(seed: mx.array, position: mx.array, indices: mx.array) -> mx.array
 
 
 def draw(
-    kind: Kind,
-    logits: mx.array,
-    positions: mx.array,
-    recent: mx.array | None,
-    values: dict[str, mx.array],
+    kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: Values
 ) -> mx.array:
     """Draw on every path, traced or not. logits: [S, V]; positions: uint32 [S], or [] with one row;
     values: of OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch. -1 is in
@@ -121,7 +119,7 @@ def draw(
 
 
 def draw_share(
-    kind: Kind, logits: mx.array, first: int, positions: mx.array, values: dict[str, mx.array]
+    kind: Kind, logits: mx.array, first: int, positions: mx.array, values: Values
 ) -> mx.array:
     """The winner of a share of the vocabulary, of `draw` without filters, penalties and biases:
     int32 [S, 2], the bits of its score and its id. logits: [S, V'], of the tokens from `first` on.
@@ -137,7 +135,7 @@ def _score(
     logits: mx.array,
     positions: mx.array,
     recent: mx.array | None,
-    values: dict[str, mx.array],
+    values: Values,
     first: int = 0,
 ) -> mx.array:
     """Scores of the tokens from `first` on, with noise where a row has a temperature."""
@@ -150,11 +148,7 @@ def _score(
 
 
 def _filter(
-    kind: Kind,
-    logits: mx.array,
-    positions: mx.array,
-    recent: mx.array | None,
-    values: dict[str, mx.array],
+    kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: Values
 ) -> mx.array:
     """Scores [S, V] from whose softmax a row with a temperature draws."""
     scores = process(kind, logits, recent, values)
@@ -172,7 +166,7 @@ def sample(
     logits: mx.array,
     positions: mx.array,
     recent: mx.array | None,
-    values: dict[str, mx.array],
+    values: Values,
     words: mx.array | None = None,
 ) -> mx.array:
     """`draw` behind a `mask` of `words` (see Masks), None for no grammar and no DRY; with the
@@ -214,9 +208,7 @@ def pack(tokens: mx.array, logits: mx.array, count: int) -> mx.array:
     return mx.concatenate([tokens, chosen, ids, top], axis=1)
 
 
-def process(
-    kind: Kind, logits: mx.array, recent: mx.array | None, values: dict[str, mx.array]
-) -> mx.array:
+def process(kind: Kind, logits: mx.array, recent: mx.array | None, values: Values) -> mx.array:
     """sampling.SamplingBatch.processed of arrays alone."""
     scores = logits.astype(mx.float32)
     if kind.biases:
@@ -254,7 +246,7 @@ def _keep_nucleus(scores: mx.array, top_p: mx.array) -> mx.array:
     return mx.where(scores < smallest, -math.inf, scores)
 
 
-def _exclude_top(scores: mx.array, positions: mx.array, values: dict[str, mx.array]) -> mx.array:
+def _exclude_top(scores: mx.array, positions: mx.array, values: Values) -> mx.array:
     """XTC: -inf for all likely tokens but the least likely of them, by the draw of a position."""
     shares = mx.softmax(scores * values["temperature"], axis=-1)
     likely = (shares >= values["xtc_threshold"]) & (scores > -math.inf)
@@ -264,7 +256,7 @@ def _exclude_top(scores: mx.array, positions: mx.array, values: dict[str, mx.arr
     return mx.where(likely & (scores > least) & is_on, -math.inf, scores)
 
 
-def _penalise(scores: mx.array, recent: mx.array, values: dict[str, mx.array]) -> mx.array:
+def _penalise(scores: mx.array, recent: mx.array, values: Values) -> mx.array:
     rows, count = scores.shape
     width = recent.shape[1]
     # each row's own window

@@ -16,7 +16,7 @@ from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.generation.sampling import Kind
 
 from .buffers import Buffer, Buffers
-from .draw import OptionArrays, sample
+from .draw import OptionArrays, Values, sample
 from .packing import Packing
 
 # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
@@ -108,7 +108,7 @@ class Runner:
         self,
         kind: Kind,
         packing: Packing,
-        values: dict[str, mx.array],
+        values: Values,
         token: mx.array,
         position: mx.array,
         *state,
@@ -123,7 +123,7 @@ class Runner:
         logits: mx.array,
         position: mx.array,
         recent: mx.array | None,
-        values: dict[str, mx.array],
+        values: Values,
         words: mx.array | None = None,
     ) -> mx.array:
         """Sample the tokens after `position`, int32 [S], or [] with one slot."""

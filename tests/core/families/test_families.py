@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from making import shared_arithmetic
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.families import FAMILIES
@@ -617,8 +618,8 @@ def test_the_config_means_what_transformers_reads(name):
             (theirs["rope_type"], theirs["rope_theta"], theirs.get("factor"))
             for theirs in (parameters["full_attention"], parameters["sliding_attention"])
         ]
-        assert {(spec.window is not None, spec.rope) for spec in ours.layers} == {
-            (True, 1),
+        assert {(spec.window is not None, spec.angles.start) for spec in ours.layers} == {
+            (True, ours.rotary_dim // 2),
             (False, 0),
         }
     elif "alpha" in parameters:
@@ -788,6 +789,7 @@ def test_a_converted_granite_4_is_a_granite_3():
         assert again.layers == tuple(
             dataclasses.replace(spec, rotates=rotates) for spec in config.layers
         )
+        assert shared_arithmetic(again) == shared_arithmetic(config)
         assert (again.embedding_multiplier, again.logits_multiplier) == (12, 0.1)
 
 
@@ -814,6 +816,7 @@ def test_a_converted_file_means_the_same_model(name):
     divisors = {"": tuple(ratios)} if config.rope.type == "llama3" else {}
     again = LlamaConfig.from_gguf(metadata, {}, divisors, "bfloat16", "model.gguf")
     assert (again.architecture, again.layers) == (config.architecture, config.layers)
+    assert shared_arithmetic(again) == shared_arithmetic(config)
     for table in range(len(config.ropes)):
         for frequencies, wanted in zip(
             rope.inverse_frequencies(again, table=table),

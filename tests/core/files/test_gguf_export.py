@@ -8,13 +8,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from making import SENTENCES, config_fields, make_checkpoint, random_tensors
+from making import SENTENCES, config_fields, make_checkpoint, random_tensors, shared_arithmetic
 from making_gguf import make_gguf
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import Window
 
 
@@ -161,23 +162,37 @@ def test_rope_survives(name, tmp_path):
     assert again == pytest.approx(factor, rel=1e-6)
 
 
-def test_llama3_factors_are_those_of_transformers(tmp_path):
+@pytest.mark.parametrize("family, dim", [("Llama", 64), ("Glm4", 32)])
+def test_llama3_factors_are_those_of_transformers(family, dim, tmp_path):
     """rope_freqs.weight divides the plain frequencies, and gives transformers' own
     (modeling_rope_utils.py).
     """
     rope_utils = pytest.importorskip(
         "transformers.modeling_rope_utils", reason="the judge is transformers"
     )
-    from transformers import LlamaConfig
+    from transformers import AutoConfig
 
-    source = make_checkpoint(tmp_path / "in", head_dim=64, **ROPES["llama3"])
-    write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
+    fields = dict(
+        architectures=[f"{family}ForCausalLM"],
+        model_type=family.lower(),
+        head_dim=64,
+        **({"partial_rotary_factor": dim / 64} if dim < 64 else {}),
+        **ROPES["llama3"],
+    )
+    shapes = LlamaConfig.from_dict(config_fields(**fields)).stored_shapes()
+    tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    source = make_checkpoint(tmp_path / "in", tensors=tensors, **fields)
+    write_gguf(open_checkpoint(source), tmp_path / "out.gguf", "F32")
     factors = gguf_tensors(tmp_path / "out.gguf")["rope_freqs.weight"]
-    config = LlamaConfig.from_pretrained(source)
-    wanted, _ = rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    plain = 10000.0 ** -(np.arange(0, 64, 2) / 64)
+    wanted, _ = rope_utils.ROPE_INIT_FUNCTIONS["llama3"](AutoConfig.from_pretrained(source), "cpu")
+    plain = 10000.0 ** -(np.arange(0, dim, 2) / dim)
     np.testing.assert_allclose(plain / factors, wanted.numpy(), rtol=1e-6)
     assert factors.min() == 1 and factors.max() == 8 and ((factors > 1) & (factors < 8)).any()
+    # and back, where the tensor's divisors become parameters
+    write_mlx(open_checkpoint(tmp_path / "out.gguf"), tmp_path / "back", None)
+    config = AutoConfig.from_pretrained(tmp_path / "back")
+    again, _ = rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    np.testing.assert_allclose(again.numpy(), wanted.numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +241,10 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
     )
     source = open_checkpoint(make_checkpoint(tmp_path / "64", num_hidden_layers=64, **fields))
     write_gguf(source, tmp_path / "out.gguf", "F32")
-    specs = open_checkpoint(tmp_path / "out.gguf").config.layers
+    config = open_checkpoint(tmp_path / "out.gguf").config
+    specs = config.layers
     assert specs == source.config.layers
+    assert shared_arithmetic(config) == shared_arithmetic(source.config)
     assert {(spec.window, spec.rotates) for spec in specs} == {(Window(32), True), (None, False)}
     other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
     with pytest.raises(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import State, Thought, ThoughtFormat, ThoughtParser
+from .base import State, TextPieces, Thought, ThoughtFormat, ThoughtParser
 from .harmony import HARMONY
 from .marks import Marks
 
@@ -21,6 +21,7 @@ FORMATS: tuple[ThoughtFormat, ...] = (
 __all__ = [
     "FORMATS",
     "State",
+    "TextPieces",
     "Thought",
     "ThoughtFormat",
     "ThoughtParser",

@@ -5,13 +5,30 @@ and of the parser that splits it off a streamed answer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 # of a parser: a thought may begin here, is being read, or has ended
 State = Literal["before", "thought", "text"]
+
+
+class TextPieces:
+    """An iterator of pieces of text, which passes over thoughts; `read` gives both."""
+
+    def read(self) -> str | Thought | None:
+        """The next piece of text or of a thought; None at the end."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not isinstance(piece := self.read(), str):
+            if piece is None:
+                raise StopIteration
+        return piece
 
 
 class Thought(NamedTuple):

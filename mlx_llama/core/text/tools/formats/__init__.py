@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-from .base import JSON_OPTIONS, ToolFormat
+from .base import JSON_OPTIONS as JSON_OPTIONS, ToolFormat as ToolFormat
 from .function_tags import FUNCTIONARY_31
 from .functionary import FUNCTIONARY_32
 from .harmony import HARMONY
@@ -46,39 +46,6 @@ FORMATS = (
     UNKNOWN,
     UNKNOWN_IN_USER,
 )
-
-__all__ = [
-    "APERTUS",
-    "APRIEL",
-    "BRIEF",
-    "FIREFUNCTION",
-    "FORMATS",
-    "FUNCTIONARY_31",
-    "FUNCTIONARY_32",
-    "FUNCTOOLS",
-    "GLM",
-    "GRANITE_3",
-    "HARMONY",
-    "HERMES",
-    "IN_SYSTEM",
-    "IN_USER",
-    "JSON_OPTIONS",
-    "LLAMA3",
-    "MINIMAX_M2",
-    "MISTRAL",
-    "MISTRAL_HEADERS",
-    "MISTRAL_IDS",
-    "NEMOTRON",
-    "PHI_4_MINI",
-    "QWEN_CODER",
-    "SEED_OSS",
-    "SMOLLM2",
-    "SMOLLM3",
-    "UNKNOWN",
-    "UNKNOWN_IN_USER",
-    "ToolFormat",
-    "find_format",
-]
 
 
 def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:

@@ -19,7 +19,7 @@ class Hermes(ToolFormat):
     others: tuple[str, ...] = (FUNCTION,)  # Hermes 2 Pro sometimes
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        # of arguments in XML
+        # formats with the same mark whose arguments are XML
         xml = "<function=", "<arg_key>", "<invoke"
         return (
             "<tool_call>" in source
