@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import threading
 from collections import abc
 from dataclasses import dataclass, field
@@ -118,7 +119,12 @@ class Sequence:
     @property
     def needs_token(self) -> bool:
         """True if the host may compute masks or penalties from the last token before a step."""
-        return self.dry is not None or (self.constraint is not None and not self.constraint.is_idle)
+        return self.dry is not None or self.free < 2
+
+    @property
+    def free(self) -> float:
+        """Number of next tokens that are certainly not constrained."""
+        return self.constraint.free if self.constraint else math.inf
 
     @property
     def rated(self) -> int:
