@@ -30,7 +30,7 @@ class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
     renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
-    refused: ClassVar = {"suffix": "the model continues a text: POST /infill fills a gap"}
+    refused: ClassVar = {"suffix": "the model only continues a text"}
     switched_off: ClassVar = {"suffix": ("",), **CommonFields.switched_off}
 
     prompt: str | list[str] | TokenIds | list[TokenIds]

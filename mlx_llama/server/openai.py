@@ -156,10 +156,10 @@ def _adapt_continuation(values: dict[str, Any]) -> None:
     if values.get("add_generation_prompt") is True:
         text = "contradicts add_generation_prompt: send only one"
         raise bad_field("continue_final_message", "one of both", text, True)
-    last = (values.get("messages") or [None])[-1]
-    if isinstance(last, dict) and last.get("role") == "assistant":
-        del values["continue_final_message"]
-        values.pop("add_generation_prompt", None)
+    match values.get("messages"):
+        case [*_, {"role": "assistant"}]:
+            del values["continue_final_message"]
+            values.pop("add_generation_prompt", None)
 
 
 class ChatWriter(OpenAIWriter):

@@ -16,7 +16,7 @@ SHAPES = json.loads((Path(__file__).parents[1] / "data/client_shapes.json").read
 REFUSED = {
     "chat: msg: messages []": "there is no question to answer",
     "resp: input []": "there is no question to answer",
-    "comp: suffix": "llama-server ignores the text that the answer must lead to; /infill takes one",
+    "comp: suffix": "llama-server ignores the text that the answer must lead to",
     "resp: background true": "the client would wait for a response that is not kept",
     "POST from Origin localhost:3000": "pages are served where an API key is set",
     "GET models Origin localhost:3000": "pages are served where an API key is set",
