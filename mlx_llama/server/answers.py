@@ -472,7 +472,8 @@ def _encode(
     if not _is_chat(ask.prompt):
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
     messages, beginning = _split_beginning(ask.prompt)
-    template = find_template(llm).choose(bool(ask.toolbox.offered))
+    documents = ask.variables.get("documents")
+    template = find_template(llm).choose(bool(ask.toolbox.offered), bool(documents))
     if llm.template is None:
         ask.note("chat_template: chatml")
     variables = _pick_variables(template.source, ask)
@@ -522,7 +523,6 @@ def _encode_text(llm: LLM, text: str) -> list[int]:
 _RENDERING = (  # arguments of the renderer
     "messages",
     "tools",
-    "documents",
     "add_generation_prompt",
     "check_count",
     "tokenizer",

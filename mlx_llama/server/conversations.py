@@ -27,6 +27,10 @@ from .tooling import build_toolbox, check_rule
 
 MESSAGES = Field(min_length=1, max_length=2048)
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
+Documents = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=2048, description="texts to answer from, for templates that show them"),
+]
 Description = Annotated[str, Field(max_length=1 << 18)]
 
 
@@ -371,6 +375,7 @@ class Conversing(Body):
     format_field: ClassVar[str] = ""  # place of the answer's format
 
     chat_template_kwargs: TemplateVariables = {}
+    documents: Documents = []
     tools: Sequence[Any]  # with a method `described`
     truncation: Literal["auto", "disabled"] | None = Field(
         None,
@@ -396,7 +401,7 @@ class Conversing(Body):
 
     def prompt_ask(self, messages: list[dict[str, Any]]) -> Ask:
         """Translate the prompt alone, without options. Raises Refusal."""
-        variables = self.chat_template_kwargs
+        documents = {"documents": self.documents} if self.documents else {}
         truncates = None if self.truncation is None else self.truncation == "auto"
         return Ask(
             messages,
@@ -404,7 +409,7 @@ class Conversing(Body):
             {},
             self.toolbox(),
             truncates=truncates,
-            variables=variables,
+            variables={**self.chat_template_kwargs, **documents},
         )
 
     def ask(self, messages: list[dict[str, Any]]) -> Ask:

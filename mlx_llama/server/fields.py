@@ -262,6 +262,8 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
         for name in ("enable_thinking", "reasoning_effort"):
             names[f"chat_template_kwargs.{name}"] = switch
+    if values.get("documents") is not None:
+        names["chat_template_kwargs.documents"] = "documents"
     try:
         return check_values(values, kind, settings, lambda place: note(request, place))
     except Refusal as refusal:

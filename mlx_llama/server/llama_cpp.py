@@ -19,7 +19,7 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.thinking import has_switch
 
 from .answers import find_template
-from .conversations import MESSAGES, FunctionTool, Message
+from .conversations import MESSAGES, Documents, FunctionTool, Message
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
@@ -90,6 +90,7 @@ class TemplateRequest(Body):
     """POST /apply-template."""
 
     messages: list[Message] = MESSAGES
+    documents: Documents = []
     tools: list[FunctionTool] = []
     add_generation_prompt: bool = True
 
@@ -101,10 +102,10 @@ async def apply_template(request: Request, body: TemplateRequest) -> Response:
     box = build_toolbox([tool.described() for tool in body.tools], "auto", True)
 
     def work(llm: LLM) -> str:
-        if not box.tools:
-            return find_template(llm).render(messages, body.add_generation_prompt)
-        prompted, extras = tool_format(llm).offer(messages, box.tools)
-        template = llm.require_template().choose(True)
+        template = find_template(llm).choose(bool(box.tools), bool(body.documents))
+        form = tool_format(llm) if box.tools else None
+        prompted, extras = form.offer(messages, box.tools) if form else (messages, {})
+        extras = {"documents": body.documents or None, **extras}
         return template.render(prompted, body.add_generation_prompt, **extras)
 
     return Json({"prompt": await with_model(request, work, "messages")})

@@ -51,6 +51,7 @@ FREE = {
     "schema_",
     "logit_bias",
     "chat_template_kwargs",
+    "documents",
 }
 
 

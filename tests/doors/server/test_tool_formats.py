@@ -350,14 +350,16 @@ def test_formats_that_need_the_tools_or_the_prompt(name, answer, tmp_path):
     assert '"a": 1, "b": 2' in calls[0].function.arguments
 
 
-def test_a_template_for_tools_is_chosen_by_the_request(tmp_path):
-    """Of a checkpoint with two templates, and its format of calls is that template's."""
+def test_a_template_is_chosen_by_the_request(tmp_path):
+    """Of a checkpoint with several templates. The format of calls is that of the one for tools."""
     template, calls = tool_formats()["qwen2.5"]
     folder = make_scripted_checkpoint(
         tmp_path / "m", "{% for m in messages %}[{{ m.content }}]{% endfor %}"
     )
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates/tool_use.jinja").write_text(template, encoding="utf-8")
+    rag = "{% for d in documents %}<{{ d.title }}: {{ d.text }}>{% endfor %}{{ messages[-1].content }}"  # noqa: E501
+    (folder / "additional_chat_templates/rag.jinja").write_text(rag)
     llm = load(folder, backend="cpu")
     server = Inside(lambda: llm, alias="m").ready()
     try:
@@ -378,5 +380,17 @@ def test_a_template_for_tools_is_chosen_by_the_request(tmp_path):
         assert "<tools>" in shown
         shown = server.post("/apply-template", messages=QUESTION).json()["prompt"]
         assert shown == f"[{QUESTION[0]['content']}]"
+        brought = {"documents": [{"title": "A", "text": "b"}]}
+        variables = {"chat_template_kwargs": brought}
+        with Script(llm, *["Hello"] * 3) as script:
+            for more in (brought, variables):
+                done = server.post("/v1/chat/completions", **asked, **more)
+                assert "x-mlx-llama-noted" not in done.headers
+            done = server.post("/v1/chat/completions", **asked, **brought, tools=TOOLS)
+            assert done.headers["x-mlx-llama-noted"] == "documents"  # no place in this template
+        wanted = f"<A: b>{QUESTION[0]['content']}"
+        assert [prompt.endswith(wanted) for prompt in script.prompts] == [True, True, False]
+        shown = server.post("/apply-template", messages=QUESTION, **brought).json()["prompt"]
+        assert shown == wanted
     finally:
         server.close()
