@@ -73,7 +73,7 @@ def test_what_llama_server_serves_is_served(area, server):
     }, refused
 
 
-def test_what_is_passed_over_is_told_in_the_answer_and_the_log(server):
+def test_ignored_fields_are_noted_in_the_answer_and_the_log(server):
     messages = [{"role": "user", "content": "hi", "timestamp": 1}]
     done = server.post(
         "/v1/chat/completions",
