@@ -70,12 +70,8 @@ class _PromptTooLong(ContextError):
         self.count = count
 
 
-class Failure(Exception):
+class Failure(Refusal):
     """The end of an answer that is not the request's fault: a failed step, a timeout, shutdown."""
-
-    def __init__(self, status: int, code: str, message: str):
-        super().__init__(message)
-        self.refusal = Refusal(status, code, message=message)
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,8 @@ class Answers:
         self._failure: Failure | None = None
         self.began = time.monotonic()
         text = f"the request took longer than {seconds:g} seconds (--timeout)"
-        self._timer = self._loop.call_later(seconds, self.stop, Failure(504, "timeout", text))
+        timeout = Failure(504, "timeout", message=text)
+        self._timer = self._loop.call_later(seconds, self.stop, timeout)
         self.asks: Sequence[Ask] = ()
         self.prompts: list[list[int]] = []
         self.dropped: list[int] = []  # messages that no longer fitted, of each ask
@@ -186,7 +183,7 @@ class Answers:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
                     text = completion.error or "the answer was interrupted"
-                    raise Failure(500, "generation_failed", text)
+                    raise Failure(500, "generation_failed", message=text)
                 if tokens or is_last:
                     now = time.monotonic()
                     metrics.observe_tokens(len(tokens), now - last[i], is_first=not sent[i])
@@ -366,7 +363,7 @@ class Desk:
     def stop_all(self) -> None:
         """Cancel all answers and notify their clients."""
         for answers in list(self._open):
-            answers.stop(Failure(503, "shutting_down", "the server is shutting down"))
+            answers.stop(Failure(503, "shutting_down", message="the server is shutting down"))
 
 
 def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[Request, int]:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from .conversations import AnswerFields
 from .faults import Fault, fault_of
 from .fields import Body, Count, Note
-from .replies import DONE, FINGERPRINT, Events, Writer, list_progress, write_timings, write_usage
+from .replies import DONE, FINGERPRINT, Events, Writer, write_timings, write_usage
 from .tooling import Reader
 
 
@@ -113,21 +113,17 @@ class OpenAIWriter(Writer):
         return {**self.head(self.chunk_kind), **usage, "choices": choices, **more}
 
     def part(
-        self, reader: Reader, content: Any, reason: str | None = None, logprobs: Any = None
+        self, reader: Reader, content: Any = None, reason: str | None = None, logprobs: Any = None
     ) -> dict[str, Any]:
-        """Write an event with a part of an answer."""
+        """Write an event with a part of an answer. content: None for no text."""
         fields = {"logprobs": logprobs, "finish_reason": reason}
         options = self.body.stream_options
         is_counted = options.include_usage and options.continuous_usage_stats
         usage = {"usage": write_usage([reader])} if is_counted else {}
-        return self.chunk({"index": reader.index, **content, **fields}, **usage)
-
-    def progress(self, reader: Reader, processed: int) -> Events:
-        for progress in list_progress(reader, processed):
-            yield self.part(reader, self.empty) | {"prompt_progress": progress}
+        return self.chunk({"index": reader.index, **(content or self.empty), **fields}, **usage)
 
     def end(self, reader: Reader) -> Events:
-        yield self.part(reader, self.empty, finish_reason(reader)) | self.verbose(reader)
+        yield self.part(reader, None, finish_reason(reader)) | self.verbose(reader)
 
     def finish(self, readers: Sequence[Reader]) -> Events:
         if self.body.stream_options.include_usage:

@@ -14,15 +14,7 @@ from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Ask
-from .fields import (
-    Body,
-    Likeliest,
-    ModelName,
-    Note,
-    OptionFields,
-    Strict,
-    TemplateVariables,
-)
+from .fields import Body, Likeliest, ModelName, Note, OptionFields, Strict, TemplateVariables
 from .tooling import build_toolbox, check_rule
 
 MESSAGES = Field(min_length=1, max_length=2048)

@@ -25,7 +25,6 @@ from .replies import (
     Writer,
     choices_of,
     desk_of,
-    list_progress,
     reply,
     with_model,
     write_timings,
@@ -163,21 +162,17 @@ class LlamaWriter(Writer):
         }
         return _pick(full, body.response_fields)
 
-    def part(self, reader: Reader, content: str, tokens: list[int]) -> dict[str, Any]:
+    def part(self, reader: Reader, content: str = "", tokens: Sequence[int] = ()) -> dict[str, Any]:
         """Write the fields of an event before the last."""
         return {
             "index": reader.index,
             "content": content,
-            "tokens": tokens,
+            "tokens": list(tokens),
             "stop": False,
             "id_slot": reader.answers.slots[reader.index],
             "tokens_predicted": reader.count if tokens else 0,
             "tokens_evaluated": reader.completion.prompt_tokens,
         }
-
-    def progress(self, reader: Reader, processed: int) -> Events:
-        for progress in list_progress(reader, processed):
-            yield self.part(reader, "", []) | {"prompt_progress": progress}
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if token is None:

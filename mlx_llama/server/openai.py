@@ -28,14 +28,7 @@ from .conversations import (
 )
 from .faults import Fault, bad_field
 from .fields import RULES, Body, Note, OptionFields, find_conflict
-from .replies import (
-    Events,
-    Json,
-    check_model,
-    choices_of,
-    count_prompt,
-    reply,
-)
+from .replies import Events, Json, check_model, choices_of, count_prompt, reply
 from .schemas import serves
 from .tooling import Piece, Reader, list_logprobs
 

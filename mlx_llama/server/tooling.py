@@ -89,11 +89,6 @@ class Reader:
             self.parser = ToolParser(tool_format(self.llm), toolbox.offered)
 
     @property
-    def thought_tokens(self) -> int:
-        """Tokens of thoughts so far."""
-        return self.completion.reasoning_tokens
-
-    @property
     def calls(self) -> list[ToolCall]:
         """Calls so far."""
         return self.parser.calls if self.parser else []
