@@ -9,7 +9,6 @@ from pydantic import Field
 from starlette.requests import Request
 
 from .conversations import AnswerFields
-from .faults import Fault, fault_of
 from .fields import Body, Count, Note
 from .replies import DONE, FINGERPRINT, Events, Writer, write_timings, write_usage
 from .tooling import Reader
@@ -47,18 +46,6 @@ class CommonFields(AnswerFields):
         super().adapt(values, note)
         if values.get("stream", False) is False and values.pop("stream_options", None):
             note("stream_options")
-
-    @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        return super().check_together(values) + cls.needs(values, "stream_options", "stream")
-
-    @staticmethod
-    def needs(values: Mapping[str, Any], field: str, switch: str) -> list[Fault]:
-        """List the fault of a field without its switch; [] if there is none."""
-        if field not in values or values.get(switch, False) is not False:
-            return []
-        rule = f"only with {switch}: true"
-        return [fault_of(field, rule, rule, values[field])]
 
 
 class OpenAIWriter(Writer):

@@ -23,6 +23,7 @@ from .settings import Settings
 MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
+NOT_AS_SENT = "cannot be served as sent: leave it out, or start the server without --strict"
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
 Note = Callable[[str], None]  # reports an ignored place in the body
 TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: report the first fault only
@@ -149,26 +150,12 @@ class OptionFields(Dialect, _TableFields):
             values["seed"] = seed % 2**64
         if isinstance(stop := values.get("stop"), list):
             values["stop"] = [text for text in stop if text != ""]
-        if cls._lacks_logprobs(values):
-            del values["post_sampling_probs"]
+        asks = {"logprobs", "top_logprobs", "include"} & values.keys()
+        if not asks and values.pop("post_sampling_probs", False):
             note("post_sampling_probs")
         for name, nothing in (("stop", ""), ("logit_bias", [])):
             if values.get(name) == nothing:
                 del values[name]
-
-    @classmethod
-    def _lacks_logprobs(cls, values: Mapping[str, Any]) -> bool:
-        """True for a request of probabilities that does not say of how many tokens."""
-        asks = {"logprobs", "top_logprobs", "include"} & values.keys()
-        return bool(values.get("post_sampling_probs")) and not asks
-
-    @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values)
-        if cls._lacks_logprobs(values):
-            rule = "only with logprobs"
-            faults.append(fault_of("post_sampling_probs", rule, rule, True))
-        return faults
 
     @field_validator("schema", mode="before")
     @classmethod
@@ -349,6 +336,7 @@ def check_values(
 ) -> Parsed:
     """Check a JSON object, which is modified. Raises Refusal with every fault."""
     faults: list[Fault] = []
+    ignored: list[Fault] = []
     body: Any = None
     renamed = kind.renamed
     adapted = {
@@ -369,8 +357,11 @@ def check_values(
                 else:
                     note(ours)
             adapted[ours] = value
-    if not settings.is_strict:
-        kind.adapt(adapted, note)
+
+    def refuse_noted(place: str) -> None:
+        ignored.append(fault_of(place, "unsupported", NOT_AS_SENT, _look_up(values, place)))
+
+    kind.adapt(adapted, refuse_noted if settings.is_strict else note)
     while True:
         try:
             body = kind.model_validate(adapted)
@@ -389,7 +380,8 @@ def check_values(
         break
     known = {fault.field for fault in faults}
     present = {name: value for name, value in adapted.items() if value is not None}
-    faults += [fault for fault in kind.check_together(present) if fault.field not in known]
+    more = (*kind.check_together(present), *ignored)
+    faults += [fault for fault in more if fault.field not in known]
     if faults:
         raise Refusal(400, _CODES.get(faults[0].constraint, "invalid_value"), faults)
     return body

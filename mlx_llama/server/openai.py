@@ -90,9 +90,10 @@ class ChatRequest(CommonFields, OpenAIFields):
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        if (functions := values.pop("functions", None)) and isinstance(functions, list):
+        if isinstance(functions := values.get("functions"), list):
             tools = [{"type": "function", "function": function} for function in functions]
             values.setdefault("tools", tools)
+            del values["functions"]
         if (choice := values.pop("function_call", None)) is not None:
             is_name = isinstance(choice, dict)
             named = {"type": "function", "function": choice} if is_name else choice
@@ -116,8 +117,7 @@ class ChatRequest(CommonFields, OpenAIFields):
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values) + cls.needs(values, "top_logprobs", "logprobs")
-        form = values.get("response_format")
+        faults, form = super().check_together(values), values.get("response_format")
         return faults + (find_conflict("response_format", form, values) if is_rule(form) else [])
 
     def requested_options(self) -> dict[str, Any]:

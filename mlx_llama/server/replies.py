@@ -22,8 +22,8 @@ from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 
 from .answers import Answers, Ask, Desk, Failure, prepare, refuse, until_gone
-from .faults import Refusal, rename_fault, write_anthropic, write_ollama, write_openai
-from .fields import note
+from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
+from .fields import NOT_AS_SENT, note
 from .tooling import Piece, Reader
 
 Result = TypeVar("Result")
@@ -102,7 +102,14 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
 
 def _with_notes(request: Request, ask: Ask) -> Ask:
     names = request.scope.get("names", {})
-    return replace(ask, note=lambda place: note(request, names.get(place, place)))
+
+    def report(place: str) -> None:
+        named = names.get(place, place)
+        if place.startswith("chat_template_kwargs") and desk_of(request).settings.is_strict:
+            raise bad_field(named, "unsupported", NOT_AS_SENT)
+        note(request, named)
+
+    return replace(ask, note=report)
 
 
 class Writer:

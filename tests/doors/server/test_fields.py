@@ -225,3 +225,19 @@ def test_strange_names_of_fields_are_noted_in_a_header_of_ascii(lenient):
     assert done.status_code == 200 and "set-cookie" not in done.headers, done.text
     assert "a??Set-Cookie: x?" in done.headers["x-mlx-llama-noted"]
     assert len(done.headers["x-mlx-llama-noted"]) < 3000
+
+
+def test_a_strict_server_translates_and_refuses_what_would_be_ignored(guide):
+    """Also where only the model's template tells that a field has no effect."""
+    path, body = CHAT
+    tools = {"functions": [{"name": "f"}], "function_call": "none"}
+    for more in (tools, {"stop": "", "top_k": -1, "seed": -1}, {"reasoning_effort": None}):
+        assert guide.post(path, **body, **more, max_tokens=2).status_code == 200
+    options = {"num_predict": 2, "temperature": 0}
+    done = guide.post("/api/chat", **body, options=options, stream=False)
+    assert done.status_code == 200 and done.json()["eval_count"] == 2
+    for field, value in (("reasoning_effort", "low"), ("stream_options", {"include_usage": True})):
+        [fault] = guide.post(path, **body, **{field: value}).json()["errors"]
+        assert (fault["field"], fault["constraint"]) == (field, "unsupported")
+    [fault] = guide.post("/api/chat", **body, options={"num_ctx": 9}).json()["errors"]
+    assert fault["field"] == "options.num_ctx"

@@ -429,7 +429,7 @@ def test_numbers_of_a_stream_of_responses_count_up(guide):
         ("/v1/chat/completions", "modalities", ["text", "audio"]),
         ("/v1/chat/completions", "store", True),
         ("/v1/chat/completions", "service_tier", "flex"),
-        ("/v1/chat/completions", "functions", []),
+        ("/v1/chat/completions", "functions", 5),
         ("/v1/completions", "suffix", "x"),
         ("/v1/completions", "best_of", 2),
         ("/v1/responses", "background", True),

@@ -27,11 +27,11 @@ QUESTION = [{"role": "user", "content": "hi"}]
 
 def test_every_fault_is_reported_with_field_constraint_and_value(guide):
     body = {
-        "messages": [{"role": "robot", "content": 3}, {"role": "user"}],
-        "max_tokens": -1,
+        "messages": [{"role": "robot", "content": 3}, {"role": "user", "reasoning_content": "x"}],
+        "max_tokens": -2,
         "temperature": "warm",
         "top_p": 7,
-        "stop": [""],
+        "stop": [3],
         "logit_bias": 3,
         "seed": -5,
         "stream": "yes",
@@ -61,9 +61,9 @@ def test_every_fault_is_reported_with_field_constraint_and_value(guide):
         "field": "max_tokens",
         "constraint": ">= 0",
         "message": "max_tokens: must be >= 0",
-        "value": -1,
+        "value": -2,
     }
-    assert faults["top_p"]["constraint"] == "<= 1.0" and faults["seed"]["constraint"] == ">= 0"
+    assert faults["top_p"]["constraint"] == "<= 1.0" and "as sent" in faults["seed"]["message"]
     assert faults["messages[0].content"]["constraint"] == "string or array"
     assert "did you mean temperature" in faults["tempreature"]["message"]
     assert "not supported" in faults["audio"]["message"]
@@ -285,6 +285,7 @@ def test_faults_of_several_fields_together_are_reported_with_the_others(guide):
         guide,
         messages=[],
         stream_options={"include_usage": True},
+        logprobs=False,
         top_logprobs=3,
         model="nope",
         regex="(",
