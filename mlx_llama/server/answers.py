@@ -306,10 +306,13 @@ class Desk:
             return name
         if not self.settings.is_strict and not self.keeper.adapters:
             return names[0]
+        raise self.refuse_name(name)
+
+    def refuse_name(self, name: str) -> Refusal:
+        """Refuse a request for another model."""
         served = ", ".join(self.served)
         text = f"there is no model {name!r:.100} here: this server has {served}"
-        constraint = f"one of {served}, default"
-        raise bad_field("model", constraint, text, name, 404, "model_not_found")
+        return bad_field("model", f"one of {served}, default", text, name, 404, "model_not_found")
 
     def is_name(self, name: str) -> bool:
         """True for a name of the model or of an adapter, ignoring case and the ending .gguf."""

@@ -191,7 +191,8 @@ class FunctionBody(Body):
 
     def described(self) -> dict[str, Any]:
         """Describe the tool for core."""
-        return describe_function(self.name, self.description, self.parameters)
+        names = {"name", "description", "parameters"}
+        return {"type": "function", "function": self.model_dump(include=names, by_alias=False)}
 
 
 class FunctionTool(Body):
@@ -203,12 +204,6 @@ class FunctionTool(Body):
     def described(self) -> dict[str, Any]:
         """Describe the tool for core."""
         return self.function.described()
-
-
-def describe_function(name: str, description: str, parameters: Any) -> dict[str, Any]:
-    """Describe a tool for core."""
-    function = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": function}
 
 
 def adapt_allowed_tools(values: dict[str, Any]) -> None:

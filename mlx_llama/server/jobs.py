@@ -183,10 +183,8 @@ async def make_job(request: Request, body: JobRequest) -> Response:
     check_model(request, body.model)
     jobs: Jobs = request.app.state.jobs
     jobs.make_room()
-    prompt = (
-        body.prompt if body.messages is None else [message.plain() for message in body.messages]
-    )
-    name = "prompt" if body.messages is None else "messages"
+    prompt: Any = [message.plain() for message in body.messages or ()] or body.prompt
+    name = "messages" if body.messages else "prompt"
     variables = body.chat_template_kwargs
     ask = Ask(prompt, name, body.requested_options(), variables=variables)
     answers = await submit(request, [ask])

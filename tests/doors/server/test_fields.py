@@ -36,6 +36,7 @@ TYPES = [
 NO_EFFECT = {
     "FunctionBody": {"strict"},
     "ResponsesTool": {"strict"},
+    "AnthropicTool": {"strict"},
     "NamedSchema": {"description"},
     "TextFormat": {"description"},
     # in answers of ours that are sent back
