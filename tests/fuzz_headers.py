@@ -394,8 +394,8 @@ def damage(seed: Seed, rng: random.Random) -> dict[str, bytes]:
         else:  # safetensors: the JSON of its header, mostly with a length that fits
             length = min(int.from_bytes(raw[:8], "little"), len(raw))
             text = damage_json(bytes(raw[8 : 8 + length]), rng)
-            told = len(text) if rng.random() < 0.95 else rng.choice(NUMBERS)
-            raw = bytearray(struct.pack("<Q", told) + text + raw[8 + length :])
+            size = len(text) if rng.random() < 0.95 else rng.choice(NUMBERS)
+            raw = bytearray(struct.pack("<Q", size) + text + raw[8 + length :])
         changed[name] = raw
     return {name: bytes(raw) for name, raw in changed.items()}
 
@@ -483,9 +483,9 @@ def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Cou
                 )
             for file in changed:
                 (place / file).write_bytes(seed.files[file])
-    told = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
     print(
-        f"{kind}: {count} cases: {told}; slowest {slowest:.2f} s, memory "
+        f"{kind}: {count} cases: {counts}; slowest {slowest:.2f} s, memory "
         f"+{(peak_memory() - before) >> 20} MB"
     )
     return outcomes

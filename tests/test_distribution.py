@@ -60,14 +60,14 @@ def built(tracked, tmp_path_factory) -> tuple[Path, Path]:
         timeout=600,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
     )
-    told = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     # MANIFEST.in leaves out compiled files, of which this copy has none.
     warnings = [
         line
-        for line in told.splitlines()
+        for line in output.splitlines()
         if "warning" in line.lower() and "'*.py[cod]'" not in line
     ]
-    assert done.returncode == 0 and not warnings, told
+    assert done.returncode == 0 and not warnings, output
     [archive], [wheel] = out.glob("*.tar.gz"), out.glob("*.whl")
     return archive, wheel
 

@@ -74,12 +74,14 @@ def test_defaults_and_limits_are_those_of_the_options_table():
 
 
 def test_every_command_of_the_shell_and_of_the_repl_has_a_fact():
-    told = " ".join(fact.answer for fact in talk.FACTS.values())
+    answers = " ".join(fact.answer for fact in talk.FACTS.values())
     for door in DOORS:
-        assert f"mlx_llama.{door}" in told
+        assert f"mlx_llama.{door}" in answers
     for command in REPL:
         names = [command, *(other for other, meant in OTHER_NAMES.items() if meant == command)]
-        assert any(re.search(rf"`/{name}[ `]", told) for name in names if name.isalpha()), command
+        assert any(re.search(rf"`/{name}[ `]", answers) for name in names if name.isalpha()), (
+            command
+        )
 
 
 def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anything_written(

@@ -70,12 +70,8 @@ class _PromptTooLong(ContextError):
         self.count = count
 
 
-class Failure(Exception):
+class Failure(Refusal):
     """The end of an answer that is not the request's fault: a failed step, a timeout, shutdown."""
-
-    def __init__(self, status: int, code: str, message: str):
-        super().__init__(message)
-        self.refusal = Refusal(status, code, message=message)
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,8 @@ class Answers:
         self._failure: Failure | None = None
         self.began = time.monotonic()
         text = f"the request took longer than {seconds:g} seconds (--timeout)"
-        self._timer = self._loop.call_later(seconds, self.stop, Failure(504, "timeout", text))
+        timeout = Failure(504, "timeout", message=text)
+        self._timer = self._loop.call_later(seconds, self.stop, timeout)
         self.asks: Sequence[Ask] = ()
         self.prompts: list[list[int]] = []
         self.dropped: list[int] = []  # messages that no longer fitted, of each ask
@@ -186,7 +183,7 @@ class Answers:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
                     text = completion.error or "the answer was interrupted"
-                    raise Failure(500, "generation_failed", text)
+                    raise Failure(500, "generation_failed", message=text)
                 if tokens or is_last:
                     now = time.monotonic()
                     metrics.observe_tokens(len(tokens), now - last[i], is_first=not sent[i])
@@ -309,10 +306,13 @@ class Desk:
             return name
         if not self.settings.is_strict and not self.keeper.adapters:
             return names[0]
+        raise self.refuse_name(name)
+
+    def refuse_name(self, name: str) -> Refusal:
+        """Refuse a request for another model."""
         served = ", ".join(self.served)
         text = f"there is no model {name!r:.100} here: this server has {served}"
-        constraint = f"one of {served}, default"
-        raise bad_field("model", constraint, text, name, 404, "model_not_found")
+        return bad_field("model", f"one of {served}, default", text, name, 404, "model_not_found")
 
     def is_name(self, name: str) -> bool:
         """True for a name of the model or of an adapter, ignoring case and the ending .gguf."""
@@ -366,7 +366,7 @@ class Desk:
     def stop_all(self) -> None:
         """Cancel all answers and notify their clients."""
         for answers in list(self._open):
-            answers.stop(Failure(503, "shutting_down", "the server is shutting down"))
+            answers.stop(Failure(503, "shutting_down", message="the server is shutting down"))
 
 
 def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[Request, int]:
@@ -468,7 +468,8 @@ def _encode(
     if not _is_chat(ask.prompt):
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
     messages, beginning = _split_beginning(ask.prompt)
-    template = find_template(llm).choose(bool(ask.toolbox.offered))
+    documents = ask.variables.get("documents")
+    template = find_template(llm).choose(bool(ask.toolbox.offered), bool(documents))
     if llm.template is None:
         ask.note("chat_template: chatml")
     variables = _pick_variables(template.source, ask)
@@ -518,7 +519,6 @@ def _encode_text(llm: LLM, text: str) -> list[int]:
 _RENDERING = (  # arguments of the renderer
     "messages",
     "tools",
-    "documents",
     "add_generation_prompt",
     "check_count",
     "tokenizer",

@@ -13,11 +13,9 @@ from starlette.responses import Response
 from .conversations import (
     MESSAGES,
     Conversing,
-    Description,
+    FunctionBody,
     SchemaBody,
-    ToolName,
     adapt_thinking,
-    describe_function,
     format_options,
     plain_call,
     plain_message,
@@ -95,17 +93,11 @@ class AnthropicMessage(Body):
         return [*results, *([message] if message["content"] or not results else [])]
 
 
-class AnthropicTool(Body):
+class AnthropicTool(FunctionBody):
     """A tool that the model may call."""
 
     type: Literal["custom"] = "custom"
-    name: ToolName
-    description: Description = ""
-    input_schema: dict[str, Any]
-
-    def described(self) -> dict[str, Any]:
-        """Describe the tool for core."""
-        return describe_function(self.name, self.description, self.input_schema)
+    parameters: dict[str, Any] = Field(alias="input_schema")
 
 
 class AnthropicChoice(Body):

@@ -9,9 +9,8 @@ from pydantic import Field
 from starlette.requests import Request
 
 from .conversations import AnswerFields
-from .faults import Fault, fault_of
 from .fields import Body, Count, Note
-from .replies import DONE, FINGERPRINT, Events, Writer, list_progress, write_timings, write_usage
+from .replies import DONE, FINGERPRINT, Events, Writer, write_timings, write_usage
 from .tooling import Reader
 
 
@@ -47,18 +46,6 @@ class CommonFields(AnswerFields):
         super().adapt(values, note)
         if values.get("stream", False) is False and values.pop("stream_options", None):
             note("stream_options")
-
-    @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        return super().check_together(values) + cls.needs(values, "stream_options", "stream")
-
-    @staticmethod
-    def needs(values: Mapping[str, Any], field: str, switch: str) -> list[Fault]:
-        """List the fault of a field without its switch; [] if there is none."""
-        if field not in values or values.get(switch, False) is not False:
-            return []
-        rule = f"only with {switch}: true"
-        return [fault_of(field, rule, rule, values[field])]
 
 
 class OpenAIWriter(Writer):
@@ -113,21 +100,17 @@ class OpenAIWriter(Writer):
         return {**self.head(self.chunk_kind), **usage, "choices": choices, **more}
 
     def part(
-        self, reader: Reader, content: Any, reason: str | None = None, logprobs: Any = None
+        self, reader: Reader, content: Any = None, reason: str | None = None, logprobs: Any = None
     ) -> dict[str, Any]:
-        """Write an event with a part of an answer."""
+        """Write an event with a part of an answer. content: None for no text."""
         fields = {"logprobs": logprobs, "finish_reason": reason}
         options = self.body.stream_options
         is_counted = options.include_usage and options.continuous_usage_stats
         usage = {"usage": write_usage([reader])} if is_counted else {}
-        return self.chunk({"index": reader.index, **content, **fields}, **usage)
-
-    def progress(self, reader: Reader, processed: int) -> Events:
-        for progress in list_progress(reader, processed):
-            yield self.part(reader, self.empty) | {"prompt_progress": progress}
+        return self.chunk({"index": reader.index, **(content or self.empty), **fields}, **usage)
 
     def end(self, reader: Reader) -> Events:
-        yield self.part(reader, self.empty, finish_reason(reader)) | self.verbose(reader)
+        yield self.part(reader, None, finish_reason(reader)) | self.verbose(reader)
 
     def finish(self, readers: Sequence[Reader]) -> Events:
         if self.body.stream_options.include_usage:

@@ -39,37 +39,17 @@ _VALUES = {
     "--api-key-file": ("FILE", "", "file of keys, one per line"),
     "--ssl-key-file --ssl-keyfile": ("FILE", "", "private key, for https"),
     "--ssl-cert-file --ssl-certfile": ("FILE", "", "certificate, for https"),
-    "--timeout -to": (
-        "SECONDS",
-        f"{_DEFAULT.timeout:g}",
-        "maximum time of a request, including its wait in the queue",
-    ),
-    "--queue": (
-        "N",
-        f"{_DEFAULT.queue}",
-        "maximum number of requests waiting for a row; more get 503",
-    ),
-    "--max-connections": (
-        "N",
-        f"{_DEFAULT.max_connections}",
-        "maximum number of open connections; more get 503",
-    ),
+    "--timeout -to": ("SECONDS", f"{_DEFAULT.timeout:g}", "time limit of a request, wait included"),
+    "--queue": ("N", f"{_DEFAULT.queue}", "requests that may wait for a row; more get 503"),
+    "--max-connections": ("N", f"{_DEFAULT.max_connections}", "open connections; more get 503"),
     "--max-body": ("SIZE", "8MiB", "maximum size of a request body, such as 8MB"),
     "--shutdown-seconds": (
         "SECONDS",
         f"{_DEFAULT.shutdown_seconds:g}",
         "time for running requests to finish after SIGTERM",
     ),
-    "--idle-unload": (
-        "MINUTES",
-        "",
-        "unload the model after this long without a request; the next request reloads it",
-    ),
-    "--slot-save-path": (
-        "FOLDER",
-        "",
-        "allow POST /slots/0?action=save and restore, with files in this folder",
-    ),
+    "--idle-unload": ("MINUTES", "", "unload the model after this time idle; a request reloads it"),
+    "--slot-save-path": ("FOLDER", "", "folder of POST /slots/0?action=save and restore; else off"),
 }
 _LISTS = {  # repeatable flags
     "--api-key": (
@@ -184,12 +164,9 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
                 f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
                 "https://example.org, or localhost or *"
             )
-    defaults = Settings()
-    idle = (
-        None
-        if parsed.idle_unload is None
-        else 60 * parse_number("--idle-unload", parsed.idle_unload, 0.001, 1e6, False)
-    )
+    idle = parsed.idle_unload
+    if idle is not None:
+        idle = 60 * parse_number("--idle-unload", idle, 0.001, 1e6, False)
     if parsed.slot_save_path is not None and not os.path.isdir(parsed.slot_save_path):
         raise OptionsError(f"--slot-save-path {parsed.slot_save_path}: is not a folder")
     if (parsed.ssl_key_file is None) != (parsed.ssl_cert_file is None):
@@ -206,7 +183,7 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         queue=parse_number("--queue", parsed.queue, 0, 1e6),
         timeout=parse_number("--timeout", parsed.timeout, 0.001, 1e7, False),
         max_connections=parse_number("--max-connections", parsed.max_connections, 1, 1e5),
-        max_body=parse_memory(parsed.max_body, "max_body") or defaults.max_body,
+        max_body=parse_memory(parsed.max_body, "max_body") or _DEFAULT.max_body,
         shutdown_seconds=parse_number("--shutdown-seconds", parsed.shutdown_seconds, 0, 1e6, False),
         idle_unload=idle,
         serves_slots=parsed.slots,

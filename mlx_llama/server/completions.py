@@ -30,7 +30,7 @@ class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
     renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
-    refused: ClassVar = {"suffix": "the model continues a text: POST /infill fills a gap"}
+    refused: ClassVar = {"suffix": "the model only continues a text"}
     switched_off: ClassVar = {"suffix": ("",), **CommonFields.switched_off}
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
@@ -130,9 +130,10 @@ class DoubleWriter(CompletionWriter):
         return {**full, "content": full["choices"][0]["text"], "stop": True, **counts}
 
     def part(
-        self, reader: Reader, content: Any, reason: str | None = None, logprobs: Any = None
+        self, reader: Reader, content: Any = None, reason: str | None = None, logprobs: Any = None
     ) -> dict[str, Any]:
-        fields = {"index": reader.index, "content": content["text"], "stop": reason is not None}
+        text = content["text"] if content else ""
+        fields = {"index": reader.index, "content": text, "stop": reason is not None}
         return super().part(reader, content, reason, logprobs) | fields
 
 

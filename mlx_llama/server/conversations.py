@@ -14,19 +14,15 @@ from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Ask
-from .fields import (
-    Body,
-    Likeliest,
-    ModelName,
-    Note,
-    OptionFields,
-    Strict,
-    TemplateVariables,
-)
+from .fields import Body, Likeliest, ModelName, Note, OptionFields, Strict, TemplateVariables
 from .tooling import build_toolbox, check_rule
 
 MESSAGES = Field(min_length=1, max_length=2048)
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
+Documents = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=2048, description="texts to answer from, for templates that show them"),
+]
 Description = Annotated[str, Field(max_length=1 << 18)]
 
 
@@ -191,7 +187,8 @@ class FunctionBody(Body):
 
     def described(self) -> dict[str, Any]:
         """Describe the tool for core."""
-        return describe_function(self.name, self.description, self.parameters)
+        names = {"name", "description", "parameters"}
+        return {"type": "function", "function": self.model_dump(include=names, by_alias=False)}
 
 
 class FunctionTool(Body):
@@ -203,12 +200,6 @@ class FunctionTool(Body):
     def described(self) -> dict[str, Any]:
         """Describe the tool for core."""
         return self.function.described()
-
-
-def describe_function(name: str, description: str, parameters: Any) -> dict[str, Any]:
-    """Describe a tool for core."""
-    function = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": function}
 
 
 def adapt_allowed_tools(values: dict[str, Any]) -> None:
@@ -367,6 +358,7 @@ class Conversing(Body):
     format_field: ClassVar[str] = ""  # place of the answer's format
 
     chat_template_kwargs: TemplateVariables = {}
+    documents: Documents = []
     tools: Sequence[Any]  # with a method `described`
     truncation: Literal["auto", "disabled"] | None = Field(
         None,
@@ -392,7 +384,7 @@ class Conversing(Body):
 
     def prompt_ask(self, messages: list[dict[str, Any]]) -> Ask:
         """Translate the prompt alone, without options. Raises Refusal."""
-        variables = self.chat_template_kwargs
+        documents = {"documents": self.documents} if self.documents else {}
         truncates = None if self.truncation is None else self.truncation == "auto"
         return Ask(
             messages,
@@ -400,7 +392,7 @@ class Conversing(Body):
             {},
             self.toolbox(),
             truncates=truncates,
-            variables=variables,
+            variables={**self.chat_template_kwargs, **documents},
         )
 
     def ask(self, messages: list[dict[str, Any]]) -> Ask:

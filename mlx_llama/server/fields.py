@@ -23,8 +23,11 @@ from .settings import Settings
 MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
+NOT_AS_SENT = "cannot be served as sent: leave it out, or start the server without --strict"
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
 Note = Callable[[str], None]  # reports an ignored place in the body
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: report the first fault only
 TemplateVariables = Annotated[
     dict[str, Any], Field(description="variables of the chat template, such as enable_thinking")
@@ -104,7 +107,7 @@ class OptionFields(Dialect, _TableFields):
     """The options table as fields of a request, strictly typed: "0.5" is not 0.5, true is not 1."""
 
     model_config = Dialect.model_config
-    logit_bias: dict[int | str, float] = Field(  # type: ignore[assignment]
+    logit_bias: dict[TokenId | str, Bias] = Field(  # type: ignore[assignment]
         {},
         description="maps token ids or texts to biases; also a list of [id or text, bias or false]",
         json_schema_extra=FIELDS["logit_bias"].json_schema_extra,
@@ -149,26 +152,12 @@ class OptionFields(Dialect, _TableFields):
             values["seed"] = seed % 2**64
         if isinstance(stop := values.get("stop"), list):
             values["stop"] = [text for text in stop if text != ""]
-        if cls._lacks_logprobs(values):
-            del values["post_sampling_probs"]
+        asks = {"logprobs", "top_logprobs", "include"} & values.keys()
+        if not asks and values.pop("post_sampling_probs", False):
             note("post_sampling_probs")
         for name, nothing in (("stop", ""), ("logit_bias", [])):
             if values.get(name) == nothing:
                 del values[name]
-
-    @classmethod
-    def _lacks_logprobs(cls, values: Mapping[str, Any]) -> bool:
-        """True for a request of probabilities that does not say of how many tokens."""
-        asks = {"logprobs", "top_logprobs", "include"} & values.keys()
-        return bool(values.get("post_sampling_probs")) and not asks
-
-    @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values)
-        if cls._lacks_logprobs(values):
-            rule = "only with logprobs"
-            faults.append(fault_of("post_sampling_probs", rule, rule, True))
-        return faults
 
     @field_validator("schema", mode="before")
     @classmethod
@@ -197,10 +186,8 @@ class OptionFields(Dialect, _TableFields):
     def _parse_biases(cls, value):
         pairs = list(value.items()) if isinstance(value, dict) else value
         if not isinstance(pairs, list) or len(pairs) > MAX_BIASES:
-            raise ValueError(
-                f"must be an object that maps token ids or texts to biases, or a list of pairs, at "
-                f"most {MAX_BIASES}"
-            )
+            rule = "must map token ids or texts to biases, as an object or a list of pairs"
+            raise ValueError(f"{rule}, at most {MAX_BIASES}")
         biases = {}
         for pair in pairs:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
@@ -212,15 +199,6 @@ class OptionFields(Dialect, _TableFields):
                 raise ValueError("must have token ids or texts")
             biases[token] = -MAX_BIAS if bias is False else bias
         return biases
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _check_biases(cls, value):
-        if any(isinstance(token, int) and token < 0 for token in value):
-            raise ValueError("token ids must not be negative")
-        if any(abs(bias) > MAX_BIAS for bias in value.values()):
-            raise ValueError("biases must be between -1e6 and 1e6")
-        return value
 
     @classmethod
     def renames(cls, **names: str) -> Mapping[str, str]:
@@ -262,6 +240,8 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
         for name in ("enable_thinking", "reasoning_effort"):
             names[f"chat_template_kwargs.{name}"] = switch
+    if values.get("documents") is not None:
+        names["chat_template_kwargs.documents"] = "documents"
     try:
         return check_values(values, kind, settings, lambda place: note(request, place))
     except Refusal as refusal:
@@ -347,6 +327,7 @@ def check_values(
 ) -> Parsed:
     """Check a JSON object, which is modified. Raises Refusal with every fault."""
     faults: list[Fault] = []
+    ignored: list[Fault] = []
     body: Any = None
     renamed = kind.renamed
     adapted = {
@@ -367,8 +348,11 @@ def check_values(
                 else:
                     note(ours)
             adapted[ours] = value
-    if not settings.is_strict:
-        kind.adapt(adapted, note)
+
+    def refuse_noted(place: str) -> None:
+        ignored.append(fault_of(place, "unsupported", NOT_AS_SENT, _look_up(values, place)))
+
+    kind.adapt(adapted, refuse_noted if settings.is_strict else note)
     while True:
         try:
             body = kind.model_validate(adapted)
@@ -387,7 +371,8 @@ def check_values(
         break
     known = {fault.field for fault in faults}
     present = {name: value for name, value in adapted.items() if value is not None}
-    faults += [fault for fault in kind.check_together(present) if fault.field not in known]
+    more = (*kind.check_together(present), *ignored)
+    faults += [fault for fault in more if fault.field not in known]
     if faults:
         raise Refusal(400, _CODES.get(faults[0].constraint, "invalid_value"), faults)
     return body

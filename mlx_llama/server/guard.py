@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .answers import Answers
 from .connections import CROWDED
-from .faults import Fault, Refusal
+from .faults import Fault, Refusal, unavailable
 from .metrics import Metrics
 from .replies import reply_refusal
 from .settings import Settings
@@ -93,13 +93,11 @@ class Guard:
 
     def _check_room(self, scope: Scope) -> None:
         if scope.get("state", {}).get(CROWDED):
-            raise Refusal(
-                503,
-                "too_many_connections",
-                message=f"the maximum of {self.settings.max_connections} connections are open "
-                "(--max-connections): retry later",
-                headers={"Retry-After": "1", "Connection": "close"},
-            )
+            limit = self.settings.max_connections
+            text = f"the maximum of {limit} connections are open (--max-connections): retry later"
+            refusal = unavailable("too_many_connections", text, 1)
+            refusal.headers["Connection"] = "close"
+            raise refusal
 
     # Access
 
@@ -124,11 +122,8 @@ class Guard:
             if is_foreign and scope["path"] not in PUBLIC:
                 raise Refusal(403, "origin_not_allowed", message="pages of other sites are refused")
             return
-        if self._is_listed(origin):
-            return
-        if urlsplit(origin).netloc.lower() == headers.get("host", "").lower():
-            return
-        if self._is_local_app(origin):
+        is_same = urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+        if is_same or self._is_listed(origin) or self._is_local_app(origin):
             return
         scope["origin_refused"] = True
         text = (

@@ -97,9 +97,8 @@ class Job:
                     count += 1
             reason = _REASONS.get(completion.finish_reason or "", "ERROR")
         except Failure as failure:
-            outcome = failure.refusal.code
+            outcome, error = failure.code, failure.message
             reason = "CANCELLED" if outcome in ("cancelled", "shutting_down") else "ERROR"
-            error = failure.refusal.message
         except Exception as defect:
             outcome, error = "failed", type(defect).__name__
             raise
@@ -110,7 +109,7 @@ class Job:
             self.is_over, self.ended = True, time.monotonic()
             fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason}
             fields |= {"error": error} if error and reason == "ERROR" else {}
-            fields |= {"reasoning_tokens": reader.thought_tokens}
+            fields |= {"reasoning_tokens": completion.reasoning_tokens}
             self.add("end", tokens_out=len(completion.tokens), **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 
@@ -184,10 +183,8 @@ async def make_job(request: Request, body: JobRequest) -> Response:
     check_model(request, body.model)
     jobs: Jobs = request.app.state.jobs
     jobs.make_room()
-    prompt = (
-        body.prompt if body.messages is None else [message.plain() for message in body.messages]
-    )
-    name = "prompt" if body.messages is None else "messages"
+    prompt: Any = [message.plain() for message in body.messages or ()] or body.prompt
+    name = "messages" if body.messages else "prompt"
     variables = body.chat_template_kwargs
     ask = Ask(prompt, name, body.requested_options(), variables=variables)
     answers = await submit(request, [ask])
@@ -236,7 +233,7 @@ async def cancel_job(request: Request, job_id: str) -> Response:
     """Cancel a job; its readers get the end event with CANCELLED."""
     job: Job = request.app.state.jobs.find(job_id)
     if job.answers:
-        job.answers.stop(Failure(409, "cancelled", "the job was cancelled"))
+        job.answers.stop(Failure(409, "cancelled", message="the job was cancelled"))
         if job.task:
             await asyncio.wait({job.task})
     return Json({"job_id": job.identity, "stop_reason": job.events[-1][1]["stop_reason"]})

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Literal
 
 from mlx_llama.core.errors import LlamaError, plain
@@ -64,35 +65,22 @@ class Keeper:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        future: asyncio.Future[LLM] = asyncio.get_running_loop().create_future()
-        loop = asyncio.get_running_loop()
-
-        def settle(result: LLM | None, error: Exception | None) -> None:
-            if future.cancelled():
-                return
-            if result is not None:
-                future.set_result(result)
-            else:
-                future.set_exception(error or RuntimeError("there is no model"))
+        future: Future[LLM] = Future()
+        future.set_running_or_notify_cancel()  # a closed server does not cancel it
 
         def work() -> None:
-            result, error = None, None
             try:
                 with progress.reported(self._report):
-                    result = self._load()
-                result.defaults.lift_limit()
-            except Exception as caught:  # reported to clients and to the command
-                error = caught
-            try:
-                loop.call_soon_threadsafe(settle, result, error)
-            except RuntimeError:  # the server was closed meanwhile
-                if result is not None:
-                    result.loop.close()
+                    llm = self._load()
+                llm.defaults.lift_limit()
+                future.set_result(llm)
+            except Exception as error:  # reported to clients and to the command
+                future.set_exception(error)
 
         # A daemon: the process may exit while it reads a large model.
         threading.Thread(target=work, name="load", daemon=True).start()
         try:
-            llm = await future
+            llm = await asyncio.wrap_future(future)
         except Exception as error:
             self.error = error
             if self.loads:  # loaded before: the next request retries

@@ -49,15 +49,12 @@ class KeptResponses:
         """Return a response. Raises Refusal if it is not kept, or no longer."""
         self._clean()
         if name not in self._kept:
-            raise bad_field(
-                field,
-                "a response that is kept",
+            text = (
                 f"{name!r:.100} is not kept here: only the latest {MOST_RESPONSES} are, for an "
-                "hour; send the conversation as input",
-                name,
-                404 if field == "response_id" else 400,
-                "previous_response_not_found",
+                "hour; send the conversation as input"
             )
+            how = 404 if field == "response_id" else 400, "previous_response_not_found"
+            raise bad_field(field, "a response that is kept", text, name, *how)
         return self._kept[name]
 
     def find_item(self, name: str) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from .replies import (
     Writer,
     choices_of,
     desk_of,
-    list_progress,
     reply,
     with_model,
     write_timings,
@@ -51,17 +50,7 @@ class LlamaCompletionRequest(AnswerFields):
         description="a text, token ids, both mixed, or a list of these"
     )
     max_tokens: int = Field(
-        -1,
-        ge=-1,
-        le=2**31,
-        description="maximum number of tokens to generate; -1: until the context is full",
-    )
-    seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: random")
-    repetition_context_size: int = Field(
-        20,
-        ge=-1,
-        le=65536,
-        description="number of recent tokens that penalties consider; -1: all of the context",
+        -1, ge=-1, le=ENDLESS, description="number of tokens; -1: until the context is full"
     )
     grammar: str | None = Field(None, description='GBNF or Lark grammar of the answer; "": none')
     n_cmpl: Count = 1
@@ -102,25 +91,17 @@ _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _
 def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
     """Return a body's options with the table's conventions."""
     options = body.requested_options()
-    if options.get("seed") == -1:
-        del options["seed"]
     if not options.get("logprobs"):
         options.pop("logprobs", None)  # n_probs: 0
-    if options.get("max_tokens") == -1:
-        options["max_tokens"] = ENDLESS
     return options
 
 
-def _settle(
-    llm: LLM, body: LlamaCompletionRequest, prompts: list[Any], options: dict[str, Any]
-) -> list[Any]:
-    """Encode the prompts and resolve `options` in place, with the model. Raises Refusal."""
+def _encode(llm: LLM, body: LlamaCompletionRequest, prompts: list[Any]) -> list[Any]:
+    """Encode the prompts, and check the slot. Raises Refusal."""
     if body.id_slot >= llm.loop.max_rows:
         rows = llm.loop.max_rows
         text = f"must be less than {rows}, the number of rows"
         raise bad_field("id_slot", f"< {rows}", text, body.id_slot)
-    if options.get("repetition_context_size") == -1:
-        options["repetition_context_size"] = min(llm.engine.context, 65536)
     return [join_mixed(llm, prompt) for prompt in prompts]
 
 
@@ -163,21 +144,17 @@ class LlamaWriter(Writer):
         }
         return _pick(full, body.response_fields)
 
-    def part(self, reader: Reader, content: str, tokens: list[int]) -> dict[str, Any]:
+    def part(self, reader: Reader, content: str = "", tokens: Sequence[int] = ()) -> dict[str, Any]:
         """Write the fields of an event before the last."""
         return {
             "index": reader.index,
             "content": content,
-            "tokens": tokens,
+            "tokens": list(tokens),
             "stop": False,
             "id_slot": reader.answers.slots[reader.index],
             "tokens_predicted": reader.count if tokens else 0,
             "tokens_evaluated": reader.completion.prompt_tokens,
         }
-
-    def progress(self, reader: Reader, processed: int) -> Events:
-        for progress in list_progress(reader, processed):
-            yield self.part(reader, "", []) | {"prompt_progress": progress}
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if token is None:
@@ -200,7 +177,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     limit = desk_of(request).settings.max_choices
     prompts = split_prompts(body.prompt, limit, body.n_cmpl, "n_cmpl")
     options = _read_options(body)
-    prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
+    prompts = await with_model(request, lambda llm: _encode(llm, body, prompts), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
     ask = body.apply(Ask(None, "prompt", options), decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)

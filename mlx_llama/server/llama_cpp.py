@@ -19,7 +19,7 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.thinking import has_switch
 
 from .answers import find_template
-from .conversations import MESSAGES, FunctionTool, Message
+from .conversations import MESSAGES, Documents, FunctionTool, Message
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
@@ -90,6 +90,7 @@ class TemplateRequest(Body):
     """POST /apply-template."""
 
     messages: list[Message] = MESSAGES
+    documents: Documents = []
     tools: list[FunctionTool] = []
     add_generation_prompt: bool = True
 
@@ -101,10 +102,10 @@ async def apply_template(request: Request, body: TemplateRequest) -> Response:
     box = build_toolbox([tool.described() for tool in body.tools], "auto", True)
 
     def work(llm: LLM) -> str:
-        if not box.tools:
-            return find_template(llm).render(messages, body.add_generation_prompt)
-        prompted, extras = tool_format(llm).offer(messages, box.tools)
-        template = llm.require_template().choose(True)
+        template = find_template(llm).choose(bool(box.tools), bool(body.documents))
+        form = tool_format(llm) if box.tools else None
+        prompted, extras = form.offer(messages, box.tools) if form else (messages, {})
+        extras = {"documents": body.documents or None, **extras}
         return template.render(prompted, body.add_generation_prompt, **extras)
 
     return Json({"prompt": await with_model(request, work, "messages")})
@@ -168,22 +169,15 @@ async def list_slots(request: Request) -> Response:
     slots = desk.keeper.slots
     running = slots.running
     if request.query_params.get("fail_on_no_slot") and len(running) >= len(slots.texts):
-        raise Refusal(
-            503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all slots are taken")]
-        )
+        fault = Fault("fail_on_no_slot", "a free slot", "all slots are taken")
+        raise Refusal(503, "no_slot", [fault])
     shown = llm.tokenizer.decode if desk.settings.logs_prompts else None
-    return Json(
-        [
-            {
-                "id": slot,
-                "n_ctx": llm.engine.context,
-                "is_processing": slot in running,
-                "n_tokens": len(text),
-                **(_describe_running(llm, running[slot], text, shown) if slot in running else {}),
-            }
-            for slot, text in enumerate(slots.texts)
-        ]
-    )
+    described = []
+    for slot, text in enumerate(slots.texts):
+        more = _describe_running(llm, running[slot], text, shown) if slot in running else {}
+        state = {"n_ctx": llm.engine.context, "is_processing": slot in running}
+        described.append({"id": slot, **state, "n_tokens": len(text), **more})
+    return Json(described)
 
 
 def _describe_running(
@@ -221,9 +215,8 @@ async def change_slot(request: Request, slot: str) -> Response:
     settings, slots = desk_of(request).settings, desk_of(request).keeper.slots
     action = request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
-        raise bad_field(
-            "action", "one of save, restore, erase", "must be save, restore or erase", action
-        )
+        text = "must be save, restore or erase"
+        raise bad_field("action", "one of save, restore, erase", text, action)
     is_on = action == "erase" or settings.slot_folder is not None
     _check_on(is_on, "saving caches is off: start the server with --slot-save-path")
     _check_on(settings.serves_slots, "slots are off: start the server with --slots")
@@ -254,9 +247,8 @@ def _find_file(folder: str | None, name: str) -> Path:
     """Return a file's path in the folder. Raises Refusal for a link that leaves it."""
     file = Path(folder or "", name)
     if file.resolve().parent != file.parent.resolve():
-        raise bad_field(
-            "filename", "a file of --slot-save-path", "links to a file outside of the folder", name
-        )
+        text = "links to a file outside of the folder"
+        raise bad_field("filename", "a file of --slot-save-path", text, name)
     return file
 
 
@@ -264,24 +256,16 @@ def _save_slot(llm: LLM, slots: Slots, slot: int, file: Path) -> dict[str, Any]:
     text = slots.texts[slot]
     state = llm.loop.export(text) if text else {}
     if not state:
-        raise bad_field(
-            "slot",
-            "a slot with a cache",
-            f"nothing is cached for slot {slot}: it had no request yet, or was evicted",
-            slot,
-        )
+        reason = f"nothing is cached for slot {slot}: it had no request yet, or was evicted"
+        raise bad_field("slot", "a slot with a cache", reason, slot)
     write_cache(file, state, llm.identify_cache(0))
     return {"n_saved": len(state["tokens"]), "n_written": file.stat().st_size}
 
 
 def _restore_slot(llm: LLM, slots: Slots, slot: int, file: Path) -> dict[str, Any]:
     if slot in slots.running:
-        raise bad_field(
-            "slot",
-            "an idle slot",
-            f"slot {slot} is running a request: wait, or use another slot",
-            slot,
-        )
+        text = f"slot {slot} is running a request: wait, or use another slot"
+        raise bad_field("slot", "an idle slot", text, slot)
     state = read_cache(file, llm.identify_cache(0))
     tokens = state["tokens"].tolist()
     llm.loop.install(state)

@@ -54,12 +54,10 @@ class MessagesWriter(Writer):
                 if piece.arguments:
                     yield self.delta("input_json_delta", "partial_json", piece.arguments)
                 continue
-            kind, text = "text", text_of(piece)
-            if isinstance(piece, Thought):
-                kind = "thinking"
+            kind = "thinking" if isinstance(piece, Thought) else "text"
             if kind != self.kind:
                 yield from self.open(write_block(kind, ""))
-            yield self.delta(f"{kind}_delta", kind, text)
+            yield self.delta(f"{kind}_delta", kind, text_of(piece))
 
     def open(self, block: dict[str, Any]) -> Events:
         """Open a block, and close the one before."""

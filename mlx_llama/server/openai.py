@@ -28,14 +28,7 @@ from .conversations import (
 )
 from .faults import Fault, bad_field
 from .fields import RULES, Body, Note, OptionFields, find_conflict
-from .replies import (
-    Events,
-    Json,
-    check_model,
-    choices_of,
-    count_prompt,
-    reply,
-)
+from .replies import Events, Json, check_model, choices_of, count_prompt, reply
 from .schemas import serves
 from .tooling import Piece, Reader, list_logprobs
 
@@ -97,9 +90,10 @@ class ChatRequest(CommonFields, OpenAIFields):
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        if (functions := values.pop("functions", None)) and isinstance(functions, list):
+        if isinstance(functions := values.get("functions"), list):
             tools = [{"type": "function", "function": function} for function in functions]
             values.setdefault("tools", tools)
+            del values["functions"]
         if (choice := values.pop("function_call", None)) is not None:
             is_name = isinstance(choice, dict)
             named = {"type": "function", "function": choice} if is_name else choice
@@ -123,8 +117,7 @@ class ChatRequest(CommonFields, OpenAIFields):
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values) + cls.needs(values, "top_logprobs", "logprobs")
-        form = values.get("response_format")
+        faults, form = super().check_together(values), values.get("response_format")
         return faults + (find_conflict("response_format", form, values) if is_rule(form) else [])
 
     def requested_options(self) -> dict[str, Any]:
@@ -156,10 +149,10 @@ def _adapt_continuation(values: dict[str, Any]) -> None:
     if values.get("add_generation_prompt") is True:
         text = "contradicts add_generation_prompt: send only one"
         raise bad_field("continue_final_message", "one of both", text, True)
-    last = (values.get("messages") or [None])[-1]
-    if isinstance(last, dict) and last.get("role") == "assistant":
-        del values["continue_final_message"]
-        values.pop("add_generation_prompt", None)
+    match values.get("messages"):
+        case [*_, {"role": "assistant"}]:
+            del values["continue_final_message"]
+            values.pop("add_generation_prompt", None)
 
 
 class ChatWriter(OpenAIWriter):

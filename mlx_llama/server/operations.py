@@ -95,9 +95,7 @@ async def models(request: Request) -> Response:
 async def model(request: Request, name: str) -> Response:
     """Return a model by its name."""
     if not desk_of(request).is_name(name):
-        served = ", ".join(desk_of(request).served)
-        text = f"there is no model {name!r:.100} here: this server has {served}"
-        raise not_found(text, "model_not_found")
+        raise desk_of(request).refuse_name(name)
     return Json(_model(request, check_model(request, name)))
 
 

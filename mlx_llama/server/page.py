@@ -178,10 +178,9 @@ async def check_session(request: Request, body: SessionRequest) -> Response:
     except LlamaError as error:
         raise refuse(error, "text") from None
     if any(message.role == "tool" for message in saved.messages):
-        raise bad_field(
-            "text",
-            "a conversation without tools",
-            "this conversation has tool calls, which the page cannot "
-            "show: load it in the REPL (/load FILE) or from Python",
+        text = (
+            "this conversation has tool calls, which the page cannot show: load it in the REPL "
+            "(/load FILE) or from Python"
         )
+        raise bad_field("text", "a conversation without tools", text)
     return Json(saved.model_dump(mode="json"))

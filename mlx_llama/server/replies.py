@@ -22,8 +22,8 @@ from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 
 from .answers import Answers, Ask, Desk, Failure, prepare, refuse, until_gone
-from .faults import Refusal, rename_fault, write_anthropic, write_ollama, write_openai
-from .fields import note
+from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
+from .fields import NOT_AS_SENT, note
 from .tooling import Piece, Reader
 
 Result = TypeVar("Result")
@@ -102,7 +102,14 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
 
 def _with_notes(request: Request, ask: Ask) -> Ask:
     names = request.scope.get("names", {})
-    return replace(ask, note=lambda place: note(request, names.get(place, place)))
+
+    def report(place: str) -> None:
+        named = names.get(place, place)
+        if place.startswith("chat_template_kwargs") and desk_of(request).settings.is_strict:
+            raise bad_field(named, "unsupported", NOT_AS_SENT)
+        note(request, named)
+
+    return replace(ask, note=report)
 
 
 class Writer:
@@ -131,9 +138,23 @@ class Writer:
         """Write events before the first token."""
         yield from ()
 
+    def part(self, reader: Reader) -> dict[str, Any]:
+        """Write an event without text."""
+        raise NotImplementedError
+
     def progress(self, reader: Reader, processed: int) -> Events:
-        """Write that so many tokens of the prompt are processed."""
-        yield from ()
+        """Write llama-server's prompt_progress: first of the cached tokens, then of `processed`."""
+        completion = reader.completion
+        for count in (completion.reused_tokens, processed):
+            if count > reader.processed:
+                reader.processed = count
+                progress = {
+                    "total": completion.prompt_tokens,
+                    "cache": completion.reused_tokens,
+                    "processed": count,
+                    "time_ms": round(completion.prefill_seconds * 1e3),
+                }
+                yield self.part(reader) | {"prompt_progress": progress}
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         """Write a token, None at the end, and the pieces that it completes."""
@@ -195,8 +216,8 @@ async def reply(request: Request, asks: Sequence[Ask], writer: Writer, is_stream
         outcome = "done"
         return Json(writer.whole(writer.read(answers)))
     except Failure as failure:
-        outcome = failure.refusal.code
-        raise failure.refusal from None
+        outcome = failure.code
+        raise
     finally:
         answers.close(outcome)
 
@@ -224,8 +245,8 @@ class Stream(EventSourceResponse):
                 await asyncio.sleep(0)
             self._outcome = "done"
         except Failure as failure:
-            self._outcome = failure.refusal.code
-            yield self._writer.fail(failure.refusal)
+            self._outcome = failure.code
+            yield self._writer.fail(failure)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -284,7 +305,7 @@ def write_usage(readers: Sequence[Reader]) -> dict[str, Any]:
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
     reused = sum(completion.reused_tokens for completion in prompts.values())
-    thought = sum(reader.thought_tokens for reader in readers)
+    thought = sum(completion.reasoning_tokens for completion in completions)
     dropped = readers[0].answers.dropped[readers[0].index]
     return {
         "prompt_tokens": read,
@@ -313,20 +334,6 @@ def write_timings(completion: Completion) -> dict[str, Any]:
         "predicted_per_token_ms": _divide(decode_ms, written),
         "predicted_per_second": round(completion.decode_tps, 3),
     }
-
-
-def list_progress(reader: Reader, processed: int) -> Events:
-    """Yield llama-server's prompt_progress: first of the cached tokens, then of `processed`."""
-    completion = reader.completion
-    for count in (completion.reused_tokens, processed):
-        if count > reader.processed:
-            reader.processed = count
-            yield {
-                "total": completion.prompt_tokens,
-                "cache": completion.reused_tokens,
-                "processed": count,
-                "time_ms": round(completion.prefill_seconds * 1e3),
-            }
 
 
 def _divide(amount: float, count: int) -> float:

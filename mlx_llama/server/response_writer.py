@@ -84,7 +84,7 @@ class ResponseWriter(Writer):
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options.get("top_p"),
             "truncation": body.truncation or default,
-            "usage": write_usage(completion, reader.thought_tokens) if is_over else None,
+            "usage": write_usage(completion) if is_over else None,
             **{name: getattr(body, name) for name in _REPEATED},
         }
 
@@ -162,7 +162,9 @@ class ResponseWriter(Writer):
         place = {"output_index": len(self.output), "item": self.item("in_progress")}
         yield self.event("response.output_item.added", **place)
         if kind == "message":
-            yield self.event("response.content_part.added", **self.place(), part=self.part())
+            yield self.event(
+                "response.content_part.added", **self.place(), part=self.content_part()
+            )
 
     def close(self, status: str) -> Events:
         """End the open item."""
@@ -175,7 +177,7 @@ class ResponseWriter(Writer):
         logprobs = {"logprobs": self.logprobs} if self.kind == "message" else {}
         yield self.event(f"{_EVENTS[self.kind]}.done", **place, **fields, **logprobs)
         if self.kind == "message":
-            yield self.event("response.content_part.done", **place, part=self.part())
+            yield self.event("response.content_part.done", **place, part=self.content_part())
         item = self.item(status)
         yield self.event("response.output_item.done", output_index=len(self.output), item=item)
         self.output.append(item)
@@ -186,7 +188,7 @@ class ResponseWriter(Writer):
         place = {"item_id": self.item("")["id"], "output_index": len(self.output)}
         return place if self.kind == "function_call" else {**place, "content_index": 0}
 
-    def part(self) -> dict[str, Any]:
+    def content_part(self) -> dict[str, Any]:
         """Write the part of the open message."""
         logprobs = {"logprobs": self.logprobs}
         return {"type": "output_text", "text": self.text, "annotations": [], **logprobs}
@@ -202,7 +204,7 @@ class ResponseWriter(Writer):
             content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
             return item | {"id": f"rs_{identity}_{index}", "summary": [], "content": content}
         item["id"] = f"msg_{identity}_{index}" if index else f"msg_{identity}"
-        return item | {"role": "assistant", "content": [] if is_begun else [self.part()]}
+        return item | {"role": "assistant", "content": [] if is_begun else [self.content_part()]}
 
 
 def status_of(reader: Reader) -> str:
@@ -211,7 +213,7 @@ def status_of(reader: Reader) -> str:
     return "incomplete" if is_cut else "completed"
 
 
-def write_usage(completion: Completion, thought_tokens: int) -> dict[str, Any]:
+def write_usage(completion: Completion) -> dict[str, Any]:
     """Write the usage of a response."""
     read, written = completion.prompt_tokens, len(completion.tokens)
     cached = {"cached_tokens": completion.reused_tokens, "cache_write_tokens": 0}
@@ -219,6 +221,6 @@ def write_usage(completion: Completion, thought_tokens: int) -> dict[str, Any]:
         "input_tokens": read,
         "input_tokens_details": cached,
         "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": thought_tokens},
+        "output_tokens_details": {"reasoning_tokens": completion.reasoning_tokens},
         "total_tokens": read + written,
     }

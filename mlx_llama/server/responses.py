@@ -137,8 +137,6 @@ class ResponsesRequest(OptionFields, OpenAIFields):
     def _check_options(self):
         if self.form() and any(getattr(self, name) is not None for name in RULES):
             raise ValueError("text: cannot be combined with schema, regex or grammar")
-        if self.top_logprobs is not None and not self.include:
-            raise ValueError(f'top_logprobs: only with include: ["{LOGPROBS}"]')
         return self
 
     def items(self, kept: KeptResponses) -> list[InputItem]:

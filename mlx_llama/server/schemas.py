@@ -7,11 +7,12 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .faults import Fault
 from .fields import read_body
 
 _REFS = "#/components/schemas/{model}"
@@ -46,16 +47,7 @@ def serves(
     return register
 
 
-_FAULT = {
-    "type": "object",
-    "required": ["field", "constraint", "message"],
-    "properties": {
-        "field": {"type": "string"},
-        "constraint": {"type": "string"},
-        "message": {"type": "string"},
-        "value": {},
-    },
-}
+_FAULT = TypeAdapter(Fault).json_schema()
 _REFUSAL = {
     "type": "object",
     "required": ["error", "errors"],

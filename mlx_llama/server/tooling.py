@@ -50,12 +50,8 @@ def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
     """
     rule = next((name for name in RULES if options.get(name) is not None), None)
     if box.forced and rule:
-        raise bad_field(
-            form or rule,
-            "tool_choice auto or none",
-            "does not apply to an answer that must be a call: leave it out, "
-            "or use tool_choice auto",
-        )
+        text = "does not apply to an answer that must be a call: use tool_choice auto"
+        raise bad_field(form or rule, "tool_choice auto or none", text)
 
 
 Piece = str | Thought | ToolDelta
@@ -87,11 +83,6 @@ class Reader:
         self._is_forced = bool(toolbox.forced)
         if splits and toolbox.offered:
             self.parser = ToolParser(tool_format(self.llm), toolbox.offered)
-
-    @property
-    def thought_tokens(self) -> int:
-        """Tokens of thoughts so far."""
-        return self.completion.reasoning_tokens
 
     @property
     def calls(self) -> list[ToolCall]:

@@ -134,9 +134,9 @@ NAMES = [
 
 
 def test_every_format_has_every_row(door, toy, backend):
-    told = json.loads(shown(door, toy, "json", "--host", *flags(backend)))
-    assert [row["test"] for row in told["rows"]] == NAMES and told["repetitions"] == 2
-    for row in told["rows"]:
+    report = json.loads(shown(door, toy, "json", "--host", *flags(backend)))
+    assert [row["test"] for row in report["rows"]] == NAMES and report["repetitions"] == 2
+    for row in report["rows"]:
         assert 0 < row["tps_min"] <= row["tps"] <= row["tps_max"] and len(row["samples_tps"]) == 2
         count = row["n_prompt"] + row["n_gen"]
         assert 0.8 * count / row["tps_max"] <= row["seconds"] <= 1.2 * count / row["tps_min"]

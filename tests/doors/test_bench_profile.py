@@ -41,8 +41,8 @@ def profiled(door, toy, *arguments: str) -> str:
 
 def test_a_token_and_a_prompt_on_every_backend(backend, door, toy):
     checkpoint = open_checkpoint(toy)
-    told = json.loads(profiled(door, toy, "-p 9 -n 4 -d 0,30", "-o json", *flags(backend)))
-    assert [profile["test"] for profile in told["profiles"]] == [
+    report = json.loads(profiled(door, toy, "-p 9 -n 4 -d 0,30", "-o json", *flags(backend)))
+    assert [profile["test"] for profile in report["profiles"]] == [
         "pp9",
         "pp9 @ d30",
         "tg4",
@@ -50,7 +50,7 @@ def test_a_token_and_a_prompt_on_every_backend(backend, door, toy):
     ]
     weights = sum(tensor.nbytes for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
     embedding = checkpoint.tensors["model.embed_tokens.weight"].nbytes
-    for profile in told["profiles"]:
+    for profile in report["profiles"]:
         lines = {line["operation"]: line for line in profile["operations"]}
         between = {line["operation"]: line for line in profile["between"]}
         assert list(lines)[-1] == "head" and HOST in between
@@ -109,10 +109,10 @@ def test_a_sliding_window_bounds_what_attention_reads(tmp_path):
 
 def test_every_format_has_every_operation(door, toy):
     asked = "-p 9 -n 4 --backend cpu --threads 2 -o"
-    told = json.loads(profiled(door, toy, asked, "json"))
+    report = json.loads(profiled(door, toy, asked, "json"))
     names = [
         line["operation"]
-        for profile in told["profiles"]
+        for profile in report["profiles"]
         for line in (*profile["operations"], *profile["between"])
     ]
     assert len(names) == 2 * (12 + 4)

@@ -171,9 +171,9 @@ def run(door, toy, monkeypatch):
 def test_every_format_has_every_row(run):
     asked = "-npp 8,16 -ntg 4 -npl 1,2,8 -o"
     wanted = [[pp, 4, rows, rows * (pp + 4)] for pp in (8, 16) for rows in (1, 2, 8)]
-    told = json.loads(run(asked, "json").out)
-    assert [[row[name] for name in ("pp", "tg", "pl", "n_kv")] for row in told["rows"]] == wanted
-    for row in told["rows"]:
+    table = json.loads(run(asked, "json").out)
+    assert [[row[name] for name in ("pp", "tg", "pl", "n_kv")] for row in table["rows"]] == wanted
+    for row in table["rows"]:
         assert row["speed_tg"] == pytest.approx(row["pl"] * row["tg"] / row["t_tg"])
     listed = list(csv.DictReader(io.StringIO(run(asked, "csv").out)))
     assert [[int(row[name]) for name in ("pp", "tg", "pl", "n_kv")] for row in listed] == wanted

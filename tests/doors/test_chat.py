@@ -636,7 +636,7 @@ def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch)
 
 def test_a_view_is_told_how_much_of_the_prompt_is_processed(session, monkeypatch):
     monkeypatch.setattr(dialogue, "PROGRESS_SECONDS", 0.001)
-    told, calls = threading.Event(), []
+    called, calls = threading.Event(), []
 
     class Slow(Stream):
         progress = (512, 2000)
@@ -644,13 +644,13 @@ def test_a_view_is_told_how_much_of_the_prompt_is_processed(session, monkeypatch
     class View(dialogue.Plain):
         def wait(self, done, total):
             calls.append((done, total))
-            told.set()
+            called.set()
 
         def push(self, piece):
             calls.append(piece)
 
     def pieces():
-        assert told.wait(20)
+        assert called.wait(20)
         yield "one"
         yield "two"
 

@@ -121,8 +121,8 @@ def test_a_random_checkpoint_of_a_family(shape, tmp_path, monkeypatch):
     )
     monkeypatch.setitem(make_random_checkpoint.SHAPES, shape, fields | small)
     make_random_checkpoint.write(tmp_path / "m", shape, "float32", 0)
-    model, told = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     assert model.config.model_type == fields["model_type"]
     assert (
         len(PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "m" / "tokenizer.json"))) == 1000

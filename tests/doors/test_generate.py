@@ -154,8 +154,8 @@ def test_threads_and_activation_bits_reach_the_model(guide_q8, run):
     if compilation.find_target()[0] is None:
         pytest.skip(f"the compiled path is unavailable here: {compilation.find_target()[1]}")
     arguments = ["--model", str(guide_q8), "--backend", "cpu", "-p", "Who are you?", "-m", "20"]
-    plain, told = run(*arguments), run(*arguments, "--threads", "1", "--activation-bits", "32")
-    assert told.returncode == 0 and told.stdout == plain.stdout, told.stderr
+    plain, other = run(*arguments), run(*arguments, "--threads", "1", "--activation-bits", "32")
+    assert other.returncode == 0 and other.stdout == plain.stdout, other.stderr
 
 
 def test_no_gpu_here_says_so(toy, run):

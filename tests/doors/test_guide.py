@@ -121,13 +121,15 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
         temperature=0,
     )
     answers.update(zip(answers, (answer.text for answer in done)))
-    told = train_guide.evaluate(GUIDE_PATH, "cpu")
+    report = train_guide.evaluate(GUIDE_PATH, "cpu")
     card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
-    shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", told)]
-    helped = [int(right) for right in re.findall(r"(\d+) with the passage", told)]
+    shares = [
+        int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", report)
+    ]
+    helped = [int(right) for right in re.findall(r"(\d+) with the passage", report)]
     assert len(shares) == 3 and shares[1] >= 0.9
     assert helped[0] >= 0.5 * 600 and helped[1] >= 0.7 * 47
-    for line in told.splitlines():
+    for line in report.splitlines():
         assert line.partition(";")[0] in card  # passages change with the pages
 
 

@@ -182,5 +182,5 @@ def test_a_turn_with_a_tool_call(agent, programs, server, tmp_path):
     with Turn(server.llm, agent) as turn:
         printed, answer = drive(programs / agent, url, tmp_path)
     assert code in printed and answer == f"The code is {code}."
-    asked, told = turn.prompts
-    assert QUESTION in asked and code not in asked and code in told
+    question, result = turn.prompts
+    assert QUESTION in question and code not in question and code in result

@@ -16,7 +16,7 @@ SHAPES = json.loads((Path(__file__).parents[1] / "data/client_shapes.json").read
 REFUSED = {
     "chat: msg: messages []": "there is no question to answer",
     "resp: input []": "there is no question to answer",
-    "comp: suffix": "llama-server ignores the text that the answer must lead to; /infill takes one",
+    "comp: suffix": "llama-server ignores the text that the answer must lead to",
     "resp: background true": "the client would wait for a response that is not kept",
     "POST from Origin localhost:3000": "pages are served where an API key is set",
     "GET models Origin localhost:3000": "pages are served where an API key is set",
@@ -73,7 +73,7 @@ def test_what_llama_server_serves_is_served(area, server):
     }, refused
 
 
-def test_what_is_passed_over_is_told_in_the_answer_and_the_log(server):
+def test_ignored_fields_are_noted_in_the_answer_and_the_log(server):
     messages = [{"role": "user", "content": "hi", "timestamp": 1}]
     done = server.post(
         "/v1/chat/completions",

@@ -51,9 +51,10 @@ class Engine:
     def begin(self, request: Request) -> Sequence:
         """The state of a checked request. Raises OptionsError if its rule cannot be enforced."""
         options, thinking = request.options.options, request.thinking
-        constraint = self._constrain(request)
+        rule = request.rule or Rule.of(options)
+        constraint = self._constrain(request, rule)
         kind, notices = self.choose_speculation(
-            options, constraint is not None or bool(request.hooks.processors) or uses_dry(options)
+            options, rule is not None or bool(request.hooks.processors) or uses_dry(options)
         )
         completion = Completion(
             prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
@@ -93,8 +94,9 @@ class Engine:
             adapter=self.find_adapter(options),
         )
 
-    def _constrain(self, request: Request) -> Constraint | ThoughtConstraint | None:
-        rule = request.rule or Rule.of(request.options.options)
+    def _constrain(
+        self, request: Request, rule: Rule | None
+    ) -> Constraint | ThoughtConstraint | None:
         answer = None
         if rule is not None:
             seconds, starts = request.compile_seconds, request.starts_text
@@ -233,7 +235,7 @@ class Engine:
         if kind != "none" and (is_constrained or options.logprobs is not None):
             return "none", [
                 "no speculation: verifying several positions in one step does not support "
-                "grammars, reasoning budgets, logits processors, DRY or log-probabilities"
+                "grammars, logits processors, DRY or log-probabilities"
             ]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", [

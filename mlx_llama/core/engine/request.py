@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import threading
 from collections import abc
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ class Sequence:
     number: int = 0  # order of submission
     adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
-    told: int = 0  # `processed` at the last call of on_progress
+    reported: int = 0  # `processed` at the last call of on_progress
     status: Status = Status.WAITING
     row: int = NO_ROW  # of the cache
     error: Exception | None = None
@@ -118,7 +119,12 @@ class Sequence:
     @property
     def needs_token(self) -> bool:
         """True if the host may compute masks or penalties from the last token before a step."""
-        return self.dry is not None or (self.constraint is not None and not self.constraint.is_idle)
+        return self.dry is not None or self.free < 2
+
+    @property
+    def free(self) -> float:
+        """Number of next tokens that are certainly not constrained."""
+        return self.constraint.free if self.constraint else math.inf
 
     @property
     def rated(self) -> int:
@@ -164,8 +170,8 @@ class Sequence:
     def tell(self) -> None:
         """Wake the consumer and call the callbacks. Raises their errors."""
         on_progress = self.request.hooks.on_progress
-        if on_progress and self.told != self.processed:
-            self.told = self.processed
+        if on_progress and self.reported != self.processed:
+            self.reported = self.processed
             on_progress(self.processed, self.prompt_length)
         if news := self.news:
             news.set()

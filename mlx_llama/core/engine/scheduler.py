@@ -229,14 +229,15 @@ class Scheduler:
         """Launch several positions of a row with drafts or forced tokens. False: it has none."""
         if not sequence.is_running:  # set aside for an earlier sequence
             return True
-        if sequence.constraint:
-            return self._launch_forced(sequence)
+        if sequence.constraint and self._launch_forced(sequence):
+            return True
         return sequence.speculation.drafter is not None and self._launch_drafts(sequence)
 
     def _launch_drafts(self, sequence: Sequence) -> bool:
         """Launch the verification of drafts; False if there are none."""
         try:
-            drafts = sequence.speculation.draft(sequence.left - 1)
+            room = int(min(sequence.left, sequence.free)) - 1
+            drafts = sequence.speculation.draft(room)
             end = len(sequence.tokens) + len(drafts)
             if not drafts or not self.rows.reserve({sequence.row: end}):
                 return False

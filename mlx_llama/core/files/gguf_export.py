@@ -41,7 +41,6 @@ from mlx_llama.core.text.sentencepiece_model import (
     read_settings,
 )
 from mlx_llama.core.text.tekken import read_tekken
-from mlx_llama.core.text.template import TOOL_USE
 
 from .checkpoint import Checkpoint
 from .gguf import row_order
@@ -434,9 +433,10 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         _write_space_prefix(writer, checkpoint, vocabulary, notices)
     if (template := checkpoint.template) is not None:
         writer.add_chat_template(template.source)
-        if template.for_tools:
-            named = {"name": TOOL_USE, "template": template.for_tools.source}
-            writer.add_chat_template([named])
+        for name, other in template.named.items():
+            writer.add_string(f"tokenizer.chat_template.{name}", other.source)
+        if template.named:
+            writer.add_array("tokenizer.chat_templates", list(template.named))
 
 
 def _copy_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:

@@ -19,7 +19,7 @@ from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary, SentencePieceVocabulary
 from mlx_llama.core.text.sentencepiece_model import set_space_prefix
-from mlx_llama.core.text.template import TOOLS_FILE
+from mlx_llama.core.text.template import NAMED_FILE
 
 from .checkpoint import Checkpoint
 
@@ -182,8 +182,8 @@ def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
     files["tokenizer_config.json"] = _json(settings)
     if (template := checkpoint.template) is not None:
         files["chat_template.jinja"] = template.source.encode()
-        if template.for_tools:
-            files[TOOLS_FILE] = template.for_tools.source.encode()
+        for name, other in template.named.items():
+            files[NAMED_FILE.format(name)] = other.source.encode()
     return files
 
 

@@ -24,7 +24,7 @@ from mlx_llama.core.models.quantization import (
 )
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, reading
-from mlx_llama.core.text.template import TOOLS_FILE
+from mlx_llama.core.text.template import NAMED_FILE, NAMES
 
 from . import gguf_folder
 from .checkpoint import Checkpoint
@@ -54,7 +54,7 @@ _COMPANIONS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
-    TOOLS_FILE,
+    *map(NAMED_FILE.format, NAMES),
     "chat_template.json",
     "generation_config.json",
 )

@@ -71,11 +71,12 @@ def choice(texts: Sequence[str]) -> str:
 class Constraint:
     """The state of one constrained answer: masks before each token, advanced by `accept`.
 
-    is_idle: never, see ThoughtConstraint. keeps_space: the answer may begin with a space, which the
-    decoder must not drop. relaxed: keywords of a lenient schema that are not enforced.
+    free: number of next tokens without a constraint. keeps_space: the answer may begin with a
+    space, which the decoder must not drop. relaxed: keywords of a lenient schema that are not
+    enforced.
     """
 
-    is_idle = False
+    free: float = 0
 
     def __init__(
         self,

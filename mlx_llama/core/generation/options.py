@@ -313,7 +313,8 @@ class GenerationOptions(_StructureOptions):
     @field_validator("logit_bias")
     @classmethod
     def _check_biases(cls, value):
-        if any(token < 0 for token in value):
+        # texts stand for their tokens in requests of the server
+        if any(isinstance(token, int) and token < 0 for token in value):
             raise ValueError("for token ids that are not negative")
         if any(abs(bias) > 1e6 for bias in value.values()):
             raise ValueError("between -1e6 and 1e6")

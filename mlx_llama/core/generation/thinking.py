@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -120,12 +121,12 @@ class ThoughtConstraint:
         self.keeps_space = answer is not None and answer.keeps_space
 
     @property
-    def is_idle(self) -> bool:
-        """True if neither of the next two tokens is constrained."""
+    def free(self) -> float:
+        """Number of next tokens that are certainly not constrained."""
         if self._answer or self._queue:
-            return False
+            return 0
         budget = self._thinking.budget
-        return self._parser.state == "text" or budget < 0 or budget - self._spent > 1
+        return math.inf if self._parser.state == "text" or budget < 0 else budget - self._spent
 
     def mask(self) -> npt.NDArray[np.int32]:
         """Allowed tokens, as Constraint.mask."""

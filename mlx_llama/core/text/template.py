@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mlx_llama.core.errors import TemplateError, show
@@ -34,8 +35,9 @@ _FIELDS = {
 }
 MAX_CALLS = 128  # in one message
 MOST_BYTES = 1 << 20  # of a file; the largest in use have 50 thousand
-# beside chat_template.jinja
-TOOLS_FILE = "additional_chat_templates/tool_use.jinja"
+# names of the templates for requests with tools and with documents, as transformers has them
+TOOL_USE, RAG = NAMES = "tool_use", "rag"
+NAMED_FILE = "additional_chat_templates/{}.jinja"  # beside chat_template.jinja
 # template variables that hold descriptions of tools
 TOOLS = ("tools", "xml_tools", "python_tools", "functions")
 
@@ -63,7 +65,7 @@ class ChatTemplate:
         """
         self.source, self.name, self.variables = source, name, dict(variables or {})
         self.notice = ""  # for the user
-        self.for_tools: ChatTemplate | None = None  # used instead where tools are offered
+        self.named: dict[str, ChatTemplate] = {}  # of NAMES, used instead where they apply
         self._is_known = _is_known(source)
         self._run(None)
 
@@ -90,9 +92,10 @@ class ChatTemplate:
             }
         )
 
-    def choose(self, has_tools: bool) -> ChatTemplate:
-        """The template for a request that offers tools, or not."""
-        return self.for_tools if has_tools and self.for_tools else self
+    def choose(self, has_tools: bool, has_documents: bool = False) -> ChatTemplate:
+        """The template for a request that offers tools or brings documents, or neither."""
+        other = self.named.get(TOOL_USE) if has_tools else None
+        return other or (self.named.get(RAG) if has_documents else None) or self
 
     def _run(self, values: dict[str, Any] | None) -> str:
         """Render, or only compile (values None)."""
@@ -199,36 +202,37 @@ class TemplateText(NamedTuple):
     source: str
     name: str  # of the file, for errors
     notice: str = ""  # about the choice among several
-    for_tools: str = ""  # source of the template that requests with tools use, if it is another
+    named: Mapping[str, str] = MappingProxyType({})  # sources of further templates, of NAMES
+
+    def with_named(self, values: Mapping[str, Any], source: str | Path, field: str) -> TemplateText:
+        """Add further templates by name. Raises TemplateError for a value that is not text."""
+        texts = {name: _check_text(value, source, field) for name, value in values.items()}
+        return self._replace(named={name: text.source for name, text in texts.items() if text})
 
     def compile(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """Compile. Raises TemplateError, as ChatTemplate."""
         template = ChatTemplate(self.source, self.name, variables)
         template.notice = self.notice
-        if self.for_tools:
-            template.for_tools = ChatTemplate(self.for_tools, f"{self.name}, {TOOL_USE}", variables)
+        for name, source in self.named.items():
+            template.named[name] = ChatTemplate(source, f"{self.name}, {name}", variables)
         return template
-
-
-TOOL_USE = "tool_use"  # name of the template for requests with tools, as transformers has it
 
 
 def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
     """Read a folder's template: chat_template.jinja, else tokenizer_config.json's, else
     chat_template.json's. None if it has none.
 
-    Of several with names, take "default", else the first that is not "tool_use", and "tool_use" for
-    requests with tools. Beside chat_template.jinja it is additional_chat_templates/tool_use.jinja.
+    Of several with names, take "default", else the first that is not "tool_use". See NAMES for the
+    others; beside chat_template.jinja they are in additional_chat_templates.
 
     Raises TemplateError: there is one, but it cannot be read.
     """
     folder = Path(folder)
     if (folder / "chat_template.jinja").exists():
         path = folder / "chat_template.jinja"
-        other = folder / TOOLS_FILE
-        return TemplateText(
-            _read(path), str(path), for_tools=_read(other) if other.exists() else ""
-        )
+        files = {name: folder / NAMED_FILE.format(name) for name in NAMES}
+        named = {name: _read(file) for name, file in files.items() if file.exists()}
+        return TemplateText(_read(path), str(path), named=named)
     paths = (folder / name for name in ("tokenizer_config.json", "chat_template.json"))
     texts = (_read_field(path) for path in paths if path.exists())
     return next((text for text in texts if text is not None), None)
@@ -245,9 +249,8 @@ def _read_field(path: Path) -> TemplateText | None:
         return _check_text(value, path, "chat_template")
     name = min(named, key=lambda name: (name != "default", name == TOOL_USE))
     text = _check_text(named[name], path, "chat_template")
-    if text and name != TOOL_USE and TOOL_USE in named:
-        other = _check_text(named[TOOL_USE], path, "chat_template")
-        text = text._replace(for_tools=other.source if other else "")
+    others = {other: named.get(other) for other in NAMES if other != name}
+    text = text and text.with_named(others, path, "chat_template")
     if text is None or name == "default":
         return text
     notice = f"{path}: chat_template has {show(list(named))} and no 'default'; took {show(name)}"
@@ -258,15 +261,14 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
     """Read the template in a GGUF file's metadata. None if there is none. source: name of the file,
     for errors.
 
-    Of named templates (tokenizer.chat_template.NAME), "tool_use" is for requests with tools.
+    Further templates, of NAMES, are tokenizer.chat_template.NAME.
 
     Raises TemplateError: there is one, but it is not text.
     """
     key = "tokenizer.chat_template"
-    text, other = (
-        _check_text(metadata.get(name), source, name) for name in (key, f"{key}.{TOOL_USE}")
-    )
-    return text and text._replace(for_tools=other.source if other else "")
+    text = _check_text(metadata.get(key), source, key)
+    others = {name: metadata.get(f"{key}.{name}") for name in NAMES}
+    return text and text.with_named(others, source, key)
 
 
 def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | None:
@@ -280,7 +282,7 @@ def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | No
 
 def start_early(text: TemplateText) -> None:
     """Start the process that `text` needs while other files load."""
-    if not all(map(_is_known, filter(None, (text.source, text.for_tools)))):
+    if not all(map(_is_known, (text.source, *text.named.values()))):
         PROCESS.start()
 
 

@@ -234,7 +234,7 @@ def test_a_process_saves_panels_before_it_ends(tmp_path, model):
     env = os.environ | {"MLX_LLAMA_CACHE": str(tmp_path / "cache")}
     model_file = tmp_path / "large.gguf"
     make_gguf(model_file, kinds="F16", hidden_size=1024, intermediate_size=4096)
-    told = [
+    printed = [
         run_python("-c", code, model_file, env=env, check=True).stdout.strip() for _ in range(2)
     ]
-    assert told == ["True", str(not machine.maps_huge_files(tmp_path))]
+    assert printed == ["True", str(not machine.maps_huge_files(tmp_path))]

@@ -156,11 +156,11 @@ def test_a_second_thread_that_reads_gets_a_session_error(is_threaded):
 @pytest.mark.parametrize("is_threaded", [False, True])
 def test_a_callback_that_raises_ends_its_request_alone(is_threaded):
     backend, loop = make(eos=())
-    told = []
+    counts = []
 
     def notify():
-        told.append(len(bad.completion.tokens))
-        if len(told) == 3:
+        counts.append(len(bad.completion.tokens))
+        if len(counts) == 3:
             raise ToyError("the consumer is ill")
 
     good = loop.submit(request([7, 8], max_tokens=9))
@@ -171,12 +171,12 @@ def test_a_callback_that_raises_ends_its_request_alone(is_threaded):
     with pytest.raises(ToyError, match="the consumer is ill"):
         bad.finish()
     loop.close()
-    # the end is told too
-    assert told == [1, 2, 3, 3] and bad.completion.error == "the consumer is ill"
+    # the end is reported, too
+    assert counts == [1, 2, 3, 3] and bad.completion.error == "the consumer is ill"
     check_rows(loop)
 
 
-def test_a_callback_that_waits_for_its_own_answer_is_told_so():
+def test_a_callback_that_waits_for_its_own_answer_is_refused():
     backend, loop = make(eos=())
     handle = loop.submit(request(PROMPT, max_tokens=9, notify=lambda: handle.finish()))
     with pytest.raises(SessionError, match="cannot wait for an answer|is reading this answer"):

@@ -308,5 +308,5 @@ def test_choices_about_files_are_told_with_each_answer(tmp_path):
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
     answer = load(folder, backend="cpu").generate("a", max_tokens=1)
-    told = "\n".join(answer.notices)
-    assert "max_position_embeddings is 256.0" in told and "took 'rag'" in told
+    notices = "\n".join(answer.notices)
+    assert "max_position_embeddings is 256.0" in notices and "took 'rag'" in notices

@@ -377,14 +377,15 @@ def test_of_several_without_a_default_the_first_for_talk(names, tmp_path):
 DATA = Path(__file__).resolve().parents[2] / "data"
 SEVERAL = {
     "default": "{% for m in messages %}[{{ m.content }}]{% endfor %}",
-    "rag": "{{ documents }}",
+    "rag": "{% for d in documents %}<{{ d.title }}: {{ d.text }}>{% endfor %}{{ messages }}",
     "tool_use": (DATA / "tool-templates/qwen2.5.jinja").read_text(encoding="utf-8"),
 }
+DOCUMENTS = [{"title": "A", "text": "b"}, {"title": "C", "text": "d"}]
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 
 
 @pytest.mark.parametrize("stored", ["tokenizer_config.json", "files"])
-def test_requests_with_tools_use_the_template_named_for_them(stored, tmp_path, models):
+def test_requests_with_tools_or_documents_use_the_template_named_for_them(stored, tmp_path, models):
     """Judged by transformers; also after a way through GGUF and back."""
     folder = make_checkpoint(tmp_path / "m", tokenizer=False)
     listed = [{"name": name, "template": text} for name, text in SEVERAL.items()]
@@ -392,7 +393,8 @@ def test_requests_with_tools_use_the_template_named_for_them(stored, tmp_path, m
         make_tokenizer(folder, "sentencepiece", chat_template=None)
         (folder / "additional_chat_templates").mkdir()
         (folder / "chat_template.jinja").write_text(SEVERAL["default"])
-        (folder / "additional_chat_templates/tool_use.jinja").write_text(SEVERAL["tool_use"])
+        for name in ("tool_use", "rag"):
+            (folder / f"additional_chat_templates/{name}.jinja").write_text(SEVERAL[name])
     else:
         make_tokenizer(folder, "sentencepiece", chat_template=listed)
     judge = AutoTokenizer.from_pretrained(folder)
@@ -409,6 +411,12 @@ def test_requests_with_tools_use_the_template_named_for_them(stored, tmp_path, m
                 USER, tools=tools, tokenize=False, add_generation_prompt=True
             )
             assert template.choose(bool(tools)).render(USER, tools=tools) == wanted
+        wanted = judge.apply_chat_template(
+            USER, chat_template="rag", documents=DOCUMENTS, tokenize=False
+        )
+        rag = template.choose(False, True)
+        assert rag.render(USER, documents=DOCUMENTS) == wanted and "<A: b>" in wanted
+        assert template.choose(True, True).source == SEVERAL["tool_use"]
     llm, tools = open_checkpoint(folder), tuple(read_tools([TOOL]))
     for choice in ("auto", "none"):
         box, options = Toolbox(tools, choice), GenerationOptions()

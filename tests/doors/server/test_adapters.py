@@ -52,8 +52,8 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
 
     asked = names * 3
     with ThreadPoolExecutor(9) as pool:
-        for name, (told, text) in zip(asked, pool.map(complete, asked)):
-            assert (told, text) == (name, wanted[name])
+        for name, (model, text) in zip(asked, pool.map(complete, asked)):
+            assert (model, text) == (name, wanted[name])
     body = dict(prompt="Once upon a time", max_tokens=12, logit_bias=BIASES, temperature=0)
     # none: the model alone
     assert server.post("/v1/completions", **body).json()["choices"][0]["text"] == wanted["toy"]
@@ -73,7 +73,7 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
         == wanted["sea"]
     )
     messages = [{"role": "user", "content": "hi"}]
-    told = {
+    texts = {
         name: server.post(
             "/v1/chat/completions",
             model=name,
@@ -82,8 +82,8 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
         ).json()["choices"][0]["message"]["content"]
         for name in names
     }
-    assert told["sky"] == llm.generate(messages, adapter="sky", **ask).text
-    assert len(set(told.values())) == 3
+    assert texts["sky"] == llm.generate(messages, adapter="sky", **ask).text
+    assert len(set(texts.values())) == 3
     refused = server.post("/v1/completions", **body, model="land")
     assert refused.status_code == 404
     assert "this server has toy, sea, sky" in refused.json()["error"]["message"]

@@ -42,14 +42,14 @@ def test_a_chat_a_stream_and_logprobs(served, llm):
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == wanted.text
     assert len(chunks) > 15
-    for told in (
+    for entries in (
         choice.logprobs.content,
         [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content],
     ):
-        assert [entry.logprob for entry in told] == pytest.approx(
+        assert [entry.logprob for entry in entries] == pytest.approx(
             [token.logprobs.logprob for token in wanted.tokens], abs=1e-3
         )
-        assert all(len(entry.top_logprobs) == 2 for entry in told)
+        assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
 def test_a_schema_is_enforced(served):

@@ -96,7 +96,7 @@ def dribble(sock, start: bytes, piece: bytes) -> bytes:
 # Their number
 
 
-def test_connections_beyond_the_limit_are_told_so(strict):
+def test_connections_beyond_the_limit_are_answered(strict):
     held = [connect(strict) for _ in range(4)]
     strict.wait(lambda: len(strict.open) == 4)
     with connect(strict) as more:

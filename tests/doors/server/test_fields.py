@@ -1,4 +1,4 @@
-"""Every field of the clients' own request types is done here, passed over and told, or refused by
+"""Every field of the clients' own request types is done here, noted, or refused by
 name.
 """
 
@@ -32,10 +32,11 @@ TYPES = [
     (COUNT, CountRequest, message_count_tokens_params.MessageCountTokensParams),
 ]
 
-# Fields that are taken and change nothing: others are told.
+# Fields that are accepted and change nothing; others are noted.
 NO_EFFECT = {
     "FunctionBody": {"strict"},
     "ResponsesTool": {"strict"},
+    "AnthropicTool": {"strict"},
     "NamedSchema": {"description"},
     "TextFormat": {"description"},
     # in answers of ours that are sent back
@@ -51,6 +52,7 @@ FREE = {
     "schema_",
     "logit_bias",
     "chat_template_kwargs",
+    "documents",
 }
 
 
@@ -61,7 +63,7 @@ def known(body: type[BaseModel]) -> set[str]:
 @pytest.mark.parametrize(
     "route, body, theirs", TYPES, ids=lambda case: getattr(case, "__name__", None)
 )
-def test_every_other_field_of_the_client_is_passed_over_and_told(route, body, theirs, lenient):
+def test_every_other_field_of_the_client_is_ignored_and_noted(route, body, theirs, lenient):
     path, base = route
     fields = set(typing.get_type_hints(theirs)) | {"a_field_of_next_year"}
     assert len(fields & known(body)) > 5
@@ -78,7 +80,7 @@ def test_every_other_field_of_the_client_is_passed_over_and_told(route, body, th
     [(route, body) for route, body, _ in TYPES[1:]],
     ids=lambda case: getattr(case, "__name__", None),
 )
-def test_a_noted_field_with_a_value_that_does_not_fit_is_told(route, body, lenient):
+def test_a_noted_field_with_a_value_that_does_not_fit_is_listed(route, body, lenient):
     path, base = route
     for name in sorted(
         place for place in body.noted if "." not in place and place in body.model_fields
@@ -108,7 +110,7 @@ def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "a_field_of_next_year"
 
 
-def test_hints_and_identities_inside_of_messages_are_told(lenient):
+def test_hints_and_identities_inside_of_messages_are_noted(lenient):
     """None of them is dropped in silence, and all else of the body counts."""
     cached = {"cache_control": {"type": "ephemeral"}}
     use = {"type": "tool_use", "id": "t", "name": "f", "input": {}, "caller": {"type": "direct"}}
@@ -200,7 +202,7 @@ def test_nothing_is_dropped_inside_a_field_either():
     assert idle == NO_EFFECT
 
 
-def test_options_of_the_table_that_an_api_cannot_tell_are_refused(guide):
+def test_options_of_the_table_that_an_api_cannot_express_are_refused(guide):
     done = guide.post("/v1/messages", **MESSAGES[1], logprobs=2)
     assert done.status_code == 400 and "logprobs: not available in this API" in done.text
     for path, base, name, value in (
@@ -216,7 +218,7 @@ def test_options_of_the_table_that_an_api_cannot_tell_are_refused(guide):
         assert done.status_code == 400 and f"{name}: cannot be combined with" in done.text
 
 
-def test_strange_names_of_fields_are_told_in_a_header_of_ascii(lenient):
+def test_strange_names_of_fields_are_noted_in_a_header_of_ascii(lenient):
     path, base = CHAT
     done = lenient.post(
         path, **base, max_tokens=1, **{"a\r\nSet-Cookie: x\x00": 1, "ü🦙": 2, "x" * 3000: 3}
@@ -224,3 +226,19 @@ def test_strange_names_of_fields_are_told_in_a_header_of_ascii(lenient):
     assert done.status_code == 200 and "set-cookie" not in done.headers, done.text
     assert "a??Set-Cookie: x?" in done.headers["x-mlx-llama-noted"]
     assert len(done.headers["x-mlx-llama-noted"]) < 3000
+
+
+def test_a_strict_server_translates_and_refuses_what_would_be_ignored(guide):
+    """Also where only the model's template tells that a field has no effect."""
+    path, body = CHAT
+    tools = {"functions": [{"name": "f"}], "function_call": "none"}
+    for more in (tools, {"stop": "", "top_k": -1, "seed": -1}, {"reasoning_effort": None}):
+        assert guide.post(path, **body, **more, max_tokens=2).status_code == 200
+    options = {"num_predict": 2, "temperature": 0}
+    done = guide.post("/api/chat", **body, options=options, stream=False)
+    assert done.status_code == 200 and done.json()["eval_count"] == 2
+    for field, value in (("reasoning_effort", "low"), ("stream_options", {"include_usage": True})):
+        [fault] = guide.post(path, **body, **{field: value}).json()["errors"]
+        assert (fault["field"], fault["constraint"]) == (field, "unsupported")
+    [fault] = guide.post("/api/chat", **body, options={"num_ctx": 9}).json()["errors"]
+    assert fault["field"] == "options.num_ctx"

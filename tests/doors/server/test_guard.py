@@ -231,7 +231,7 @@ def test_head_is_get_without_a_body(guide):
         assert done.headers["content-type"] == full.headers["content-type"]
 
 
-def test_paths_of_the_machine_are_not_told(serve, tmp_path):
+def test_paths_of_the_machine_are_not_revealed(serve, tmp_path):
     make_checkpoint(tmp_path / "bare")
     (tmp_path / "bare" / "tokenizer_config.json").unlink()
     server = serve("--model", tmp_path / "bare")

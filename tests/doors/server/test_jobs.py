@@ -14,13 +14,13 @@ from .conftest import events
 def test_events_of_a_job(guide, llm):
     made = guide.post("/v1/jobs", prompt="Once upon", max_tokens=6)
     assert made.status_code == 201
-    told = events(guide.http.get(made.json()["sse_url"]).text)
-    assert [name for name, _ in told] == ["started", *["token"] * 6, "end", None]
-    assert told[-1][1] == "[DONE]"
-    tokens = [json.loads(data) for name, data in told if name == "token"]
+    streamed = events(guide.http.get(made.json()["sse_url"]).text)
+    assert [name for name, _ in streamed] == ["started", *["token"] * 6, "end", None]
+    assert streamed[-1][1] == "[DONE]"
+    tokens = [json.loads(data) for name, data in streamed if name == "token"]
     assert "".join(token["t"] for token in tokens) == llm.generate("Once upon", max_tokens=6).text
     assert [token["i"] for token in tokens] == list(range(6))
-    end = json.loads(told[-2][1])
+    end = json.loads(streamed[-2][1])
     assert end["tokens_out"] == 6 and end["stop_reason"] == "MAX_TOKENS"
     assert end["decode_time_ms"] > 0
 
@@ -55,15 +55,18 @@ def test_a_stream_is_taken_up_again_after_the_last_event(endless):
     rest = endless.http.get(
         job["jsonl_url"], headers={"Last-Event-ID": str(first[-1]["id"])}
     ).text.splitlines()
-    told = first + [json.loads(line) for line in rest]
-    assert [event["id"] for event in told] == list(range(len(told)))
+    streamed = first + [json.loads(line) for line in rest]
+    assert [event["id"] for event in streamed] == list(range(len(streamed)))
     whole = endless.post("/v1/completions", prompt="hello", max_tokens=300).json()["choices"][0][
         "text"
     ]
-    assert "".join(event.get("t", "") for event in told) == whole and told[-1]["tokens_out"] == 300
+    assert (
+        "".join(event.get("t", "") for event in streamed) == whole
+        and streamed[-1]["tokens_out"] == 300
+    )
 
 
-def test_a_cancelled_job_frees_its_row_and_tells_its_readers(endless):
+def test_a_cancelled_job_frees_its_row_and_notifies_its_readers(endless):
     job = endless.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
     with endless.http.stream("GET", job["sse_url"]) as response:
         lines = response.iter_lines()
@@ -126,7 +129,7 @@ def test_the_log_has_the_receipt_of_a_job_when_it_ends(serve):
     assert "a-secret-word" in ended
 
 
-def test_events_tell_logprobs(guide, llm):
+def test_events_have_logprobs(guide, llm):
     job = guide.post("/v1/jobs", prompt="Once upon", max_tokens=4, logprobs=2).json()
     tokens = [
         json.loads(data)

@@ -69,7 +69,7 @@ def test_a_request_that_waits_is_left_too(inside, narrow):
     server.wait(server.is_idle)
 
 
-def test_a_full_queue_tells_when_to_come_again(inside, narrow):
+def test_a_full_queue_says_when_to_retry(inside, narrow):
     server = inside(narrow, queue=2).ready()
     with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as first:
         lines = first.iter_lines()  # kept: closing it would leave

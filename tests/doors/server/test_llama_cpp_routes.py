@@ -240,10 +240,10 @@ def test_progress_of_a_long_prompt(endless):
     }
     total = len(asked["prompt"])
     for reused in (0, total - 1):
-        told = [json.loads(data) for _, data in events(endless.post("/completion", **asked).text)]
-        progress = [piece["prompt_progress"] for piece in told if "prompt_progress" in piece]
+        pieces = [json.loads(data) for _, data in events(endless.post("/completion", **asked).text)]
+        progress = [piece["prompt_progress"] for piece in pieces if "prompt_progress" in piece]
         # before any token
-        assert told[: len(progress)] == [piece for piece in told if "prompt_progress" in piece]
+        assert pieces[: len(progress)] == [piece for piece in pieces if "prompt_progress" in piece]
         assert len(progress) >= (1 if reused else 2) and progress[-1]["processed"] == total
         assert all(piece["total"] == total and piece["cache"] == reused for piece in progress)
         for before, after in itertools.pairwise(progress):
@@ -423,7 +423,7 @@ STORIES = [
 ]
 
 
-def tell(server, story: str) -> dict:
+def complete(server, story: str) -> dict:
     return server.post("/completion", prompt=story, n_predict=5).json()
 
 
@@ -434,19 +434,19 @@ def test_slots_are_saved_restored_and_erased(serve, tmp_path):
     assert [slot["n_tokens"] for slot in server.http.get("/slots").json()] == [0, 0]
     # nothing yet
     assert server.post("/slots/1?action=save", filename="a").json()["errors"][0]["field"] == "slot"
-    told = [tell(server, story) for story in STORIES]
+    answers = [complete(server, story) for story in STORIES]
     # the third takes the one that was unused for longest
-    assert [answer["id_slot"] for answer in told] == [0, 1, 0]
-    more = tell(server, STORIES[1] + told[1]["content"])
-    assert more["id_slot"] == 1 and more["timings"]["cache_n"] >= told[1]["tokens_evaluated"]
-    # An answer is told before its row is free.
+    assert [answer["id_slot"] for answer in answers] == [0, 1, 0]
+    more = complete(server, STORIES[1] + answers[1]["content"])
+    assert more["id_slot"] == 1 and more["timings"]["cache_n"] >= answers[1]["tokens_evaluated"]
+    # An answer is sent before its row is free.
     server.wait(lambda: not any(slot["is_processing"] for slot in server.http.get("/slots").json()))
     slots = server.http.get("/slots").json()
     assert [slot["n_tokens"] for slot in slots] == [
-        answer["tokens_evaluated"] + answer["tokens_predicted"] for answer in (told[2], more)
+        answer["tokens_evaluated"] + answer["tokens_predicted"] for answer in (answers[2], more)
     ]
     assert "llama" not in json.dumps(slots)
-    for slot, answer in ((0, told[2]), (1, more)):
+    for slot, answer in ((0, answers[2]), (1, more)):
         saved = server.post(f"/slots/{slot}?action=save", filename=f"{slot}.bin").json()
         assert saved["id_slot"] == slot
         assert saved["n_written"] == (folder / f"{slot}.bin").stat().st_size
@@ -458,7 +458,7 @@ def test_slots_are_saved_restored_and_erased(serve, tmp_path):
         == {"id_slot": 1, "n_erased": slots[1]["n_tokens"] - 1}
         != server.post("/slots/1?action=erase").json()
     )
-    assert tell(server, STORIES[1])["timings"]["cache_n"] <= 1
+    assert complete(server, STORIES[1])["timings"]["cache_n"] <= 1
 
     again = serve("--parallel", "3", "--slot-save-path", folder)
     restored = again.post("/slots/2?action=restore", filename="0.bin").json()
@@ -469,16 +469,16 @@ def test_slots_are_saved_restored_and_erased(serve, tmp_path):
         0,
         restored["n_restored"],
     ]
-    answer_again = tell(again, STORIES[2])
-    assert answer_again["content"] == told[2]["content"] and answer_again["id_slot"] == 2
-    assert answer_again["timings"]["cache_n"] == told[2]["tokens_evaluated"] - 1
+    answer_again = complete(again, STORIES[2])
+    assert answer_again["content"] == answers[2]["content"] and answer_again["id_slot"] == 2
+    assert answer_again["timings"]["cache_n"] == answers[2]["tokens_evaluated"] - 1
 
 
 def test_bad_slots_and_files(serve, tmp_path):
     folder = tmp_path / "slots"
     folder.mkdir()
     server = serve("--parallel", "1", "--slot-save-path", folder)
-    tell(server, STORIES[0])
+    complete(server, STORIES[0])
     assert server.post("/slots/0?action=save", filename="it").status_code == 200
     (folder / "it").rename(tmp_path / "outside")
     (folder / "link").symlink_to(tmp_path / "outside")

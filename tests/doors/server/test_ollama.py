@@ -69,7 +69,7 @@ def test_the_model(client, lenient):
     assert lenient.http.get("/api/version").json()["version"]
 
 
-def test_what_cannot_be_done_is_told(client):
+def test_what_cannot_be_done_is_refused(client):
     with pytest.raises(ollama.ResponseError, match="text only"):
         client.generate("guide", "what is this?", images=[b"1234"])
     with pytest.raises(ollama.ResponseError, match="text only"):

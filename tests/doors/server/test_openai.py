@@ -298,7 +298,7 @@ def test_models_and_names(guide, client):
     assert caught.value.code == "model_not_found" and caught.value.param == "model"
 
 
-def test_a_prompt_that_does_not_fit_tells_both_counts(client, llm):
+def test_a_prompt_that_does_not_fit_is_refused_with_both_counts(client, llm):
     long = [{"role": "user", "content": "word " * 2000}]
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="guide", messages=long)
@@ -319,9 +319,9 @@ def test_llama_server_s_fields_of_a_conversation(guide, llm):
     assert counted == {"input_tokens": whole["usage"]["prompt_tokens"]}
     text = guide.post(path, **ask, stream=True, return_progress=True, verbose=True).text
     chunks = [json.loads(data) for _, data in events(text) if data != "[DONE]"]
-    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
-    assert told[0]["processed"] == told[0]["cache"]
-    assert told[-1]["processed"] == told[-1]["total"] == counted["input_tokens"]
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert progress[0]["processed"] == progress[0]["cache"]
+    assert progress[-1]["processed"] == progress[-1]["total"] == counted["input_tokens"]
     assert chunks[-1]["__verbose"] == {"prompt": rendered}
 
 
@@ -354,8 +354,8 @@ def test_responses(client, llm):
     response = client.responses.create(model="guide", input="Who are you?")
     assert response.output_text == wanted and response.status == "completed"
     with client.responses.stream(model="guide", input=QUESTION, max_output_tokens=10) as stream:
-        told = list(stream)
-    kinds, last = [event.type for event in told], told[-1].response
+        streamed = list(stream)
+    kinds, last = [event.type for event in streamed], streamed[-1].response
     assert kinds[:4] == [
         "response.created",
         "response.in_progress",
@@ -393,7 +393,7 @@ def test_responses(client, llm):
     )
 
 
-def test_defaults_of_responses_are_taken_and_told(client, guide):
+def test_defaults_of_responses_are_accepted_and_repeated(client, guide):
     response = client.responses.create(
         model="guide",
         input="hi",
@@ -418,8 +418,8 @@ def test_defaults_of_responses_are_taken_and_told(client, guide):
 
 def test_numbers_of_a_stream_of_responses_count_up(guide):
     text = guide.post("/v1/responses", input="hi", max_output_tokens=4, stream=True).text
-    told = [json.loads(data) for _, data in events(text)]
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    streamed = [json.loads(data) for _, data in events(text)]
+    assert [event["sequence_number"] for event in streamed] == list(range(len(streamed)))
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_numbers_of_a_stream_of_responses_count_up(guide):
         ("/v1/chat/completions", "modalities", ["text", "audio"]),
         ("/v1/chat/completions", "store", True),
         ("/v1/chat/completions", "service_tier", "flex"),
-        ("/v1/chat/completions", "functions", []),
+        ("/v1/chat/completions", "functions", 5),
         ("/v1/completions", "suffix", "x"),
         ("/v1/completions", "best_of", 2),
         ("/v1/responses", "background", True),

@@ -44,14 +44,14 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
         )
         assert done.status_code == 503 and done.json()["error"]["code"] == "model_loading"
         assert done.headers["retry-after"] == "1"
-    told = []
+    states = []
     with server.http.stream("GET", "/v1/loading/progress") as response:
         for line in response.iter_lines():
             if line.startswith("data: "):
-                told.append(json.loads(line[6:]))
+                states.append(json.loads(line[6:]))
                 gate.set()
-    assert told[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4}
-    assert told[-1]["state"] == "ready"
+    assert states[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4}
+    assert states[-1]["state"] == "ready"
     assert server.http.get("/ready").status_code == 200
     assert server.post("/v1/chat/completions", **QUESTION).status_code == 200
 
@@ -331,7 +331,7 @@ def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
     server.process.wait(20)
 
 
-def test_sigterm_tells_those_that_run_too_long(tmp_path, roomy):
+def test_sigterm_stops_those_that_run_too_long(tmp_path, roomy):
     server = Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "1")
     job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
     answers: dict = {}

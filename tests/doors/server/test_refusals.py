@@ -25,13 +25,13 @@ ROUTES = (
 QUESTION = [{"role": "user", "content": "hi"}]
 
 
-def test_every_fault_is_told_with_field_constraint_and_value(guide):
+def test_every_fault_is_reported_with_field_constraint_and_value(guide):
     body = {
-        "messages": [{"role": "robot", "content": 3}, {"role": "user"}],
-        "max_tokens": -1,
+        "messages": [{"role": "robot", "content": 3}, {"role": "user", "reasoning_content": "x"}],
+        "max_tokens": -2,
         "temperature": "warm",
         "top_p": 7,
-        "stop": [""],
+        "stop": [3],
         "logit_bias": 3,
         "seed": -5,
         "stream": "yes",
@@ -61,9 +61,9 @@ def test_every_fault_is_told_with_field_constraint_and_value(guide):
         "field": "max_tokens",
         "constraint": ">= 0",
         "message": "max_tokens: must be >= 0",
-        "value": -1,
+        "value": -2,
     }
-    assert faults["top_p"]["constraint"] == "<= 1.0" and faults["seed"]["constraint"] == ">= 0"
+    assert faults["top_p"]["constraint"] == "<= 1.0" and "as sent" in faults["seed"]["message"]
     assert faults["messages[0].content"]["constraint"] == "string or array"
     assert "did you mean temperature" in faults["tempreature"]["message"]
     assert "not supported" in faults["audio"]["message"]
@@ -260,7 +260,7 @@ def test_the_document_has_the_limits_of_the_table(guide):
     assert "http://" not in docs.text
 
 
-def told(guide, path="/v1/chat/completions", **body):
+def faults_of(guide, path="/v1/chat/completions", **body):
     """Faults by field; each has a constraint and a message that begins with the field."""
     done = guide.post(path, **body)
     faults = done.json()["errors"]
@@ -280,11 +280,12 @@ def told(guide, path="/v1/chat/completions", **body):
     return {fault["field"]: fault for fault in faults}
 
 
-def test_faults_of_several_fields_together_are_told_with_the_others(guide):
-    faults = told(
+def test_faults_of_several_fields_together_are_reported_with_the_others(guide):
+    faults = faults_of(
         guide,
         messages=[],
         stream_options={"include_usage": True},
+        logprobs=False,
         top_logprobs=3,
         model="nope",
         regex="(",
@@ -302,15 +303,15 @@ def test_faults_of_several_fields_together_are_told_with_the_others(guide):
     }
     assert faults["regex"]["value"] == "(" and faults["logit_bias"]["value"] == '{"99999": 1}'
     assert faults["stream_options"]["value"] == '{"include_usage": true}'
-    assert set(told(guide, "/v1/jobs", temperature=-1)) == {"prompt", "temperature"}
+    assert set(faults_of(guide, "/v1/jobs", temperature=-1)) == {"prompt", "temperature"}
 
 
-def test_faults_that_the_model_shows_are_told_together(guide):
-    faults = told(guide, messages=QUESTION, regex="(", logit_bias={"99999": 1})
+def test_faults_that_the_model_reveals_are_reported_together(guide):
+    faults = faults_of(guide, messages=QUESTION, regex="(", logit_bias={"99999": 1})
     assert set(faults) == {"regex", "logit_bias"}
     assert faults["regex"]["value"] == "("
     assert faults["logit_bias"]["constraint"] == "token ids of the vocabulary"
-    faults = told(
+    faults = faults_of(
         guide, messages=QUESTION, schema={"type": "string", "pattern": "^(?!a)"}, temperature=-1
     )
     assert set(faults) == {"schema", "temperature"}
@@ -356,16 +357,16 @@ UNENFORCEABLE = {"type": "string", "pattern": "^(?!a)"}
         ("/completion", "json_schema", {"prompt": "hi", "json_schema": UNENFORCEABLE}),
     ],
 )
-def test_a_schema_that_cannot_be_enforced_is_told_where_it_stands(path, field, body, guide):
+def test_a_schema_that_cannot_be_enforced_is_reported_at_its_place(path, field, body, guide):
     for more in ({}, {"temperature": -1}):
-        faults = told(guide, path, **body, **more)
+        faults = faults_of(guide, path, **body, **more)
         assert set(faults) == {field, *more} and '"pattern": "^(?!a)"' in faults[field]["value"]
         assert faults[field]["constraint"] == "a schema that can be enforced"
 
 
 def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
     content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    faults = told(
+    faults = faults_of(
         guide, messages=[{"role": "user", "content": content}, {"role": "user", "content": 3}]
     )
     assert {"messages[0].content[0].type", "messages[1].content"} <= set(faults)
@@ -390,12 +391,12 @@ def test_an_input_item_has_the_fields_of_its_type(item, message, guide):
 
 def test_a_type_that_is_no_text_and_an_include_that_is_no_list_are_refused(guide):
     item = {"type": 5, "role": "user", "content": "hi"}
-    faults = told(guide, "/v1/responses", input=[item], include=5)
+    faults = faults_of(guide, "/v1/responses", input=[item], include=5)
     assert set(faults) == {"input[0].type", "include"}
 
 
 def test_values_and_constraints_are_written_as_json(guide):
-    faults = told(
+    faults = faults_of(
         guide,
         messages=QUESTION,
         tools=[{"type": "function", "function": {"name": "a b"}}],

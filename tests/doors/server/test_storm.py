@@ -144,7 +144,7 @@ def test_a_storm(tmp_path, toy):
         server.close()
 
 
-def test_a_failing_step_is_told_and_others_go_on(inside, toy):
+def test_a_failing_step_is_reported_and_others_go_on(inside, toy):
     """A row whose step raises ends with an error; the server does not."""
     server = inside(lambda: load(toy, backend="cpu")).ready()
     model = server.keeper.llm.model

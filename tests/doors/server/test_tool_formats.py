@@ -116,8 +116,8 @@ def test_responses(model):
     ]
     assert response.output_text == model.opening and len(response.output) == 2 + bool(model.opening)
     with model.script(), model.openai.responses.stream(**asked) as stream:
-        told, judged = list(stream), stream.get_final_response()
-    kinds = [event.type for event in told]
+        streamed, judged = list(stream), stream.get_final_response()
+    kinds = [event.type for event in streamed]
     assert (
         kinds.count("response.output_item.added")
         == kinds.count("response.output_item.done")
@@ -125,7 +125,7 @@ def test_responses(model):
     )
     assert kinds.count("response.function_call_arguments.delta") > 6
     assert kinds.count("response.function_call_arguments.done") == 2
-    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert [event.sequence_number for event in streamed] == list(range(len(streamed)))
     assert judged.output_text == model.opening
     assert [
         (item.name, json.loads(item.arguments))
@@ -183,9 +183,9 @@ def test_logprobs_of_responses_are_those_of_the_text(model):
             [part] = (
                 model.openai.responses.create(**asked, max_output_tokens=most).output[0].content
             )
-        told_bytes = bytes(sum((entry.bytes for entry in part.logprobs), [])).strip()
-        assert part.text.rstrip("\ufffd") == text and "\U0001f999".encode().startswith(told_bytes)
-        assert len(part.logprobs) == 3 if most == 3 else len(told_bytes) == 4
+        data = bytes(sum((entry.bytes for entry in part.logprobs), [])).strip()
+        assert part.text.rstrip("\ufffd") == text and "\U0001f999".encode().startswith(data)
+        assert len(part.logprobs) == 3 if most == 3 else len(data) == 4
 
 
 def test_a_call_that_a_stop_string_cuts_is_not_to_be_made(model):
@@ -238,14 +238,14 @@ def test_messages(model):
     assert message.stop_reason == "tool_use"
     assert "".join(block.text for block in message.content if block.type == "text") == model.opening
     with model.script(), model.claude.messages.stream(**asked) as stream:
-        told, judged = list(stream), stream.get_final_message()
+        streamed, judged = list(stream), stream.get_final_message()
     assert [block.type for block in judged.content] == [block.type for block in message.content]
     assert [
         (block.name, block.input) for block in judged.content if block.type == "tool_use"
     ] == WANTED
     deltas = [
         event
-        for event in told
+        for event in streamed
         if event.type == "content_block_delta" and event.delta.type == "input_json_delta"
     ]
     assert len(deltas) > 6 and judged.stop_reason == "tool_use"
@@ -350,14 +350,16 @@ def test_formats_that_need_the_tools_or_the_prompt(name, answer, tmp_path):
     assert '"a": 1, "b": 2' in calls[0].function.arguments
 
 
-def test_a_template_for_tools_is_chosen_by_the_request(tmp_path):
-    """Of a checkpoint with two templates, and its format of calls is that template's."""
+def test_a_template_is_chosen_by_the_request(tmp_path):
+    """Of a checkpoint with several templates. The format of calls is that of the one for tools."""
     template, calls = tool_formats()["qwen2.5"]
     folder = make_scripted_checkpoint(
         tmp_path / "m", "{% for m in messages %}[{{ m.content }}]{% endfor %}"
     )
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates/tool_use.jinja").write_text(template, encoding="utf-8")
+    rag = "{% for d in documents %}<{{ d.title }}: {{ d.text }}>{% endfor %}{{ messages[-1].content }}"  # noqa: E501
+    (folder / "additional_chat_templates/rag.jinja").write_text(rag)
     llm = load(folder, backend="cpu")
     server = Inside(lambda: llm, alias="m").ready()
     try:
@@ -378,5 +380,17 @@ def test_a_template_for_tools_is_chosen_by_the_request(tmp_path):
         assert "<tools>" in shown
         shown = server.post("/apply-template", messages=QUESTION).json()["prompt"]
         assert shown == f"[{QUESTION[0]['content']}]"
+        brought = {"documents": [{"title": "A", "text": "b"}]}
+        variables = {"chat_template_kwargs": brought}
+        with Script(llm, *["Hello"] * 3) as script:
+            for more in (brought, variables):
+                done = server.post("/v1/chat/completions", **asked, **more)
+                assert "x-mlx-llama-noted" not in done.headers
+            done = server.post("/v1/chat/completions", **asked, **brought, tools=TOOLS)
+            assert done.headers["x-mlx-llama-noted"] == "documents"  # no place in this template
+        wanted = f"<A: b>{QUESTION[0]['content']}"
+        assert [prompt.endswith(wanted) for prompt in script.prompts] == [True, True, False]
+        shown = server.post("/apply-template", messages=QUESTION, **brought).json()["prompt"]
+        assert shown == wanted
     finally:
         server.close()
