@@ -73,8 +73,10 @@ class Plan:
     @property
     def source(self) -> str:
         """The GGUF format that the kernel unpacks; "" for numbers, or codes in a byte each."""
-        whole = isinstance(self.tensor, GGUFWeight) and self.tensor.shape[1] == self.columns
-        return self.tensor.format if whole else ""
+        tensor = self.tensor
+        if not isinstance(tensor, GGUFWeight) or tensor.shape[1] != self.columns:
+            return ""
+        return tensor.format if tensor.factors is None else ""
 
     @property
     def direct(self) -> np.ndarray | None:

@@ -88,14 +88,17 @@ def random_blocks(
             blocks[:, :4] = scales[:, None].view(np.uint8)
         if kind == "MXFP4":  # and the one with a power of two
             blocks[:, 0] = 127 + np.log2(scales).round().astype(int)
+        if kind == "NVFP4":
+            codes = scales.astype(ml_dtypes.float8_e4m3fn)[:, None]
+            blocks[:, :4] = codes.view(np.uint8)
         for at in _HALVES.get(kind, ()):
             factor = _MINIMUM if (kind, at) == ("Q4_K", 2) else 1
             blocks[:, at : at + 2] = (factor * scales).astype(np.float16)[:, None].view(np.uint8)
 
     sample = blocks[:256].copy()
-    scale(sample, factors[:256] * 2**-10)
+    scale(sample, factors[:256] / 16)
     values = assemble(kind, kind, (1, len(sample) * block_size(kind)), [sample]).float32()
-    scale(blocks, factors * (2**-10 * spread / values.std()))
+    scale(blocks, factors * (spread / values.std() / 16))
     return [blocks]
 
 

@@ -214,7 +214,8 @@ class _TensorPlan(TensorPlan):
 
     def keeps_blocks(self, tensor: Tensor | AffineWeight) -> bool:
         """True for blocks of a GGUF file that have the type already, which are copied."""
-        return isinstance(tensor, GGUFWeight) and tensor.format == self.kind
+        is_block = isinstance(tensor, GGUFWeight) and tensor.format == self.kind
+        return is_block and tensor.factors is None
 
     def values(self, advance: Callable[[int], None]) -> np.ndarray:
         """The values to write, of `written`. Raises CheckpointError."""

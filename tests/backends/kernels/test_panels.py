@@ -124,7 +124,7 @@ def test_slabs_of_any_size_make_the_same_panels(kind, monkeypatch):
 # Bytes of a row of 512 in panels beyond those in the file: sub scales of 4 bits, or of 6 without
 # biases, become bytes; scales of 8 bits bfloat16
 WIDER = {"Q2_K": 2 * 16, "Q3_K": 2 * 4, "Q8_K": -2 * (32 - 4), "IQ4_XS": 2 * 2}
-WIDER |= {"MXFP4": 16, "mlx mxfp4": 16, "mlx nvfp4": 32, "mlx mxfp8": 16}
+WIDER |= {"MXFP4": 16, "NVFP4": 32, "mlx mxfp4": 16, "mlx nvfp4": 32, "mlx mxfp8": 16}
 
 
 @pytest.mark.parametrize("kind", KINDS)
