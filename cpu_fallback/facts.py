@@ -52,12 +52,18 @@ def _describe_prefetch(target: Target) -> str:
 def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
     tensors = list(checkpoint.tensors.values())
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
-    operand = "" if not low_bit else "16-bit integers" if facts.kernels else "float32"
+    in_integers = facts.kernels and any(has_integers(weight) for weight in tensors)
+    operand = "" if not low_bit else "16-bit integers" if in_integers else "float32"
     # NumPy reads a mapped file, whose pages count as taken while they are used.
     nbytes = sum(tensor.nbytes for tensor in tensors)
     if facts.kernels:
         nbytes = weights_nbytes(tensors, "float32", False)
     return WeightsPlan("float32", operand, nbytes)
+
+
+def has_integers(weight: Tensor | AffineWeight) -> bool:
+    """True for low-bit weights that kernels multiply with integer activations: all but mxfp8."""
+    return isinstance(weight, AffineWeight) and weight.mode != "mxfp8"
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:

@@ -13,13 +13,11 @@ from mlx_llama.core.backends.load_options import LoadOptions, default_threads
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops, name_matrices
-from mlx_llama.core.backends.weights import notice_widened
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import machine
 
-from . import ops, runtime
+from . import facts, ops, runtime
 from .cache import Cache
 from .kernels import compilation
 from .sampling import SamplingBatch
@@ -73,7 +71,7 @@ class Llama(BaseLlama):
             reason = f" on {cores} cores, for a small model" if threads < cores else ""
         bits = options.activation_bits or (32 if options.dtype == "float32" else 16)
         parts = [f"{threads} thread{'s' if threads > 1 else ''}{reason}"]
-        low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
+        low_bit = any(facts.has_integers(tensor) for tensor in checkpoint.tensors.values())
         if low_bit:
             parts.append(f"low-bit weights times {bits}-bit activations")
         weights = Weights(checkpoint, compilation.Compilation(target, threads, bits, cache_bits))
@@ -85,7 +83,6 @@ class Llama(BaseLlama):
                 f"{threads} threads wait for each other on {cores} cores: `threads` {cores} is "
                 "faster",
             )
-        notices += notice_widened(checkpoint.tensors.values())
         model = cls(config, weights, activations, device, notices, cache_bits)
         model._tile = target.tile if low_bit else target.float_tile
         from .kernels import ops as words

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.weights import BlockWeights, check_memory, notice_widened
+from mlx_llama.core.backends.weights import BlockWeights, check_memory
 from mlx_llama.core.files.adapters import stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
@@ -48,7 +48,11 @@ class Weights(BlockWeights):
             check_memory(
                 self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device)
             )
-        self.notices = notice_widened(self.tensors.values())
+        low_bit = [weight for weight in self.tensors.values() if isinstance(weight, AffineWeight)]
+        if not all(facts.is_low_bit(weight) for weight in low_bit):
+            self.notices = (
+                "mxfp8 weights take 16 bits each here, twice their file: no kernel unpacks them",
+            )
         if dtype == "auto" and (chosen := runtime.dtype_name(self.dtype)) != preferred:
             self.notices += (
                 f"{runtime.device_name(device)} has no {preferred}: computing in {chosen}",

@@ -35,6 +35,7 @@ LOW_BIT = (
     "IQ4_NL",
     "IQ4_XS",
     "MXFP4",
+    "NVFP4",
 )
 # A model of 4 and 6 bits, small enough for Triton's interpreter: fields of make_gguf
 LOW_BIT_MODEL: dict[str, Any] = dict(
@@ -85,6 +86,8 @@ def random_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) 
         blocks[:, :4] = scales[:, None].view(np.uint8)
     if kind == "MXFP4":  # 2**-7 to 2**-4
         blocks[:, 0] = rng.integers(120, 124, len(blocks))
+    if kind == "NVFP4":  # 0.03 to 0.16
+        blocks[:, :4] = rng.integers(20, 40, (len(blocks), 4))
     for at in HALVES.get(kind, ()):
         blocks[:, at : at + 2] = scales.astype(np.float16)[:, None].view(np.uint8)
     return blocks.reshape(rows, -1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mlx_llama.core.files.quantized import TABLES
 
 from . import layouts
-from .emit import LANES, Function, Value, concatenate, i8, i32, i32s, vector
+from .emit import LANES, Function, Value, concatenate, f16, i8, i16, i32, i32s, vector
 from .layouts import FIELDS, GROUP, LowBitLayout
 from .target import Target
 
@@ -98,6 +98,14 @@ def _extract_field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int)
     return shifted & mask * 0x01010101
 
 
+def _e4m3(codes: Value) -> Value:
+    """The numbers of the low bytes of int32 [16], exactly."""
+    # float16 has the same fields, three bits more and an exponent that is larger by 8. Conversions
+    # of its subnormal numbers are fast, unlike operations on those of float32.
+    halves = (codes & 0x7F) << 7 | (codes & 0x80) << 8
+    return halves.truncate(vector(i16)).bitcast(vector(f16)).widen_half() * 256.0
+
+
 def unpack_subs(f: Function, layout: LowBitLayout, block: Value) -> Value:
     """Address of a block's sub scales, then biases, [scale groups][16 rows] bytes."""
     if not layout.packs_subs:
@@ -183,8 +191,10 @@ def dequantise(
         for k in range(4 * half, 4 * half + 4):
             chunk = codes.chunk(k)
             for e in range(4):
-                code = (chunk >> 8 * e if e else chunk) & 255
-                if layout.offset:
-                    code = code - layout.offset
-                weight = code.to_float() * scale
+                if layout.is_e4m3:
+                    number = _e4m3(chunk >> 8 * e if e else chunk)
+                else:
+                    code = (chunk >> 8 * e if e else chunk) & 255
+                    number = (code - layout.offset if layout.offset else code).to_float()
+                weight = number * scale
                 yield 4 * k + e, weight if bias is None else weight + bias

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import LANES, Function, Value, Variable, i8, i16, i32, i32s, i64, kernel, vector
+from .emit import LANES, Function, Value, Variable, f16, i8, i16, i32, i32s, i64, kernel, vector
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
 
 _EVERY_BYTE = 0x01010101
@@ -294,6 +294,17 @@ def _mxfp4(block: _Block) -> _Scales:
     return {"scales": [e.compare("<", 2).select(e + 1 << 5, e - 1 << 7)]}
 
 
+def _nvfp4(block: _Block) -> _Scales:
+    """Halves of E4M3's magnitudes in bfloat16; 127 means zero."""
+    values = []
+    for code in _bytes(block.word(0)):
+        bits = ((code & 0x7F) << 7).truncate(vector(i16)).bitcast(vector(f16))
+        half = (bits.widen_half() * 128.0).bitcast(i32s) >> 16
+        is_zero = (code & 0xFF).compare("==", 0x7F)
+        values.append(is_zero.select(block.f.zero(i32s), half))
+    return {"scales": values}
+
+
 _SCALES: dict[str, Callable[[_Block], _Scales]] = {
     "Q4_0": _one_level,
     "Q4_1": _one_level_biases,
@@ -309,4 +320,5 @@ _SCALES: dict[str, Callable[[_Block], _Scales]] = {
     "IQ4_NL": _one_level,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }

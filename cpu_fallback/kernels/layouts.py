@@ -80,6 +80,7 @@ class LowBitLayout:
     and then
         codes        groups x bits x [16 rows] x 4 bytes, see FIELDS
     table: the codes are stored as indices into a table of core.files.quantized.TABLES.
+    is_e4m3: the codes are floating-point numbers of 8 bits (core.files.quantized.FP8_NUMBERS).
     """  # noqa: E501
 
     bits: int
@@ -89,11 +90,12 @@ class LowBitLayout:
     two_level: bool
     scale_dtype: str
     table: str = ""
+    is_e4m3: bool = False
 
     @cached_property
     def name(self) -> str:
         kind = "two_level" if self.two_level else "one_level"
-        kind += {"": "", "iq4": "_table", "fp4": "_fp4"}[self.table]
+        kind += "_e4m3" if self.is_e4m3 else {"": "", "iq4": "_table", "fp4": "_fp4"}[self.table]
         return f"{self.bits}bit_g{self.group_size}_o{self.offset}_b{int(self.has_biases)}_{kind}_{self.scale_dtype}"  # noqa: E501
 
     @cached_property

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.files.checkpoint import Tensor
@@ -74,8 +73,10 @@ class Plan:
     @property
     def source(self) -> str:
         """The GGUF format that the kernel unpacks; "" for numbers, or codes in a byte each."""
-        whole = isinstance(self.tensor, GGUFWeight) and self.tensor.shape[1] == self.columns
-        return self.tensor.format if whole else ""
+        tensor = self.tensor
+        if not isinstance(tensor, GGUFWeight) or tensor.shape[1] != self.columns:
+            return ""
+        return tensor.format if tensor.factors is None else ""
 
     @property
     def direct(self) -> np.ndarray | None:
@@ -142,13 +143,12 @@ def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """A stored matrix's layout; of mxfp8 that of bfloat16, which holds its weights exactly."""
+    """A stored matrix's layout."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
-    if tensor.mode == "mxfp8":
-        return FloatLayout("bfloat16")
     fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
-    layout = LowBitLayout(*(getattr(tensor, name) for name in fields))
+    numbers = [getattr(tensor, name) for name in fields]
+    layout = LowBitLayout(*numbers, is_e4m3=tensor.mode == "mxfp8")
     return dataclasses.replace(layout, bits=4, table=tensor.table) if tensor.table else layout
 
 
@@ -217,13 +217,10 @@ class Slab:
             if isinstance(tensor, Tensor):
                 rows = tensor.stored[which]
             else:
-                unpacked = tensor.rows(start, stop)
-                if isinstance(plan.layout, FloatLayout):
-                    rows = unpacked.float32().astype(ml_dtypes.bfloat16).view(np.uint16)
-                else:
-                    scaling, rows = unpacked, unpacked.codes
-                    if plan.layout.table:
-                        rows = _INDICES[plan.layout.table][rows]
+                scaling = tensor.rows(start, stop)
+                rows = scaling.codes
+                if plan.layout.table:
+                    rows = _INDICES[plan.layout.table][rows]
             rows, numbers = _pad_to(rows, stop - start, plan.columns), np.arange(stop - start)
         # Columns of a row as the kernel reads them: numbers, codes, or bytes of the file's blocks.
         width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1

@@ -39,7 +39,7 @@ PANELS_AT_ONCE = 4  # at most; of float weights for one token
 def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
     """Number of consecutive panels to multiply together, a divisor of PANELS_AT_ONCE."""
     if not isinstance(layout, FloatLayout):
-        return 1
+        return 2 if layout.is_e4m3 and tokens <= 2 else 1
     # Independent sums hide the latency of fma; the registers hold `sums` beside the weights. Each
     # panel is a stream from memory, and two streams are read faster than four.
     sums, limit = (16, 2) if target.wide else (4, PANELS_AT_ONCE)
@@ -65,14 +65,14 @@ def product(
 ) -> None:
     """out[t][16 rows] = panel times x[t] (+ bias) (+ out, if accumulate) for `tokens` tokens.
 
-    panels > 1 (float weights only): multiply this many consecutive panels.
+    panels > 1 (float weights and float activations only): multiply this many consecutive panels.
     """
     if isinstance(layout, FloatLayout):
         sums = (_float_sums if x_layout == layouts.FLOAT else _bfloat16_sums)(
             f, target, layout, tokens, panels
         )
     elif x_layout.kind == "float":
-        sums = _dequantised_sums(f, target, layout, tokens)
+        sums = _dequantised_sums(f, target, layout, tokens, panels)
     else:
         sums = _integer_sums(f, target, layout, x_layout, tokens)
     for panel in range(panels):
@@ -333,18 +333,27 @@ def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
 
 
 def _dequantised_sums(
-    f: Function, target: Target, layout: LowBitLayout, tokens: int
+    f: Function, target: Target, layout: LowBitLayout, tokens: int, panels: int
 ) -> list[Variable]:
     """Products with float32 activations: dequantise every weight."""
-    sums = [Variable(f, f.zero(f32s)) for _ in range(tokens)]
-    group_bytes = layouts.FLOAT.codes(tokens)
+    sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
+    group_bytes, panel_bytes = layouts.FLOAT.codes(tokens), f.blocks * layout.block_bytes
     with f.loop(f.blocks) as i:
-        block = f.weights + i * layout.block_bytes
-        subs = unpack_subs(f, layout, block)
+        first = f.weights + i * layout.block_bytes
+        blocks = [first + panel_bytes * panel if panel else first for panel in range(panels)]
+        for block in blocks if layout.is_e4m3 else ():
+            _prefetch(f, target, block, layout.block_bytes, layout, tokens)
+        subs = [unpack_subs(f, layout, block) for block in blocks]
         with f.loop(layout.groups) as group:
             x = f.x + (i * layout.groups + group) * group_bytes
-            for column, weight in dequantise(f, target, layout, block, subs, group, tokens):
-                for t in range(tokens):
-                    value = f.load(f32, x, 4 * (column * tokens + t)).splat()
-                    sums[t].set(f.fma(weight, value, sums[t].get()))
+            columns = (
+                dequantise(f, target, layout, *of_panel, group, tokens)
+                for of_panel in zip(blocks, subs)
+            )
+            for weights in zip(*columns):
+                for panel, (column, weight) in enumerate(weights):
+                    for t in range(tokens):
+                        total = sums[panel * tokens + t]
+                        value = f.load(f32, x, 4 * (column * tokens + t)).splat()
+                        total.set(f.fma(weight, value, total.get()))
     return sums

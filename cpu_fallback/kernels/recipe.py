@@ -33,9 +33,9 @@ class Recipe:
         rounds = self.activation_bits == 8 and self.target.bf16
         if rounds and layout == FloatLayout("bfloat16"):
             return layouts.BFLOAT16
-        if isinstance(layout, FloatLayout) or self.activation_bits == 32:
+        if not _has_integers(layout) or self.activation_bits == 32:
             return layouts.FLOAT
-        low_bit = [layout, *(other for other in self.layouts if not isinstance(other, FloatLayout))]
+        low_bit = [layout, *filter(_has_integers, self.layouts)]
         offsets = [products.dot_offset(self.target, other) for other in low_bit]
         offset = next(filter(None, offsets), 0)
         return layouts.activation_layout(self.activation_bits, self.target.dot, offset)
@@ -53,6 +53,11 @@ class Recipe:
     def rounds_to_bfloat16(self) -> bool:
         """Some products take activations in bfloat16."""
         return layouts.BFLOAT16 in self.activations
+
+
+def _has_integers(layout: Layout) -> bool:
+    """True for weights that integer activations are multiplied with."""
+    return isinstance(layout, LowBitLayout) and not layout.is_e4m3
 
 
 def tiles(target: Target, x_layout: ActivationLayout) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import json
 import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -211,6 +212,165 @@ SHAPES = {
             llama_4_scaling_beta=0.1,
         ),
     ),
+    # fields of Hugging Face's config.json that change shapes or arithmetic
+    "seed-oss-36b": dict(
+        model_type="seed_oss",
+        hidden_size=5120,
+        intermediate_size=27648,
+        num_hidden_layers=64,
+        num_attention_heads=80,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=155136,
+        max_position_embeddings=524288,
+        rope_theta=1e7,
+        rms_norm_eps=1e-6,
+    ),
+    "glm-4-9b": dict(
+        model_type="glm4",
+        hidden_size=4096,
+        intermediate_size=13696,
+        num_hidden_layers=40,
+        num_attention_heads=32,
+        num_key_value_heads=2,
+        head_dim=128,
+        vocab_size=151552,
+        max_position_embeddings=32768,
+        partial_rotary_factor=0.5,
+        attention_bias=True,
+    ),
+    "ernie-4.5-0.3b": dict(
+        model_type="ernie4_5",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=18,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=128,
+        vocab_size=103424,
+        max_position_embeddings=131072,
+        rope_theta=500000.0,
+        tie_word_embeddings=True,
+    ),
+    "hunyuan-1.8b": dict(
+        model_type="hunyuan_v1_dense",
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=128,
+        vocab_size=120818,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+    ),
+    "hunyuan-7b": dict(
+        model_type="hunyuan_v1_dense",
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=128167,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+    ),
+    "granite-4-micro": dict(
+        model_type="granitemoehybrid",
+        hidden_size=2560,
+        shared_intermediate_size=8192,
+        num_hidden_layers=40,
+        layer_types=["attention"] * 40,
+        num_attention_heads=40,
+        num_key_value_heads=8,
+        vocab_size=100352,
+        max_position_embeddings=131072,
+        rope_theta=1e7,
+        position_embedding_type="rope",
+        num_local_experts=0,
+        tie_word_embeddings=True,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.015625,
+        logits_scaling=10.0,
+    ),
+    "apertus-8b": dict(
+        model_type="apertus",
+        hidden_act="xielu",
+        hidden_size=4096,
+        intermediate_size=21504,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=131072,
+        max_position_embeddings=65536,
+        rope_theta=1.2e7,
+        rope_scaling=dict(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+    ),
+    "olmo-3-7b": dict(
+        model_type="olmo3",
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        vocab_size=100278,
+        max_position_embeddings=65536,
+        sliding_window=4096,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-6,
+    ),
+    "exaone-4-1.2b": dict(
+        model_type="exaone4",
+        hidden_size=2048,
+        intermediate_size=4096,
+        num_hidden_layers=30,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=102400,
+        max_position_embeddings=65536,
+        sliding_window=None,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+    ),
+    "gpt-oss-20b": dict(
+        model_type="gpt_oss",
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        num_hidden_layers=24,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=201088,
+        max_position_embeddings=131072,
+        sliding_window=128,
+    ),
+    "llama-4-scout": dict(
+        model_type="llama4_text",
+        hidden_size=5120,
+        intermediate_size=8192,
+        intermediate_size_mlp=16384,
+        num_local_experts=16,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=1,
+        num_hidden_layers=48,
+        num_attention_heads=40,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=202048,
+        max_position_embeddings=131072,
+        rope_theta=500000.0,
+    ),
     # Mixtures of experts: 2 of the 32 layers of Mixtral 8x7B, 6 of the 48 of Qwen3-30B-A3B, and a
     # small one
     "mixtral-8x7b-2": dict(
@@ -360,11 +520,10 @@ def write_tokenizer(folder: Path, size: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
-    """Write config.json and model.safetensors with one tensor in memory at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kind = SHAPES[shape].get("model_type", "llama")
-    raw = {
+def config_fields(shape: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The fields of a config.json. shape: those of one of SHAPES."""
+    kind = shape.get("model_type", "llama")
+    return {
         "architectures": [BY_MODEL_TYPE[kind].name],
         "model_type": kind,
         "rms_norm_eps": 1e-5,
@@ -373,10 +532,16 @@ def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
         "eos_token_id": 2,
         "tie_word_embeddings": False,  # mlx-lm's default is true, transformers' false
         **({} if "gemma" in kind else {"hidden_act": "silu"}),
-        **SHAPES[shape],
+        **shape,
     }
+
+
+def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
+    """Write config.json and model.safetensors with one tensor in memory at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = config_fields(SHAPES[shape], dtype)
     (folder / "config.json").write_text(json.dumps(raw, indent=1))
-    if kind != "llama":
+    if raw["model_type"] != "llama":
         write_tokenizer(folder, raw["vocab_size"])
     config = LlamaConfig.from_dict(raw, "config.json")
     kind, width = WIDTHS[dtype]

@@ -3,11 +3,13 @@ quantiser.
 
     pip install -e ".[peers]"
     python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models F16 Q8_0 Q4_0 Q4_K_M
+    python examples/benchmarks/make_random_gguf.py gpt-oss-20b /tmp/models MXFP4 --layers 4
     python -m mlx_llama.bench --model /tmp/models/tinyllama-Q4_0.gguf --backend cpu -p 128 -n 64
 
 Speed depends on the weights' shapes and width, not on their values. The SentencePiece vocabulary
 has made-up pieces: any text encodes, no answer means anything. llama.cpp permutes query and key
-rows; random rows need no permutation.
+rows; random rows need no permutation. Other families than Llama get random blocks of the types
+that quantize writes, without a quantiser, and a byte-level vocabulary.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from typing import Any
 
 import make_random_checkpoint
 import numpy as np
+import random_weights
 from make_random_checkpoint import SHAPES, random_tensors
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.gguf_export import TYPES, write_gguf
 from mlx_llama.core.models.config import LlamaConfig
 
 PLAIN = ("F32", "F16", "BF16")
@@ -44,6 +47,8 @@ QUANTISED = (
     "IQ4_NL",
     "IQ4_XS",
 )
+# types of other families' files that need no quantiser
+OF_FAMILIES = tuple(kind for kind in TYPES if kind not in PLAIN)
 CONTEXT = 8192  # default of the smallest context length, for measurements at depth
 
 
@@ -201,22 +206,35 @@ def main() -> None:
         metavar="TOKENS",
         help=f"least context length in the file, for measurements at depth (default: {CONTEXT})",
     )
+    parser.add_argument("--layers", type=int, help="in place of the model's number")
     args = parser.parse_args()
     if not 1 <= args.context < 1 << 31:
         parser.error(f"--context {args.context}: must be 1 to {(1 << 31) - 1}")
     kinds = list(PLAIN + QUANTISED) if args.types == ["all"] else args.types
-    unknown = [kind for kind in kinds if kind not in PLAIN + QUANTISED]
+    is_family = "model_type" in SHAPES[args.shape]
+    known = dict.fromkeys(PLAIN + QUANTISED + (OF_FAMILIES if is_family else ()))
+    unknown = [kind for kind in kinds if kind not in known]
     if unknown:
-        parser.error(f"unknown type {unknown[0]}: use {', '.join(PLAIN + QUANTISED)} or all")
+        parser.error(f"unknown type {unknown[0]}: use {', '.join(known)} or all")
+    if args.layers is not None and args.layers < 1:
+        parser.error(f"--layers {args.layers}: must be at least 1")
+    in_memory = [kind for kind in kinds if is_family and kind in OF_FAMILIES]
     try:
         import gguf  # noqa: F401
 
-        if set(kinds) - set(PLAIN):
+        if set(kinds) - set(PLAIN) - set(in_memory):
             import llama_cpp  # noqa: F401
     except ImportError as error:
         sys.exit(f'error: {error.name} is not installed: pip install -e ".[peers]"')
 
     args.folder.mkdir(parents=True, exist_ok=True)
+    name = args.shape
+    if args.layers:
+        fields = SHAPES[args.shape]
+        fields["num_hidden_layers"] = args.layers
+        if "layer_types" in fields:
+            fields["layer_types"] = fields["layer_types"][: args.layers]
+        name += f"-{args.layers}"
     raw = {
         "model_type": "llama",
         "hidden_act": "silu",
@@ -226,8 +244,7 @@ def main() -> None:
         **SHAPES[args.shape],
     }
     raw["max_position_embeddings"] = max(args.context, raw["max_position_embeddings"])
-    is_family = "model_type" in SHAPES[args.shape]
-    paths = {kind: args.folder / f"{args.shape}-{kind}.gguf" for kind in kinds}
+    paths = {kind: args.folder / f"{name}-{kind}.gguf" for kind in kinds}
 
     def write_plain(path: Path, kind: str) -> None:
         if is_family:
@@ -238,9 +255,12 @@ def main() -> None:
     for kind in set(kinds) & set(PLAIN):
         write_plain(paths[kind], kind)
         print(f"wrote {paths[kind]}", flush=True)
-    quantised = [kind for kind in kinds if kind not in PLAIN]
+    for kind in in_memory:
+        random_weights.write_gguf(paths[kind], args.shape, kind.lower(), args.seed)
+        print(f"wrote {paths[kind]}", flush=True)
+    quantised = [kind for kind in kinds if kind not in (*PLAIN, *in_memory)]
     if quantised:
-        source = args.folder / f"{args.shape}-F16.gguf"
+        source = args.folder / f"{name}-F16.gguf"
         if "F16" not in kinds:
             source = source.with_suffix(".source.gguf")
             write_plain(source, "F16")

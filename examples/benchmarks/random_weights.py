@@ -4,23 +4,25 @@ llama.cpp.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import make_random_gguf
+import make_random_checkpoint
 import ml_dtypes
 import numpy as np
-from make_random_checkpoint import SHAPES
+from make_random_checkpoint import SHAPES, write_tokenizer
 
 from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.files import gguf_export
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
-from mlx_llama.core.files.gguf import row_order
+from mlx_llama.core.files.fit import split
 from mlx_llama.core.files.gguf_types import choose_type
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight
 from mlx_llama.core.models.config import LlamaConfig
 
-_NAMES = FAMILIES["LlamaForCausalLM"].names
 FEW_LAYERS = 4  # of a model that does not fit
 MODELS = {
     "tiny": SHAPES["tiny"],
@@ -86,14 +88,17 @@ def random_blocks(
             blocks[:, :4] = scales[:, None].view(np.uint8)
         if kind == "MXFP4":  # and the one with a power of two
             blocks[:, 0] = 127 + np.log2(scales).round().astype(int)
+        if kind == "NVFP4":
+            codes = scales.astype(ml_dtypes.float8_e4m3fn)[:, None]
+            blocks[:, :4] = codes.view(np.uint8)
         for at in _HALVES.get(kind, ()):
             factor = _MINIMUM if (kind, at) == ("Q4_K", 2) else 1
             blocks[:, at : at + 2] = (factor * scales).astype(np.float16)[:, None].view(np.uint8)
 
     sample = blocks[:256].copy()
-    scale(sample, factors[:256] * 2**-10)
+    scale(sample, factors[:256] / 16)
     values = assemble(kind, kind, (1, len(sample) * block_size(kind)), [sample]).float32()
-    scale(blocks, factors * (2**-10 * spread / values.std()))
+    scale(blocks, factors * (spread / values.std() / 16))
     return [blocks]
 
 
@@ -152,82 +157,67 @@ class Pool:
 
 
 def config_fields(shape: str) -> dict[str, Any]:
-    """The fields of a model's config.json."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "tie_word_embeddings": False,
-        **MODELS[shape],
-    }
+    """The fields of a model's config.json. shape: of `MODELS` or SHAPES."""
+    return make_random_checkpoint.config_fields(MODELS.get(shape) or SHAPES[shape], "bfloat16")
 
 
 def make_config(shape: str) -> LlamaConfig:
-    """The config of one of `MODELS`."""
+    """The config of one of `MODELS` or SHAPES."""
     return LlamaConfig.from_dict(config_fields(shape), "config.json")
 
 
-def random_checkpoint(shape: str, form: str) -> Checkpoint:
-    """A checkpoint in memory, the same in every process. form: one of `FORMATS`.
+def random_checkpoint(shape: str, form: str, seed: int = 0) -> Checkpoint:
+    """A checkpoint in memory, the same in every process. shape: of `MODELS` or SHAPES. form: one of
+    `FORMATS`, or of GGUF files, in lower case.
 
     Weights have a standard deviation of 1 / sqrt(hidden_size), so that activations stay finite
     through all layers.
     """
-    config, rng = make_config(shape), np.random.default_rng(0)
-    shapes, kinds = config.tensor_shapes(), {"bf16": "bf16", "4-bit": "affine 4/64"}
+    config, rng = make_config(shape), np.random.default_rng(seed)
+    family, kinds = FAMILIES[config.architecture], {"bf16": "bf16", "4-bit": "affine 4/64"}
+    shapes = config.tensor_shapes() if family.splits else config.stored_shapes()
     pools: dict[str, Pool] = {}
-    tensors: dict[str, Tensor | AffineWeight] = {}
+    stored: dict[str, Tensor | AffineWeight] = {}
     for name, dims in shapes.items():
-        if len(dims) == 1:
+        if len(dims) < 2:
             values = (1 + 0.1 * rng.standard_normal(dims)).astype(np.float32)
-            tensors[name] = (
+            stored[name] = (
                 Tensor(name, "bfloat16", dims, bfloat16_bits(values))
                 if form in kinds
                 else Tensor(name, "float32", dims, values)
             )
             continue
         kind = kinds.get(form) or choose_type(
-            _NAMES.gguf(name), dims, form.upper(), config, "llama"
+            family.names.gguf(name), dims, form.upper(), config, family.gguf
         )
+        if kind == "F32":  # of a router
+            values = rng.standard_normal(dims, np.float32) * dims[1] ** -0.5
+            stored[name] = Tensor(name, "float32", dims, values)
+            continue
         if kind not in pools:
             pools[kind] = Pool(
                 kind, max(map(math.prod, shapes.values())), rng, config.hidden_size**-0.5
             )
-        tensors[name] = pools[kind].take(name, dims)
+        stored[name] = pools[kind].take(name, dims)
     return Checkpoint(
         f"random {shape} {form}",
         Path("random"),
         config,
-        tensors,
+        split(stored, config),
         {},
-        sum(tensor.nbytes for tensor in tensors.values()),
+        sum(tensor.nbytes for tensor in stored.values()),
+        stored=stored,
     )
 
 
-def write_gguf(path: Path, shape: str, form: str) -> None:
-    """Write a model's random checkpoint as a file for llama.cpp."""
-    import gguf
-
-    checkpoint = random_checkpoint(shape, form)
-    config, fields = checkpoint.config, config_fields(shape)
-    file = make_random_gguf.start_file(path, fields, {"q8_0": 7, "q4_k_m": 15}[form])
-    for name, weight in checkpoint.tensors.items():
-        kind = gguf.GGMLQuantizationType[weight.format if isinstance(weight, GGUFWeight) else "F32"]
-        file.add_tensor_info(_NAMES.gguf(name), weight.shape, np.float32, weight.nbytes, kind)
-    file.write_header_to_file()
-    file.write_kv_data_to_file()
-    file.write_ti_data_to_file()
-    for name, weight in checkpoint.tensors.items():
-        values = weight.blocks if isinstance(weight, GGUFWeight) else weight.float32()
-        is_permuted = _NAMES.is_permuted(name)
-        file.write_tensor_data(
-            values[np.argsort(row_order(len(values), config.head_dim))] if is_permuted else values
-        )
-    file.close()
+def write_gguf(path: Path, shape: str, form: str, seed: int = 0) -> None:
+    """Write a random checkpoint as a file for llama.cpp, with a vocabulary of made-up pieces."""
+    checkpoint = random_checkpoint(shape, form, seed)
+    path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder), checkpoint.config.vocab_size)
+        checkpoint = dataclasses.replace(checkpoint, path=Path(folder))
+        gguf_export.write_gguf(checkpoint, path, form.upper())
 
 
 def low_bit_kinds() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import tempfile
@@ -39,6 +40,7 @@ MIXED = {
     ),
     "widths": mostly("Q4_0", k_proj="Q4_1", v_proj="Q5_0", up_proj="Q5_1", lm_head="Q8_0"),
     "IQ4": mostly("IQ4_XS", v_proj="Q8_0", k_proj="IQ4_NL", up_proj="IQ4_NL", lm_head="Q6_K"),
+    "NVFP4 with factors": "NVFP4",
     "plain ones": mostly("Q4_0", k_proj="F16", up_proj="F32", embed_tokens="F16", lm_head="BF16"),
 }
 
@@ -49,13 +51,27 @@ def gguf_model(
 ) -> tuple[Path, dict[str, np.ndarray]]:
     """(file, its weights dequantised by gguf, in Hugging Face order)."""
     path = Path(tempfile.mkdtemp()) / f"{kind}.gguf"
+    factors: dict[str, float] = {}
+    if kind == "NVFP4 with factors":  # as llama.cpp's converter writes NVIDIA's files
+        factors = {"attn_q": 0.7, "ffn_down": 1.3, "attn_v": 1.1}
+
+    def edit(writer) -> None:
+        for layer, (name, factor) in itertools.product(range(layers), factors.items()):
+            for part, value in ((".scale", factor), (".input_scale", 9.0)):
+                writer.add_tensor(f"blk.{layer}.{name}{part}", np.array([value], np.float32))
+
     judge = make_gguf(
         path,
         kinds=MIXED.get(kind, kind),
         num_hidden_layers=layers,
         tie_word_embeddings=tied,
+        edit=edit,
         **SHAPE,
     )
+    for name in judge:
+        for part, factor in factors.items():
+            if name.endswith(f"{part[-1]}_proj.weight" if "attn" in part else "down_proj.weight"):
+                judge[name] = judge[name] * np.float32(factor)
     return path, judge
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from launching import run_python
 
+from mlx_llama.core.files.checkpoint import open_checkpoint
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
 # by tests/doors/test_guide.py and compare_peers.py
@@ -130,6 +132,37 @@ def test_a_random_checkpoint_of_a_family(shape, tmp_path, monkeypatch):
     make_random_gguf.write_family(tmp_path / "m.gguf", shape, "F16", 0)
     names = gguf.GGUFReader(tmp_path / "m.gguf").fields
     assert len(names["tokenizer.ggml.tokens"].data) == 1000
+
+
+OF_2026 = (
+    "seed-oss-36b glm-4-9b ernie-4.5-0.3b hunyuan-1.8b hunyuan-7b granite-4-micro apertus-8b "
+    "olmo-3-7b exaone-4-1.2b gpt-oss-20b llama-4-scout"
+).split()
+
+
+@pytest.mark.parametrize("shape", OF_2026)
+def test_a_random_gguf_file_of_a_family(shape, tmp_path, monkeypatch):
+    """Of few layers, with llama.cpp's fields, all tensors and the types of the format."""
+    monkeypatch.syspath_prepend(EXAMPLES / "benchmarks")
+    import make_random_checkpoint
+    import make_random_gguf
+
+    fields = make_random_checkpoint.SHAPES[shape]
+    small = dict.fromkeys(fields.keys() & {"hidden_size", "intermediate_size"}, 256)
+    small |= {"shared_intermediate_size": 256} if "shared_intermediate_size" in fields else {}
+    small |= {"head_dim": 64} if "head_dim" in fields else {}
+    small |= dict(num_attention_heads=4, num_key_value_heads=2, vocab_size=1024)
+    monkeypatch.setitem(make_random_checkpoint.SHAPES, shape, fields | small)
+    kind = "MXFP4" if shape.startswith("gpt-oss") else "Q4_K_M"
+    monkeypatch.setattr(sys, "argv", ["", shape, str(tmp_path), kind, "--layers", "4"])
+    make_random_gguf.main()
+    checkpoint = open_checkpoint(tmp_path / f"{shape}-4-{kind}.gguf")
+    assert checkpoint.config.num_hidden_layers == 4
+    assert checkpoint.config.architecture == make_random_checkpoint.BY_MODEL_TYPE[
+        fields["model_type"]
+    ].name.replace("GraniteMoeHybrid", "Granite")
+    assert kind.removesuffix("_M") in checkpoint.formats
+    assert all(np.isfinite(tensor.float32()).all() for tensor in checkpoint.tensors.values())
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_K_M"])

@@ -135,13 +135,6 @@ class BaseWeights:
             ) from None
 
 
-def notice_widened(tensors: Iterable[Tensor | AffineWeight]) -> tuple[str, ...]:
-    """Notice of formats that the backend unpacks at load, if there are any."""
-    if not any(isinstance(weight, AffineWeight) and weight.mode == "mxfp8" for weight in tensors):
-        return ()
-    return ("mxfp8 weights take 16 bits each here, twice their file: no kernel unpacks them",)
-
-
 def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str) -> None:
     """Raise OutOfMemoryError if weights of `nbytes` exceed the memory that is known free."""
     free = free_memory()

@@ -92,6 +92,8 @@ _ROPE_FACTORS = {
 }
 # Frequencies that early conversions stored (gguf.MODEL_TENSOR_SKIP); the metadata defines them.
 _LEFTOVER = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
+# Scales of whole NVFP4 matrices; those of inputs are for products in 4 bits.
+_FACTORS = re.compile(r"(.+)\.(input_)?scale", re.ASCII)
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
@@ -163,6 +165,7 @@ class GGUFFile:
         self._names = (find_gguf(self.metadata) or FAMILIES["LlamaForCausalLM"]).names
         self._tensors: dict[str, _Entry] = {}  # by Hugging Face name
         self._rope_factors: dict[str, _Entry] = {}
+        self._factors: dict[str, _Entry] = {}  # of the scales of NVFP4 matrices, by their names
         for part in self._parts:
             for stored, entry in part.tensors.items():
                 if stored in _ROPE_FACTORS:
@@ -173,6 +176,13 @@ class GGUFFile:
                         other = self._tensors[name].part.path.name
                         raise part.corrupt(f"tensor {show(stored)} is in {other} already")
                     self._tensors[name] = entry
+        for name in list(self._tensors):
+            if match := _FACTORS.fullmatch(name):
+                matrix = self._names.hugging_face(f"{match[1]}.weight")
+                if matrix in self._tensors and self._tensors[matrix].type == "NVFP4":
+                    entry = self._tensors.pop(name)
+                    if not match[2]:
+                        self._factors[matrix] = entry
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -267,7 +277,19 @@ class GGUFFile:
             )
         shape = math.prod(entry.shape[:-1]), entry.shape[-1]
         blocks = entry.read(np.dtype(np.uint8), entry.nbytes).reshape(shape[0], -1)
-        return GGUFWeight(name, entry.type, shape, blocks, order, entry.pages)
+        factors = self._read_factors(name, shape[0]) if name in self._factors else None
+        return GGUFWeight(name, entry.type, shape, blocks, order, entry.pages, factors)
+
+    def _read_factors(self, name: str, rows: int) -> np.ndarray:
+        """The factor of each row's scales, float32 [rows]: one for a matrix, or each of a stack."""
+        entry, stack = self._factors[name], self._tensors[name].shape[:-2]
+        if entry.type not in _PLAIN or math.prod(entry.shape) not in (1, math.prod(stack)):
+            raise CheckpointError(
+                f"{entry.part.path}: tensor {entry.stored} has type {entry.type} and shape "
+                f"{list(entry.shape)}, expected a number for each matrix; convert the model again"
+            )
+        factors = entry.plain(entry.stored).float32().reshape(-1)
+        return np.repeat(factors, rows // len(factors))
 
 
 def part_names(name: str) -> list[str]:

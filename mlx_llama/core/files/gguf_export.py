@@ -47,7 +47,7 @@ from .gguf import row_order
 from .gguf_quantize import SCALES, quantize
 from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .importance import Importance
-from .quantized import AffineWeight
+from .quantized import AffineWeight, GGUFWeight
 from .tensor import Tensor
 from .writing import (
     TensorPlan,
@@ -87,8 +87,8 @@ def write_gguf(
 
     Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
-    Q6_K: llama.cpp too keeps it wider than the rest. importance: weighs the errors of the layers'
-    matrices.
+    Q6_K: llama.cpp too keeps it wider than the rest. Matrices of a GGUF file that have the type
+    already keep their blocks. importance: weighs the errors of the layers' matrices.
 
     Raises OptionsError: an unknown format; MXFP4 of a model without experts; `out` does not end in
     .gguf. ConfigError, TokenizerError: a GGUF file cannot express the model's rope or tokenizer.
@@ -106,7 +106,7 @@ def write_gguf(
         )
     if Path(out).suffix != ".gguf":
         raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
-    notices = notice_requantised(checkpoint)
+    notices: list[str] = []
     config = checkpoint.config
     family = FAMILIES[config.architecture]
     names, writer = family.names, gguf.GGUFWriter(None, family.gguf)
@@ -161,6 +161,9 @@ def write_gguf(
     ):
         notices += notice_unquantised(matrices, checkpoint, kind, blocks)
 
+    kept_blocks = {name for name, item in plan.items() if all(map(item.keeps_blocks, item.parts))}
+    notices = notice_requantised(checkpoint, kept_blocks) + notices
+
     nbytes = sum(item.nbytes for item in plan.values())
     with replace_when_done(Path(out), nbytes, folder=False) as path:
         try:
@@ -208,6 +211,11 @@ class _TensorPlan(TensorPlan):
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.written.itemsize
 
+    def keeps_blocks(self, tensor: Tensor | AffineWeight) -> bool:
+        """True for blocks of a GGUF file that have the type already, which are copied."""
+        is_block = isinstance(tensor, GGUFWeight) and tensor.format == self.kind
+        return is_block and tensor.factors is None
+
     def values(self, advance: Callable[[int], None]) -> np.ndarray:
         """The values to write, of `written`. Raises CheckpointError."""
         result = np.empty(self.shape, self.written)
@@ -223,6 +231,14 @@ class _TensorPlan(TensorPlan):
         importance: np.ndarray | None,
         advance: Callable[[int], None],
     ) -> None:
+        if isinstance(tensor, GGUFWeight) and self.keeps_blocks(tensor):
+            for _ in slabs(tensor, advance):  # raises for values that are not finite
+                pass
+            order = tensor.order if self.order is None else self.order
+            if tensor.order is not None and self.order is not None:
+                order = tensor.order[self.order]
+            result[:] = tensor.blocks if order is None else tensor.blocks[order]
+            return
         dtype = {"F16": "float16", "BF16": "bfloat16"}.get(self.kind, "float32")
         for start, rows in slabs(tensor, advance, self.order, dtype):
             if self.kind == "BF16":

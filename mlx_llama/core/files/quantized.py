@@ -30,7 +30,8 @@ from .tensor import Mapped, Pages, as_numbers
 _Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
 
 _SLAB = 1 << 18  # weights dequantised at once; fits a core's cache
-_SCALE_DTYPES = {"Q8_K": "float32", "MXFP4": "bfloat16"}  # others: float16
+# others: float16
+_SCALE_DTYPES = {"Q8_K": "float32", "MXFP4": "bfloat16", "NVFP4": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -186,16 +187,22 @@ class GGUFWeight(_StoredRows):
         blocks: np.ndarray,
         order: np.ndarray | None = None,
         pages: Pages = (),
+        factors: np.ndarray | None = None,
     ):
-        """blocks: uint8 [N, row bytes]. order, pages: as in `Mapped`."""
+        """blocks: uint8 [N, row bytes]. order, pages: as in `Mapped`. factors: of the rows' scales,
+        in the file's order, float32 [N]; None for ones.
+        """
         layout = GGUF_FORMATS[format]
         self.name, self.format, self.shape = name, format, shape
-        self.blocks, self.arrays, self.order, self.pages = blocks, (blocks,), order, pages
+        self.blocks, self.order, self.pages = blocks, order, pages
+        self.arrays = (blocks,) if factors is None else (blocks, factors)
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
         self.scale_dtype, self.table = _SCALE_DTYPES.get(format, "float16"), layout.table
-        if format == "MXFP4":
-            self.mode = "mxfp4"
+        if factors is not None:
+            self.scale_dtype = "float32"
+        elif format in ("MXFP4", "NVFP4"):
+            self.mode = format.lower()
         self.nbytes = blocks.nbytes
         self.layout, self.column_unit = layout, layout.block_size
 
@@ -203,17 +210,27 @@ class GGUFWeight(_StoredRows):
         blocks, layout = arrays[0], self.layout
         rows = blocks if where["order"] is None else where["order"]
         shape = len(rows), blocks.shape[1] // layout.nbytes * layout.block_size
-        return GGUFWeight(name, self.format, shape, blocks, **where)
+        factors = arrays[1] if len(arrays) > 1 else None
+        return GGUFWeight(name, self.format, shape, blocks, factors=factors, **where)
+
+    def columns(self, start: int, stop: int) -> AffineWeight:
+        size, nbytes = self.layout.block_size, self.layout.nbytes
+        arrays = self.blocks[:, start // size * nbytes : stop // size * nbytes], *self.arrays[1:]
+        return self._derive(self.name, arrays, pages=self.pages, order=self.order)
 
     def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         if self.mode == "affine":
             return super().mlx_rows(start, stop)
         blocks = self._rows_of(0, slice(start, stop)).reshape(stop - start, -1, self.layout.nbytes)
-        # A byte of the file has codes j and j + 16; mx.quantize's has neighbours.
-        first, second = blocks[:, :, 1::2], blocks[:, :, 2::2]
+        # A byte of the file has codes j and j + run; mx.quantize's has neighbours.
+        (codes,) = self.layout.fields
+        pairs = blocks[:, :, codes.first :].reshape(stop - start, -1, codes.run)
+        first, second = pairs[:, :, 0::2], pairs[:, :, 1::2]
         low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
         packed = np.concatenate([low, high], axis=-1).reshape(stop - start, -1)
-        return packed.view(np.uint32), np.ascontiguousarray(blocks[:, :, 0])
+        scales = blocks[:, :, : codes.first].reshape(stop - start, -1)
+        scales = _ue4m3(scales) if self.mode == "nvfp4" else np.ascontiguousarray(scales)
+        return packed.view(np.uint32), scales
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         rows = self._rows_of(0, ids)
@@ -228,6 +245,8 @@ class GGUFWeight(_StoredRows):
             key: value if value is None else value.reshape(n, per_row * value.shape[1])
             for key, value in scaling.items()
         }
+        if len(self.arrays) > 1:
+            rows_of["scales"] *= self._rows_of(1, ids)[:, None]
         return Rows(unpacked, offset=self.offset, **rows_of)
 
 
@@ -564,17 +583,27 @@ _FP4_NEIGHBOURS = (FP4_VALUES[np.arange(256) & 15] | FP4_VALUES[np.arange(256) >
 )
 
 
-def _look_up(table: str, pairs: np.ndarray, codes: np.ndarray) -> None:
-    """Write 16 codes of low nibbles, then 16 of high nibbles, per 16 bytes. pairs: uint16 [B, bytes
-    / 2].
+def _look_up(table: str, run: int, pairs: np.ndarray, codes: np.ndarray) -> None:
+    """Write `run` codes of low nibbles, then as many of high nibbles, per `run` bytes. pairs:
+    uint16 [B, bytes / 2].
     """
-    source, target = pairs.reshape(-1, 8), codes.view(np.uint16).reshape(-1, 2, 8)
+    half = run // 2
+    source, target = pairs.reshape(-1, half), codes.view(np.uint16).reshape(-1, 2, half)
     for i in (0, 1):
         target[:, i] = _PAIRS[table][i].take(source)
 
 
 def _mxfp4(blocks: np.ndarray) -> _Scaling:
     return {"scales": _e8m0(blocks[:, :1]), "biases": None}
+
+
+def _ue4m3(scales: np.ndarray) -> np.ndarray:
+    """Scales of NVFP4 as E4M3, uint8: the sign does not count, and 127 means zero."""
+    return np.where(scales == 0x7F, np.uint8(0), scales & np.uint8(0x7F))
+
+
+def _nvfp4(blocks: np.ndarray) -> _Scaling:
+    return {"scales": FP8_NUMBERS[_ue4m3(blocks[:, :4])] / 2, "biases": None}
 
 
 def _iq4_xs(blocks: np.ndarray) -> _Scaling:
@@ -620,7 +649,7 @@ class GGUFFormat:
             last = field.first + self.block_size * field.width // 8
             if self.table:
                 pairs = np.ascontiguousarray(blocks[:, field.first : last]).view(np.uint16)
-                _look_up(self.table, pairs, codes)
+                _look_up(self.table, field.run, pairs, codes)
             elif field.run == 0:
                 for j in range(last - field.first):
                     codes[:, j] |= _SINGLE_BITS[blocks[:, field.first + j]] << np.uint64(field.at)
@@ -673,4 +702,6 @@ GGUF_FORMATS: dict[str, GGUFFormat] = {
     ),
     # uint8 e; uint8 qs[16]
     "MXFP4": GGUFFormat(32, 17, 5, 32, 16, False, False, _mxfp4, (Field(1, 4, 16),), table="fp4"),
+    # uint8 e[4]; uint8 qs[32]
+    "NVFP4": GGUFFormat(64, 36, 5, 16, 16, False, False, _nvfp4, (Field(4, 4, 8),), table="fp4"),
 }

@@ -39,7 +39,7 @@ def measure_importance(
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Importance:
     """Measure mean squares of the inputs of all layers' matrices over windows of a text, as
-    llama-imatrix does.
+    llama-imatrix does: BOS takes the place of each window's first token if the tokenizer adds it.
 
     llm: on the cpu backend, without compiled kernels. Raises OptionsError for a text of fewer
     than `window` tokens.
@@ -51,11 +51,12 @@ def measure_importance(
             f"the text to calibrate with has {len(tokens)} tokens, expected at least {window}; "
             "choose a longer text"
         )
+    bos = [llm.tokenizer.bos_id] if llm.tokenizer.adds_bos else []
     recorder, model, decoder = _Recorder(llm), llm.model, llm.model.decoder
     model.decoder = decoder.over(recorder)
     try:
         for i in range(count):
-            part = [int(token) for token in tokens[i * window : (i + 1) * window]]
+            part = [*bos, *map(int, tokens[i * window + len(bos) : (i + 1) * window])]
             model.forward([part], 0, model.make_cache(window), all_positions=True)
             progress(i + 1, count)
     finally:

@@ -84,6 +84,8 @@ def read(panels: Panels) -> np.ndarray:
     if layout.table:
         kind = IQ4_NL if layout.table == "iq4" else MXFP4
         codes = np.array(kind.kvalues)[codes] + layout.offset
+    if layout.is_e4m3:
+        codes = codes.view(ml_dtypes.float8_e4m3fn)
     codes = codes.transpose(0, 4, 1, 2, 3, 5).reshape(ROWS * plan.panels, plan.columns)
 
     def of_rows(values: np.ndarray) -> np.ndarray:
@@ -120,9 +122,9 @@ def test_slabs_of_any_size_make_the_same_panels(kind, monkeypatch):
 
 
 # Bytes of a row of 512 in panels beyond those in the file: sub scales of 4 bits, or of 6 without
-# biases, become bytes; scales of 8 bits, and mxfp8's codes, bfloat16
+# biases, become bytes; scales of 8 bits bfloat16
 WIDER = {"Q2_K": 2 * 16, "Q3_K": 2 * 4, "Q8_K": -2 * (32 - 4), "IQ4_XS": 2 * 2}
-WIDER |= {"MXFP4": 16, "mlx mxfp4": 16, "mlx nvfp4": 32, "mlx mxfp8": 512 - 16}
+WIDER |= {"MXFP4": 16, "NVFP4": 32, "mlx mxfp4": 16, "mlx nvfp4": 32, "mlx mxfp8": 16}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -45,7 +45,7 @@ ROWS = 37  # three panels, the last one padded
 TILED = {
     8: ("Q4_0",),
     16: ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"),
-    32: (*FLOATS, "Q4_0"),
+    32: (*FLOATS, "Q4_0", "mlx mxfp8"),
 }
 EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
 
@@ -53,7 +53,7 @@ EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
 def kinds(name: str) -> tuple[str, ...]:
     """Kinds tested on a target: all on the best one."""
     if EVERY:
-        return (*FLOATS, *LOW_BIT, *MLX_EVERY, "mlx nvfp4")
+        return (*FLOATS, *LOW_BIT, *MLX_EVERY, "mlx nvfp4", "mlx mxfp8")
     return KINDS if name == available()[0] else FEW
 
 
@@ -102,7 +102,7 @@ def library(name: str, kind: str) -> Library:
             wanted += [
                 ("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)
             ]
-    if kind in FLOATS:
+    if kind in (*FLOATS, "mlx mxfp8"):
         wanted += [
             ("product", layout, FLOAT, tokens, several)
             for tokens, several in several_panels(target, layout)
@@ -242,7 +242,7 @@ def test_bias_and_accumulation(name, kind):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize("kind", [*FLOATS, "mlx mxfp8"])
 def test_several_panels_at_once_give_the_same_bits(name, kind):
     rng = np.random.default_rng(4)
     source = random_matrix(kind, 16 * products.PANELS_AT_ONCE * 2 - 3, rng)
@@ -341,9 +341,10 @@ def extreme(kind: str) -> Matrix:
         values = np.array([0.0, -0.0, top, -top, 6e-8, -1e-40, 1.2e-38, 1.0], np.float32)
         tensor = tensor_of(rng.choice(values, (ROWS, 64)), kind)
         return with_sizes(tensor, tensor.float32())
-    if kind == "mlx nvfp4":
-        weight = random_float_weight("nvfp4", ROWS, 512, rng)
-        weight.scales[:] = rng.choice(np.array([0, 1, 8, 126], np.uint8), weight.scales.shape)
+    if kind in ("mlx nvfp4", "mlx mxfp8"):
+        weight = random_float_weight(kind.removeprefix("mlx "), ROWS, 512, rng)
+        every = [0, 1, 8, 126] if kind == "mlx nvfp4" else [0, 1, 127, 150]
+        weight.scales[:] = rng.choice(np.array(every, np.uint8), weight.scales.shape)
         return with_sizes(weight, float_judge(weight))
     if kind.startswith("mlx"):
         _, bits, group, dtype = kind.split()
@@ -392,7 +393,7 @@ def test_extreme_weights(name, kind):
         of_target(name, kind)
         for name in available()
         for kind in FEW
-        if kind not in ("MXFP4", "mlx nvfp4")  # whose scales are finite
+        if kind not in ("MXFP4", "NVFP4", "mlx nvfp4", "mlx mxfp8")  # whose scales are finite
     ],
 )
 def test_non_finite_values_stay_in_their_row_and_token(name, kind):

@@ -44,6 +44,7 @@ FEW = (
     "IQ4_XS",
     "MXFP4",
     "mlx nvfp4",
+    "mlx mxfp8",
     "mlx 4 64 float32",
     "mlx 8 128 float16",
     "mlx 6 64 bfloat16",

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import struct
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -20,7 +21,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cpu_fallback.model import Llama
 from mlx_llama.core.backends.load_options import LoadOptions
-from mlx_llama.core.errors import ConfigError, TemplateError
+from mlx_llama.core.errors import CheckpointError, ConfigError, TemplateError
 from mlx_llama.core.files import gguf as gguf_module
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
 from mlx_llama.core.files.gguf import GGUFFile, part_names
@@ -104,6 +105,28 @@ def test_logits_are_those_of_the_safetensors_original(tmp_path):
     folder = make_checkpoint(tmp_path / "m", **fields)
     make_gguf(tmp_path / "m.gguf", **fields)
     np.testing.assert_array_equal(logits(tmp_path / "m.gguf"), logits(folder))
+
+
+def test_factors_of_nvfp4_matrices(tmp_path):
+    """Of an expert each in a stack; of another type, and of a wrong shape, they are refused."""
+
+    def write(kind: str, *values: float) -> Path:
+        def edit(writer: gguf.GGUFWriter) -> None:
+            writer.add_tensor("blk.0.ffn_up.scale", np.array(values, np.float32))
+
+        make_gguf(tmp_path / "m.gguf", kinds=kind, edit=edit, **WIDE)
+        return tmp_path / "m.gguf"
+
+    plain = make_gguf(tmp_path / "m.gguf", kinds="NVFP4", **WIDE)
+    tensor = open_checkpoint(write("NVFP4", 0.7)).tensors["model.layers.0.mlp.up_proj.weight"]
+    expected = plain[tensor.name] * np.float32(0.7)
+    np.testing.assert_allclose(tensor.float32(), expected, rtol=1e-6)
+    np.testing.assert_allclose(tensor.part("a", 5, 9).float32(), expected[5:9], rtol=1e-6)
+    np.testing.assert_allclose(tensor.take(np.array([7, 1])), expected[[7, 1]], rtol=1e-6)
+    with pytest.raises(CheckpointError, match="ffn_up.scale.*expected a number for each matrix"):
+        open_checkpoint(write("NVFP4", 0.7, 0.8))
+    with pytest.raises(CheckpointError, match="'blk.0.ffn_up.scale'.*is not part of the model"):
+        open_checkpoint(write("Q8_0", 0.7))
 
 
 def test_mixed_types_in_one_file(tmp_path):

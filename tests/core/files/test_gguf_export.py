@@ -314,6 +314,26 @@ def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
     write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "folder", 4, 32)
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
+def test_matrices_that_have_the_type_keep_their_blocks(kind, tmp_path):
+    """As llama-quantize does, also those whose rows are permuted in the file."""
+    make_gguf(tmp_path / "in.gguf", kinds=kind, hidden_size=256, intermediate_size=512)
+    written = write_gguf(
+        open_checkpoint(tmp_path / "in.gguf"),
+        tmp_path / "out.gguf",
+        {"Q4_K": "Q4_K_M"}.get(kind, kind),
+    )
+    before, after = (
+        {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+        for path in (tmp_path / "in.gguf", tmp_path / "out.gguf")
+    )
+    changed = {n for n, tensor in after.items() if tensor.tensor_type != before[n].tensor_type}
+    assert "output.weight" in changed and "blk.0.attn_q.weight" not in changed
+    for name in before.keys() - changed:
+        np.testing.assert_array_equal(after[name].data, before[name].data, err_msg=name)
+    assert f"quantised already ({kind})" in written.notices[0]
+
+
 def test_an_empty_array_is_left_out_with_a_notice(tmp_path):
     def edit(writer):
         writer.add_key_value(

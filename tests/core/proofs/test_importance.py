@@ -49,7 +49,7 @@ def test_sums_are_those_that_transformers_modules_see(tmp_path):
             layer.get_submodule(theirs).register_forward_pre_hook(hook)
     with torch.no_grad():
         for start in (0, 24):
-            model(torch.tensor([tokens[start : start + 24]]))
+            model(torch.tensor([[1, *tokens[start + 1 : start + 24]]]))  # BOS first
     assert importance.sums.keys() == seen.keys()
     for name, squares in seen.items():
         np.testing.assert_allclose(importance.sums[name][0], squares.numpy(), rtol=1e-4)
