@@ -766,6 +766,10 @@ def test_headers_of_the_page(guide):
             '```"><script>\nx\n```',
             '<pre class="code" data-language="&quot;&gt;&lt;script&gt;"><code>x\n</code></pre>\n',
         ),
+        (
+            "|a|\n|-:|",
+            '<table>\n<thead>\n<tr>\n<th class="right">a</th>\n</tr>\n</thead>\n</table>\n',
+        ),
     ],
 )
 def test_markdown(text, wanted):
