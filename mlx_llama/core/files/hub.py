@@ -204,7 +204,7 @@ def _ask(
     except errors.LocalEntryNotFoundError:
         cause, remedy = "the hub cannot be reached", "check the network"
         if local_only:
-            cause, remedy = "", f"fetch it with `hf download {name}`"
+            cause, remedy = "", f"fetch it with `mlx_llama models pull {name}`"
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             cause, remedy = "HF_HUB_OFFLINE is set", "unset it"
         missing = f"not in the local cache and {cause}" if cause else "not in the local cache"
