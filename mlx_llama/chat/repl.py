@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 EXAMPLES = """
---model HuggingFaceTB/SmolLM2-360M-Instruct
+--model smollm2
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --temp 0.7 --ctx-size 8192
 """
 

@@ -72,6 +72,13 @@ class _Needless(argparse.Action):
         say(f"({option_string} is not needed: {self.const})")
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps the description, and leaves the examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that raises OptionsError, so that all commands print errors alike, in one line, and
     that suggests known flags.
@@ -86,7 +93,7 @@ class Parser(argparse.ArgumentParser):
             usage=f"%(prog)s [options]{arguments and ' ' + arguments}",
             description=description,
             epilog="".join(f"\n  {prog} {line}" for line in examples.split("\n") if line),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormatter,
             allow_abbrev=False,
             add_help=False,
         )
@@ -112,6 +119,11 @@ class Parser(argparse.ArgumentParser):
         self._arguments = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(self._arguments, namespace)
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # argparse takes -f for -fa, with allow_abbrev=False too
+        matches: list[Any] = super()._get_option_tuples(option_string)
+        return [match for match in matches if not match[1].startswith(option_string)]
+
     def error(self, message: str) -> NoReturn:
         unknown = [
             argument.partition("=")[0] for argument in self._arguments if self._is_unknown(argument)
@@ -134,7 +146,7 @@ class Parser(argparse.ArgumentParser):
         """The flag that was probably meant, "" for none."""
         if FOREIGN_FLAGS.get(flag) in self._option_string_actions:
             return FOREIGN_FLAGS[flag]
-        known = self._option_string_actions
+        known = self._option_string_actions if len(flag) > 2 else ()
         return next(iter(difflib.get_close_matches(flag.replace("_", "-"), known, 1)), "")
 
 

@@ -70,13 +70,17 @@ def say(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Print a text on stderr without control characters; an error becomes one short line."""
+    """Print a text on stderr without control characters; an error becomes one short line.
+
+    A terminal gets lines that break between words.
+    """
     if sys.stderr is not None:
         text = shorten(" ".join(text.split("\n")), 4000) if text.startswith("error: ") else text
         text = show_controls(text)
-        if text.startswith("error: ") and sys.stderr.isatty():
+        if sys.stderr.isatty():
             width = max(20, shutil.get_terminal_size().columns)
-            text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+            wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+            text = "\n".join(map(wrapper.fill, text.split("\n")))
         print(text, file=sys.stderr, flush=True)
 
 

@@ -351,7 +351,22 @@ class AnswerFields(OptionFields):
         return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos, **more)
 
 
-class Conversing(Body):
+class Truncating(Body):
+    """A request with a conversation that may outgrow the context."""
+
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None,
+        description="auto: drop the oldest turns of a conversation that outgrew the context, and "
+        "keep the system message; default: the server's --truncation",
+    )
+
+    @property
+    def truncates(self) -> bool | None:
+        """True to drop the oldest turns; None: as the server does."""
+        return None if self.truncation is None else self.truncation == "auto"
+
+
+class Conversing(Truncating):
     """A request with a conversation. Bodies of APIs say where its parts are."""
 
     prompt_field: ClassVar[str] = "messages"
@@ -360,11 +375,6 @@ class Conversing(Body):
     chat_template_kwargs: TemplateVariables = {}
     documents: Documents = []
     tools: Sequence[Any]  # with a method `described`
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None,
-        description="auto: drop the oldest turns of a conversation that outgrew the context, and "
-        "keep the system message; default: the server's --truncation",
-    )
 
     def choice(self) -> tuple[str, bool]:
         """Return auto, none, required or a tool's name; and whether several calls are allowed."""
@@ -385,13 +395,12 @@ class Conversing(Body):
     def prompt_ask(self, messages: list[dict[str, Any]]) -> Ask:
         """Translate the prompt alone, without options. Raises Refusal."""
         documents = {"documents": self.documents} if self.documents else {}
-        truncates = None if self.truncation is None else self.truncation == "auto"
         return Ask(
             messages,
             self.prompt_field,
             {},
             self.toolbox(),
-            truncates=truncates,
+            truncates=self.truncates,
             variables={**self.chat_template_kwargs, **documents},
         )
 

@@ -29,6 +29,7 @@ log = logging.getLogger("mlx_llama.server")
 # need no key: they reveal nothing about the model
 PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}
 PUBLIC_FOLDERS = ("/page/",)
+_STREAM = r"/v1/jobs/[^/]+/stream"
 
 
 class Guard:
@@ -212,8 +213,9 @@ class Guard:
         answers = scope.pop("answers", None)
         receipt = write_receipt(answers, self.settings) if answers else ""
         path = scope["path"].encode("unicode_escape").decode()[:200]
-        if path in ("/page/render", "/page/see-also") and status == 200:
-            return  # many for each answer, whose line is enough
+        is_part = path in ("/page/render", "/page/see-also") or re.fullmatch(_STREAM, path)
+        if is_part and status == 200:
+            return  # of an answer, which has its line
         if refusal := scope.pop("refusal", None):
             fields = ",".join(dict.fromkeys(fault.field for fault in refusal.faults if fault.field))
             receipt += f" {refusal.code} {fields}".rstrip().encode("unicode_escape").decode()

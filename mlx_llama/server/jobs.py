@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter
+from pydantic import Field
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .answers import Answers, Ask, Failure
-from .conversations import MESSAGES, Message, adapt_thinking
+from .conversations import MESSAGES, Message, Truncating, adapt_thinking
 from .faults import Fault, Refusal, bad_field, fault_of, unavailable
 from .fields import ModelName, Note, OptionFields, TemplateVariables, TokenIds
 from .guard import log, write_receipt
@@ -32,13 +33,16 @@ MOST_EVENTS = 500_000
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
 
-class JobRequest(OptionFields):
+class JobRequest(OptionFields, Truncating):
     """POST /v1/jobs: a prompt or messages, and options."""
 
     prompt: str | TokenIds | None = None
     messages: Annotated[list[Message], MESSAGES] | None = None
     model: ModelName = None
     chat_template_kwargs: TemplateVariables = {}
+    abandon_seconds: float | None = Field(
+        None, gt=0, description="cancel the job when nobody reads its stream for so long"
+    )
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -69,6 +73,23 @@ class Job:
     ended: float = 0.0
     news: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    abandon_seconds: float | None = None  # without a reader until it is cancelled
+    readers: int = 0
+    timer: asyncio.TimerHandle | None = None  # while there is no reader
+
+    def count_readers(self, change: int) -> None:
+        """Count a reader who came or left; start the time without readers."""
+        self.readers += change
+        if self.timer:
+            self.timer.cancel()
+        if self.abandon_seconds and not self.readers:
+            loop = asyncio.get_running_loop()
+            self.timer = loop.call_later(self.abandon_seconds, self.cancel, "nobody read the job")
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the answer, if it is not over."""
+        if self.answers:
+            self.answers.stop(Failure(409, "cancelled", message=reason))
 
     def add(self, name: str, **fields: Any) -> None:
         """Append an event and wake the readers."""
@@ -108,7 +129,7 @@ class Job:
             decode = completion.decode_seconds or time.monotonic() - began
             self.is_over, self.ended = True, time.monotonic()
             fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason}
-            fields |= {"error": error} if error and reason == "ERROR" else {}
+            fields |= {"error": error} if error and outcome != "cancelled" else {}
             fields |= {"reasoning_tokens": completion.reasoning_tokens}
             self.add("end", tokens_out=len(completion.tokens), **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
@@ -116,14 +137,18 @@ class Job:
     async def follow(self, first: int) -> AsyncIterator[tuple[int, str, dict[str, Any]]]:
         """Yield events from number `first` to the last."""
         number = first
-        while True:
-            news = self.news
-            while number < len(self.events):
-                yield (number, *self.events[number])
-                number += 1
-            if self.is_over and number >= len(self.events):
-                return
-            await news.wait()
+        self.count_readers(1)
+        try:
+            while True:
+                news = self.news
+                while number < len(self.events):
+                    yield (number, *self.events[number])
+                    number += 1
+                if self.is_over and number >= len(self.events):
+                    return
+                await news.wait()
+        finally:
+            self.count_readers(-1)
 
 
 class Jobs:
@@ -154,9 +179,10 @@ class Jobs:
                 raise unavailable("too_many_jobs", text, 5)
             del self._jobs[oldest.identity]
 
-    def add(self, answers: Answers, identity: str) -> Job:
+    def add(self, answers: Answers, identity: str, abandon_seconds: float | None) -> Job:
         """Start a job."""
-        job = Job(f"{self._start}-{identity}", answers)
+        job = Job(f"{self._start}-{identity}", answers, abandon_seconds=abandon_seconds)
+        job.count_readers(0)
         self._jobs[job.identity] = job
         job.task = asyncio.create_task(job.run(answers))
         return job
@@ -186,10 +212,10 @@ async def make_job(request: Request, body: JobRequest) -> Response:
     prompt: Any = [message.plain() for message in body.messages or ()] or body.prompt
     name = "messages" if body.messages else "prompt"
     variables = body.chat_template_kwargs
-    ask = Ask(prompt, name, body.requested_options(), variables=variables)
+    ask = Ask(prompt, name, body.requested_options(), truncates=body.truncates, variables=variables)
     answers = await submit(request, [ask])
     del request.scope["answers"]  # the log has the receipt when the job ends
-    job = jobs.add(answers, request_id(request))
+    job = jobs.add(answers, request_id(request), body.abandon_seconds)
     stream = f"/v1/jobs/{job.identity}/stream"
     urls = {"sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}
     return Json({"job_id": job.identity, **urls}, 201)
@@ -232,8 +258,7 @@ async def _lines(job: Job, first: int) -> AsyncIterator[bytes]:
 async def cancel_job(request: Request, job_id: str) -> Response:
     """Cancel a job; its readers get the end event with CANCELLED."""
     job: Job = request.app.state.jobs.find(job_id)
-    if job.answers:
-        job.answers.stop(Failure(409, "cancelled", message="the job was cancelled"))
-        if job.task:
-            await asyncio.wait({job.task})
+    job.cancel("the job was cancelled")
+    if job.task:
+        await asyncio.wait({job.task})
     return Json({"job_id": job.identity, "stop_reason": job.events[-1][1]["stop_reason"]})

@@ -133,7 +133,15 @@ def _markdown() -> Any:
         tokens[i].attrSet("target", "_blank")
         return self.renderToken(tokens, i, options, env)
 
+    def open_cell(self: Any, tokens: Any, i: int, options: Any, env: Any) -> str:
+        # The policy forbids style attributes: text-align:right becomes the class right.
+        if style := tokens[i].attrs.pop("style", ""):
+            tokens[i].attrSet("class", style.rpartition(":")[2])
+        return self.renderToken(tokens, i, options, env)
+
     markdown.add_render_rule("link_open", open_link)
+    for name in ("th_open", "td_open"):
+        markdown.add_render_rule(name, open_cell)
     add_formulas(markdown)
     return markdown
 

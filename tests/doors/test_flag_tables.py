@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+import sys
 
 import pytest
 
-from mlx_llama.cli import flags as flag_tables
+from mlx_llama.cli import flags as flag_tables, running
 from mlx_llama.cli.spelling import flag_of
 from mlx_llama.core.backends.load_options import TABLE, LoadOptions
 from mlx_llama.core.errors import OptionsError
@@ -50,6 +51,7 @@ def test_flags_are_the_options():
             "you mean --ctx-size?)",
         ),
         (["--zzz"], "unrecognized arguments: --zzz (see --help)"),
+        (["-f", "x.txt"], "unrecognized arguments: -f x.txt (see --help)"),  # -f is not -fa
         (["--seed"], "argument --seed/-s: expected one argument (see --help)"),
         (
             ["-m", "models/llama.gguf"],
@@ -76,15 +78,28 @@ def test_flags_of_llama_cpp_that_are_not_needed_are_accepted_and_told(flag, coun
     assert capsys.readouterr().err.startswith(f"({flag} is not needed: ")
 
 
-def test_help_lists_common_options_first_and_ends_with_examples():
+def test_help_lists_common_options_first_and_ends_with_examples(monkeypatch):
     from mlx_llama import generate
 
     text = generate.parser().format_help()
     assert re.findall(r"^[a-z].*:$", text, re.M)[0] == "common options:"
     common, _, others = text.partition("\noptions:")
     assert "--temp " in common and "--top-k" in others
+    monkeypatch.setenv("COLUMNS", "60")
+    usage, _, narrow = generate.parser().format_help().partition("\nexamples:")
+    assert all(len(line) < 60 for line in usage.splitlines() if not line.startswith("  -"))
+    assert narrow == text.partition("\nexamples:")[2]
     for line in text.partition("examples:")[2].split("\n  "):
         generate.parser().parse_args(shlex.split(line)[3:] or ["-p", ""])
+
+
+def test_messages_on_a_terminal_break_between_words(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for text in ("error: " + "a wide word " * 9, "(" + "a notice " * 9 + "\nand more)"):
+        running.show(text)
+        shown = capsys.readouterr().err
+        assert shown.split() == text.split() and max(map(len, shown.splitlines())) <= 40
 
 
 def test_flags_of_other_tools_lead_to_flags_that_some_door_has():

@@ -41,8 +41,8 @@ class LoadOptions:
 
     model: str | os.PathLike | None = _option(
         None,
-        "a folder, a .gguf file, a Hugging Face hub id or hub id:file.gguf (default: the small "
-        "guide model in this package)",
+        "a folder, a .gguf file, a Hugging Face hub id, hub id:TYPE or hub id:file.gguf, or a "
+        "short name such as smollm2 (default: the small guide model in this package)",
         metavar="MODEL",
     )
     backend: str = _option(

@@ -276,7 +276,7 @@ def find_local(name: str) -> Path:
             f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)"
         )
     raise CheckpointError(
-        f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check "
+        f"model {show(name)}: no such folder, and not a hub id (those look like org/name); check "
         f"the path, or use guide, the model that ships, or one of {', '.join(hub.SHORT_NAMES)}"
     )
 

@@ -201,10 +201,10 @@ def _ask(
         reason = f"has no revision {show(revision)}; leave it out or choose an existing revision"
     except errors.RepositoryNotFoundError:
         reason = "not found on the hub, or private; check the spelling, or run `hf auth login`"
-    except errors.LocalEntryNotFoundError:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         cause, remedy = "the hub cannot be reached", "check the network"
         if local_only:
-            cause, remedy = "", f"fetch it with `hf download {name}`"
+            cause, remedy = "", f"fetch it with `mlx_llama models pull {name}`"
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             cause, remedy = "HF_HUB_OFFLINE is set", "unset it"
         missing = f"not in the local cache and {cause}" if cause else "not in the local cache"

@@ -85,7 +85,11 @@ def remove(name: str) -> int:
     if named is None:
         raise CheckpointError(f"{name}: is not a hub id: delete local files yourself")
     model, _, file = named.partition(":")
-    folder = hub.fetch(model, patterns=("*",), skip=(), local_only=True)
+    try:
+        folder = hub.fetch(model, patterns=("*",), skip=(), local_only=True)
+    except CheckpointError:
+        text = f"{named}: not in the local cache; `mlx_llama models` lists what is"
+        raise CheckpointError(text) from None
     if not file:
         repository = folder.parents[1]
         freed = sum(blob.stat().st_size for blob in (repository / "blobs").glob("*"))

@@ -195,7 +195,7 @@ class GGUFWeight(_StoredRows):
         layout = GGUF_FORMATS[format]
         self.name, self.format, self.shape = name, format, shape
         self.blocks, self.order, self.pages = blocks, order, pages
-        self.arrays = (blocks,) if factors is None else (blocks, factors)
+        self.factors, self.arrays = factors, (blocks,) if factors is None else (blocks, factors)
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
         self.scale_dtype, self.table = _SCALE_DTYPES.get(format, "float16"), layout.table

@@ -146,8 +146,9 @@ class Session:
         self.system = system
         rest, self.hooks = split_hooks(options or {})  # for questions without hooks
         self.options = {name: value for name, value in rest.items() if value is not None}
-        if messages and messages[0].get("role") == "system" and system is None:
-            self.system, messages = messages[0].get("content"), messages[1:]
+        first = next(iter(messages), None)
+        if isinstance(first, Mapping) and first.get("role") == "system" and system is None:
+            self.system, messages = first.get("content"), messages[1:]
         self.messages: list[dict[str, Any]] = check_turns(messages)
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None

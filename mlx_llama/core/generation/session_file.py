@@ -92,8 +92,9 @@ def check_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if not messages:
         return []
     fields = {"format": FORMAT, "version": 1, "model": "", "system": None, "options": {}}
+    copies = [dict(message) if isinstance(message, Mapping) else message for message in messages]
     try:
-        saved = SavedSession.model_validate(fields | {"messages": list(map(dict, messages))})
+        saved = SavedSession.model_validate(fields | {"messages": copies})
     except ValidationError as error:
         raise SessionError(_describe_fault(error.errors()[0])) from None
     return [message.model_dump() for message in saved.messages]

@@ -15,10 +15,10 @@ export function setKey(value) {
   sessionStorage.setItem("mlx_llama key", value);
 }
 
-async function send(path, body, signal) {
+async function send(path, body, signal, method = body === undefined ? "GET" : "POST") {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const options = body === undefined ? { headers, signal } : {
-    method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
+  const options = body === undefined ? { method, headers, signal } : {
+    method, headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
   };
   let response;
   try {
@@ -44,12 +44,21 @@ export const ask = async (path, body, signal) => (await send(path, body, signal)
 
 const CUT = "The connection ended before the answer did. Is the server still running?";
 
-// The values of a stream's data lines, until [DONE]. onDropped: called with the number of messages that no longer fitted.
-export async function* stream(path, body, signal, onDropped) {
-  const response = await send(path, body, signal);
-  onDropped(Number(/truncation: (\d+) messages/.exec(response.headers.get("X-Mlx-Llama-Noted"))?.[1] ?? 0));
+// Start an answer that outlives this page for a minute. Returns its job and the number of messages that no longer fitted.
+export async function startJob(body, signal) {
+  const response = await send("/v1/jobs", { ...body, abandon_seconds: 60 }, signal);
+  const dropped = Number(/truncation: (\d+) messages/.exec(response.headers.get("X-Mlx-Llama-Noted"))?.[1] ?? 0);
+  return { job: (await response.json()).job_id, dropped };
+}
+
+export const cancelJob = (job) => send(`/v1/jobs/${job}`, undefined, undefined, "DELETE");
+
+// The events of a job after number `seen`, to its end.
+export async function* follow(job, seen, signal) {
+  const response = await send(`/v1/jobs/${job}/stream?last_event_id=${seen}`, undefined, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  let name, id;
   try {
     for (;;) {
       const { value, done } = await next(reader);
@@ -58,12 +67,12 @@ export async function* stream(path, body, signal, onDropped) {
       const lines = rest.split("\n");
       rest = lines.pop();
       for (const line of lines) {
-        if (!line.startsWith("data:")) continue;
-        const data = line.slice(5).trim();
-        if (data === "[DONE]") return;
-        const found = JSON.parse(data);
-        if (found.error) throw new ApiError(found.error.message, 500);
-        yield found;
+        const [, field, text] = /^(\w+): (.*)$/s.exec(line) ?? [];
+        if (field === "event") name = text;
+        if (field === "id") id = Number(text);
+        if (field !== "data") continue;
+        if (text === "[DONE]") return;
+        yield { ...JSON.parse(text), name, id };
       }
     }
   } finally {

@@ -1,4 +1,4 @@
-import { ApiError, ask, setKey, stream } from "./api.js";
+import { ApiError, ask, cancelJob, follow, setKey, startJob } from "./api.js";
 import * as store from "./store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -366,16 +366,42 @@ function answer(parent) {
   if (!running) run(store.add(conversation, parent, "assistant", ""));
 }
 
-// Write an answer, or go on with one that was cut.
+// Ask for an answer, or for the rest of one that was cut.
+async function start(node, owner, signal) {
+  if (!node.text) delete node.thought;
+  Object.assign(node, { began: Date.now(), first: undefined, seen: -1 });
+  const nodes = store.said(owner, node.parent);
+  const from = Math.max(0, nodes.findIndex((other) => other.id === remembered([...nodes, node])));
+  const messages = nodes.slice(from).map(store.toMessage);
+  if (owner.system) messages.unshift({ role: "system", content: owner.system });
+  if (node.text) messages.push({ role: "assistant", content: node.text });
+  const body = { messages, ...owner.options, truncation: "auto" };
+  if (node.text && node.thought) body.reasoning = "off"; // the thought is over
+  const { job, dropped } = await startJob(body, signal);
+  Object.assign(node, { job, context, memory: from + dropped ? nodes[from + dropped].id : undefined });
+  if (owner === conversation) showMemory();
+}
+
+// The events of an answer's job. It is a new one unless a page before this one has started it and it is still known.
+async function* eventsOf(node, owner, signal) {
+  if (node.job) {
+    try {
+      return yield* follow(node.job, node.seen, signal);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+    }
+  }
+  await start(node, owner, signal);
+  yield* follow(node.job, node.seen, signal);
+}
+
+// Write an answer, or go on with one.
 async function run(node) {
   if (running) return;
   const owner = conversation;
-  const { parent } = node;
   const begun = node.text;
-  if (!begun) delete node.thought;
   delete node.seeAlso;
   delete node.error;
-  delete node.thoughtSeconds;
   node.isCut = true; // until it ends
   sessionStorage.setItem(ANSWERING, node.id);
   const controller = new AbortController();
@@ -386,53 +412,40 @@ async function run(node) {
   article.classList.add("running");
   busy(true);
   const growing = new Growing(article.querySelector(".text"));
-  const nodes = store.said(owner, parent);
-  const from = Math.max(0, nodes.findIndex((other) => other.id === remembered([...nodes, node])));
-  const messages = nodes.slice(from).map(store.toMessage);
-  if (owner.system) messages.unshift({ role: "system", content: owner.system });
-  if (begun) messages.push({ role: "assistant", content: begun });
-  const remember = (dropped) => {
-    Object.assign(node, { context, memory: from + dropped ? nodes[from + dropped].id : undefined });
-    if (owner === conversation) showMemory();
-  };
   let saved = performance.now();
-  const began = performance.now();
-  let first = 0;
-  let thinking = 0;
   let reason = "";
   const endThought = () => {
-    if (!thinking || node.thoughtSeconds !== undefined) return;
-    node.thoughtSeconds = (performance.now() - thinking) / 1000;
+    if (begun || !node.thought || node.thoughtSeconds !== undefined) return;
+    node.thoughtSeconds = (Date.now() - node.began - node.first) / 1000;
     showThought(article, node);
   };
   try {
-    const body = { messages, ...owner.options, truncation: "auto", stream: true, 
-      stream_options: { include_usage: true, continuous_usage_stats: true } };
-    if (begun && node.thought) body.reasoning = "off"; // the thought is over
-    for await (const chunk of stream("/v1/chat/completions", body, controller.signal, remember)) {
-      const choice = chunk.choices[0];
-      if (choice?.delta.reasoning_content) {
-        thinking ||= performance.now();
-        node.thought = (node.thought || "") + choice.delta.reasoning_content;
+    for await (const event of eventsOf(node, owner, controller.signal)) {
+      node.seen = event.id;
+      if (event.name === "started") node.promptTokens = event.prompt_tokens;
+      if (event.t) node.first ??= Date.now() - node.began;
+      if (event.name === "thought") {
+        node.thought = (node.thought || "") + event.t;
         showThought(article, node);
         scroll();
       }
-      if (choice?.delta.content) {
-        first ||= performance.now();
+      if (event.name === "token") {
         endThought();
-        node.text += choice.delta.content;
+        node.text += event.t;
         growing.push(node.text);
       }
+      node.usage = node.promptTokens + (event.tokens_out ?? (event.i ?? -1) + 1);
+      if (owner === conversation) showUsage(node.usage);
       if (performance.now() - saved > SAVE_MILLISECONDS) {
         store.save(owner);
         saved = performance.now();
       }
-      reason = choice?.finish_reason || reason;
-      node.usage = chunk.usage.total_tokens;
-      if (owner === conversation) showUsage(node.usage);
-      if (!choice) { // the last one
-        node.isCut = reason === "length";
-        node.note = describe(chunk, reason, (thinking || first || performance.now()) - began);
+      if (event.name === "end") {
+        reason = event.stop_reason;
+        delete node.job;
+        if (event.error) throw new ApiError(event.error, 500);
+        node.isCut = ["MAX_TOKENS", "CANCELLED"].includes(reason);
+        node.note = describe(event, node);
         const others = store.siblings(owner, node).filter((other) => other !== node);
         if (others.some((other) => other.text === node.text)) {
           node.note += " · the same words as before: raise the temperature in the settings for others";
@@ -441,10 +454,14 @@ async function run(node) {
     }
   } catch (error) {
     if (isLeaving) return; // the reloaded page goes on
-    if (error.name === "AbortError") node.note = "stopped";
-    else node.error = explain(error);
+    if (error.name === "AbortError") {
+      node.note = "stopped";
+      if (node.job) cancelJob(node.job).catch(() => {});
+      delete node.job;
+    } else node.error = explain(error);
   }
-  if (GUIDE.test(modelPath) && reason === "stop") node.seeAlso = await findPassage(owner.nodes[parent].text, node.text);
+  const question = owner.nodes[node.parent].text;
+  if (GUIDE.test(modelPath) && ["EOS", "STOP_SEQUENCE"].includes(reason)) node.seeAlso = await findPassage(question, node.text);
   endThought();
   running = null;
   sessionStorage.removeItem(ANSWERING);
@@ -453,7 +470,7 @@ async function run(node) {
   // An answer without a text is no branch worth keeping, unless it says why.
   if (!node.text && !node.thought && !node.error && node.note === "stopped") {
     delete owner.nodes[node.id];
-    owner.leaf = parent;
+    owner.leaf = node.parent;
   }
   if (store.load(owner.id) && !store.save(owner)) say("The browser has no room left: delete conversations.");
   if (owner === conversation) {
@@ -472,12 +489,11 @@ async function findPassage(question, answer) {
   }
 }
 
-function describe(chunk, reason, firstMilliseconds) {
-  const tokens = chunk.usage.completion_tokens;
-  const thought = chunk.usage.completion_tokens_details?.reasoning_tokens;
-  const speed = chunk.timings?.predicted_per_second;
-  return [`${tokens} tokens${thought ? ` (${thought} of a thought)` : ""}`, speed ? `${speed.toFixed(1)} tokens/s` : "", `first after ${(firstMilliseconds / 1000).toFixed(2)} s`,
-    reason === "length" ? "cut at the limit" : ""].filter(Boolean).join(" · ");
+function describe({ tokens_out, reasoning_tokens, decode_time_ms, stop_reason }, { first }) {
+  if (stop_reason === "CANCELLED") return "stopped";
+  const speed = (tokens_out - 1) / decode_time_ms * 1000;
+  return [`${tokens_out} tokens${reasoning_tokens ? ` (${reasoning_tokens} of a thought)` : ""}`, speed > 0 ? `${speed.toFixed(1)} tokens/s` : "",
+    first === undefined ? "" : `first after ${(first / 1000).toFixed(2)} s`, stop_reason === "MAX_TOKENS" ? "cut at the limit" : ""].filter(Boolean).join(" · ");
 }
 
 function explain(error) {

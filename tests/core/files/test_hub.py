@@ -378,6 +378,7 @@ def failures():
         "absent": (errors.RepositoryNotFoundError("x\ny", response=response(404)), "not found"),
         "revision": (errors.RevisionNotFoundError("x", response=response(404)), "no revision"),
         "offline": (errors.LocalEntryNotFoundError("x"), "not in the local cache"),
+        "switched off": (errors.OfflineModeIsEnabled("x"), "not in the local cache"),
         "server": (errors.HfHubHTTPError("500 broken\nmore", response=response(500)), "500 broken"),
         "form": (errors.HFValidationError("bad name"), "bad name"),
         "network": (UnknownError("refused"), "refused"),
@@ -385,9 +386,7 @@ def failures():
     }
 
 
-@pytest.mark.parametrize(
-    "kind", ["gated", "absent", "revision", "offline", "server", "form", "network", "disk"]
-)
+@pytest.mark.parametrize("kind", failures())
 def test_every_failure_of_the_hub_is_one_line(kind, monkeypatch):
     import huggingface_hub
 

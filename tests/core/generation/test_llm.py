@@ -294,6 +294,8 @@ def test_a_conversation_may_begin_elsewhere(llm):
         llm.chat(messages=said[2:])
     with pytest.raises(SessionError, match="ending with an answer"):
         llm.chat(messages=said[:2])
+    with pytest.raises(SessionError, match=r"messages\[0\] is 'hello'"):
+        llm.chat(messages=["hello"])
 
 
 def test_a_model_is_a_context_manager(toy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 import weakref
 
 from mlx_llama import load
@@ -76,6 +77,36 @@ def test_a_cancelled_job_frees_its_row_and_notifies_its_readers(endless):
         rest = "\n".join(lines)
     assert '"stop_reason":"CANCELLED"' in rest and rest.rstrip().endswith("[DONE]")
     endless.wait_idle()
+
+
+def test_a_job_without_a_reader_is_cancelled(endless):
+    body = {"prompt": "hello", "max_tokens": 90_000, "abandon_seconds": 0.5}
+    unread = endless.post("/v1/jobs", **body).json()
+    read = endless.post("/v1/jobs", **body).json()
+    count = 0
+    with endless.http.stream("GET", read["sse_url"]) as response:
+        lines = response.iter_lines()
+        endless.wait(lambda: next(lines) is not None and endless.metric("rows_running") == 1)
+        assert '"CANCELLED"' in endless.http.get(unread["sse_url"]).text
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            count += next(lines).startswith("data:")
+    assert count > 10
+    endless.wait_idle(5)
+    end = endless.http.get(read["jsonl_url"]).text.splitlines()[-1]
+    assert json.loads(end)["stop_reason"] == "CANCELLED"
+
+
+def test_a_job_drops_the_oldest_turns(guide):
+    messages = [{"role": "user", "content": "word " * 60}, {"role": "assistant", "content": "yes"}]
+    body = {"messages": [*messages * 8, {"role": "user", "content": "Who are you?"}]}
+    assert guide.post("/v1/jobs", **body).status_code == 400
+    job = guide.post("/v1/jobs", **body, truncation="auto")
+    chat = guide.post("/v1/chat/completions", **body, truncation="auto")
+    assert job.headers["x-mlx-llama-noted"] == chat.headers["x-mlx-llama-noted"]
+    lines = guide.http.get(job.json()["jsonl_url"]).text.splitlines()
+    text = "".join(json.loads(line).get("t", "") for line in lines)
+    assert text == chat.json()["choices"][0]["message"]["content"]
 
 
 def test_unknown_jobs_say_why(guide, serve):

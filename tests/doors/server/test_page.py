@@ -29,6 +29,8 @@ in_browser = pytest.mark.skipif(
     not (CHROMIUM and DRIVER),
     reason="no chromium and chromedriver here (apt install chromium-driver)",
 )
+# the conversation, if there is one
+STORED = "localStorage[Object.keys(localStorage).find((key) => / conversation /.test(key))]"
 
 
 class Page:
@@ -122,6 +124,11 @@ class Page:
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": True},
         )
+
+    def stored(self) -> list[dict]:
+        """The answers of the conversation, as the browser keeps them."""
+        nodes = json.loads(self.driver.execute_script(f"return {STORED}"))["nodes"].values()
+        return [node for node in nodes if node["role"] == "assistant"]
 
     def picture(self, name: str) -> None:
         if folder := os.environ.get("MLX_LLAMA_SCREENSHOTS"):
@@ -258,22 +265,37 @@ def test_a_cut_answer_can_be_continued(page, llm):
 
 
 @in_browser
-def test_a_reload_goes_on_with_the_answer(endless, tmp_path):
+def test_a_reload_takes_the_answer_up_again(endless, tmp_path):
+    asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000}
+    made = endless.post("/v1/chat/completions", **asked).json()
     page = Page(endless.url, tmp_path)
     try:
+        page.find("#open-settings").click()
+        page.find("[name=max_tokens]").send_keys("2000")
+        page.find("#settings-close").click()
         page.ask("hello", wait=False)
         page.wait(lambda: len(page.texts(".assistant .text")[0]) > 40)
-        kept = page.texts(".assistant .text")[0].strip()[:40]
         page.driver.refresh()
-        page.wait(lambda: page.all(".running") and len(page.texts(".assistant .text")[0]) > 80)
-        assert page.texts(".assistant .text")[0].startswith(kept)
-        assert len(page.texts(".assistant")) == 1
+        page.wait(lambda: page.all(".running"))
+        page.wait_answer()
+        (answer,) = page.stored()
+        assert answer["text"] == made["choices"][0]["message"]["content"]
+        assert answer["usage"] == made["usage"]["total_tokens"]
+        assert "2000 tokens" in page.find(".note").text  # the note of the answer's only job
+
+        # A job that the server has forgotten: the answer continues from its text.
+        forget = """'"job":"01234567-0123456789abcdef","isCut":true'"""
+        page.driver.execute_script(f"{STORED} = {STORED}.replace('\"isCut\":true', {forget})")
+        page.driver.refresh()
+        page.press("Continue this answer")
+        page.wait(lambda: page.stored()[0]["text"] > answer["text"])
         page.find("#stop").click()
         page.wait_answer()
         page.driver.refresh()  # of an answer that was stopped: it stays so
         page.wait(lambda: page.all("[aria-label='Continue this answer']"))
         time.sleep(0.3)
         assert not page.all(".running")
+        endless.wait_idle(3)
     finally:
         page.close()
 
@@ -429,8 +451,9 @@ def test_the_log_has_a_line_for_an_answer(serve, tmp_path):
         assert page.texts(".assistant .text p")
     finally:
         page.close()
-    posts = [line for line in server.text().splitlines() if " POST " in line]
-    assert len(posts) == 1 and "/v1/chat/completions" in posts[0]
+    lines = [line for line in server.text().splitlines() if re.search(" POST |job", line)]
+    begun, ended = (line for line in lines if "/page/" not in line)
+    assert "POST /v1/jobs 201" in begun and " EOS prompt=" in ended
 
 
 @in_browser
@@ -742,6 +765,10 @@ def test_headers_of_the_page(guide):
         (
             '```"><script>\nx\n```',
             '<pre class="code" data-language="&quot;&gt;&lt;script&gt;"><code>x\n</code></pre>\n',
+        ),
+        (
+            "|a|\n|-:|",
+            '<table>\n<thead>\n<tr>\n<th class="right">a</th>\n</tr>\n</thead>\n</table>\n',
         ),
     ],
 )
