@@ -213,8 +213,9 @@ class _TensorPlan(TensorPlan):
 
     def keeps_blocks(self, tensor: Tensor | AffineWeight) -> bool:
         """True for blocks of a GGUF file that have the type already, which are copied."""
-        is_block = isinstance(tensor, GGUFWeight) and tensor.format == self.kind
-        return is_block and tensor.factors is None
+        if not isinstance(tensor, GGUFWeight) or tensor.factors is not None:
+            return False
+        return tensor.format == self.kind
 
     def values(self, advance: Callable[[int], None]) -> np.ndarray:
         """The values to write, of `written`. Raises CheckpointError."""
