@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from mlx_llama.core.engine.rows import MIN_COPY, Rows
 from mlx_llama.core.errors import ContextError
 
-from .toy import POSITION_NBYTES, ToyBackend, ToyModel, make_prompts
+from .toy import POSITION_NBYTES, ToyBackend, ToyModel
 
 BLOCK = 256 * POSITION_NBYTES
 
@@ -133,15 +133,3 @@ def test_a_saved_row_needs_room():
     with pytest.raises(ContextError, match="raise `cache_memory`"):
         rows.install({"tokens": [2] * 100})
     assert not rows.kept
-
-
-def test_prefixes_of_long_texts():
-    from mlx_llama.core.engine.prefixes import common_prefix
-
-    for prompt in make_prompts(5, longest=400):
-        for at in (0, 1, 63, 64, 65, 128, len(prompt)):
-            other = [*prompt[:at], 49, *prompt[at + 1 :]]
-            assert (
-                common_prefix(prompt, other) == min(at, len(prompt)) == common_prefix(other, prompt)
-            )
-            assert common_prefix(prompt, prompt[:at]) == min(at, len(prompt))

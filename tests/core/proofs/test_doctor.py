@@ -261,18 +261,16 @@ def test_weights_are_not_read_and_no_framework_is_imported(make, tmp_path):
     file = path if path.is_file() else path / "model.safetensors"
     assert file.stat().st_size > 35e9 and file.stat().st_blocks * 512 < 10e6
     code = f"""
-import json, sys, time
-started = time.perf_counter()
+import json, sys
 from mlx_llama.core.proofs.doctor import diagnose
 from mlx_llama.core.system.machine import peak_memory
 found = diagnose({str(path)!r})
 frameworks = {{"mlx", "mlx.core", "torch", "triton", "transformers", "mlx_lm"}} & set(sys.modules)
-print(json.dumps([found.facts(), peak_memory(), sorted(frameworks), time.perf_counter() - started]))
+print(json.dumps([found.facts(), peak_memory(), sorted(frameworks)]))
 """
     done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
-    facts, peak, frameworks, seconds = json.loads(done.stdout)
-    print(f"{make.__name__}, {file.stat().st_size / 1e9:.0f} GB: {seconds:.2f} s")
+    facts, peak, frameworks = json.loads(done.stdout)
     assert frameworks == [] and peak < 400e6
     assert facts["model"]["parameters"] == 70_553_706_496
     assert not [
