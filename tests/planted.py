@@ -736,8 +736,8 @@ def choose_tests(fault: Fault, tree: Path) -> list[list[str]]:
     mirrors = [
         Path("tests", *path.parts[1:-1], f"test_{path.name}"),
         Path("tests/doors", *path.parts[1:-1], f"test_{path.name}"),  # of mlx_llama/server
-        Path(f"tests/doors/test_{Path(path.parts[1]).stem}*.py"),  # of the other commands
         Path("tests/backends", f"test_{path.name}"),
+        Path(f"tests/doors/test_{Path(path.parts[1]).stem}*.py"),  # of the other commands
     ]
     near = next(
         (patterns for prefix, patterns in NEAR.items() if fault.file.startswith(prefix)), []
