@@ -676,10 +676,15 @@ NEAR = {
         "tests/backends/test_mlx_*.py",
         "tests/backends/test_sampling.py",
     ],
-    "mlx_llama/core/backends/": ["tests/backends/test_cache.py", "tests/backends/test_sampling.py"],
+    "mlx_llama/core/backends/": [
+        "tests/backends/test_cache.py",
+        "tests/backends/test_sampling.py",
+        "tests/backends/test_speculate.py",
+    ],
     "mlx_llama/core/engine/": [
         "tests/core/engine/test_scheduler.py",
         "tests/core/engine/test_*.py",
+        "tests/core/generation/test_adapters.py",
     ],
     "mlx_llama/core/families/": ["tests/core/families/test_*.py"],
     "mlx_llama/core/models/": ["tests/core/models/test_*.py", "tests/core/families/test_*.py"],

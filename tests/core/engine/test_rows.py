@@ -49,14 +49,14 @@ def put(rows, tokens):
     st.sampled_from([None, 2 * BLOCK, 4 * BLOCK]),
 )
 def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
-    rows, held = make_rows(count=5, budget=budget, max_kept=3), []
+    rows, running = make_rows(count=5, budget=budget, max_kept=3), []
     for family, length, variant, ends in steps:
         text = ([family] * 40 + [variant] * 40)[: length + 10]
         known = {
             row: tuple(tokens[: rows.cache.lengths[row]])
             for row, tokens in [*rows.kept.items(), *rows.used.items()]
         }
-        claimed = rows.claim(text, len(text)) if len(held) < 2 else None
+        claimed = rows.claim(text, len(text)) if len(running) < 2 else None
         if claimed:
             row, reused = claimed
             best = max(
@@ -75,9 +75,9 @@ def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
             assert rows.cache.lengths[row] == reused
             assert rows.cache.allocated[row] >= len(text)
             fill(rows, row, text)
-            held.append(row)
-        if held and (ends or not claimed):
-            rows.keep(held.pop(0))
+            running.append(row)
+        if running and (ends or not claimed):
+            rows.keep(running.pop(0))
         assert len(rows.kept) <= 3
         assert sorted([*rows.free, *rows.used, *rows.kept]) == list(range(5))
         assert budget is None or rows.nbytes <= budget
