@@ -428,10 +428,10 @@ FAULTS = [
     ),
     Fault(
         "files and formats",
-        "mlx_llama/core/models/rope.py",
-        "seq_len > rope.original_max_position_embeddings",
-        "seq_len >= rope.original_max_position_embeddings",
-        "longrope: a context of exactly the trained length takes the long factors",
+        "mlx_llama/core/files/packed.py",
+        "groups = arrays.groups[self._columns[0] // arrays.size : self._columns[1] // arrays.size]",
+        "groups = arrays.groups[: (self._columns[1] - self._columns[0]) // arrays.size]",
+        "GPTQ and AWQ: a part of the columns takes the scales of the first ones",
     ),
     Fault(
         "files and formats",
@@ -676,7 +676,18 @@ NEAR = {
         "tests/backends/test_mlx_*.py",
         "tests/backends/test_sampling.py",
     ],
-    "mlx_llama/core/backends/": ["tests/backends/test_cache.py", "tests/backends/test_sampling.py"],
+    "mlx_llama/core/backends/": [
+        "tests/backends/test_cache.py",
+        "tests/backends/test_sampling.py",
+        "tests/backends/test_speculate.py",
+    ],
+    "mlx_llama/core/engine/": [
+        "tests/core/engine/test_scheduler.py",
+        "tests/core/engine/test_*.py",
+        "tests/core/generation/test_adapters.py",
+    ],
+    "mlx_llama/core/families/": ["tests/core/families/test_*.py"],
+    "mlx_llama/core/models/": ["tests/core/models/test_*.py", "tests/core/families/test_*.py"],
     "mlx_llama/core/generation/": ["tests/core/generation/test_*.py"],
     "mlx_llama/core/files/": ["tests/core/files/test_*.py"],
     "mlx_llama/core/text/": ["tests/core/text/**/test_*.py"],
@@ -684,20 +695,22 @@ NEAR = {
 }
 BACKENDS = "tests/backends/**/test_*.py"
 ENGINE, GENERATION = "tests/core/engine/test_*.py", "tests/core/generation/test_*.py"
-HOST, MODELS, REAL = (
+HOST, MODELS, FAMILIES, REAL = (
     "tests/core/backends/test_*.py",
     "tests/core/models/test_*.py",
+    "tests/core/families/test_*.py",
     "tests/real/**/test_*.py",
 )
 # Those that run after them, by area
 FAR = {
-    "forward": [HOST, MODELS, "tests/core/families/test_*.py", BACKENDS, REAL],
+    "forward": [HOST, MODELS, FAMILIES, BACKENDS, REAL],
     "cache and rows": [HOST, BACKENDS, ENGINE, GENERATION, REAL],
     "scheduler": [ENGINE, GENERATION, BACKENDS, REAL],
     "sampling": [HOST, BACKENDS, ENGINE, GENERATION, REAL],
     "files and formats": [
         "tests/core/files/test_*.py",
         MODELS,
+        FAMILIES,
         "tests/backends/test_quantized.py",
         REAL,
     ],
@@ -728,8 +741,9 @@ def choose_tests(fault: Fault, tree: Path) -> list[list[str]]:
     mirrors = [
         Path("tests", *path.parts[1:-1], f"test_{path.name}"),
         Path("tests/doors", *path.parts[1:-1], f"test_{path.name}"),  # of mlx_llama/server
-        Path(f"tests/doors/test_{path.parts[1]}.py"),
-    ]  # of the other commands' folders
+        Path("tests/backends", f"test_{path.name}"),
+        Path(f"tests/doors/test_{Path(path.parts[1]).stem}*.py"),  # of the other commands
+    ]
     near = next(
         (patterns for prefix, patterns in NEAR.items() if fault.file.startswith(prefix)), []
     )

@@ -60,12 +60,6 @@ def test_figures(loaded):
     assert "1 per token (1 launched, 1 waited for, 4 bytes read)" in bench_report.single(figures)
 
 
-def test_notices_of_the_model_are_reported(loaded):
-    figures = measure(loaded, 8, 4, 1)
-    assert isinstance(figures["notices"], list)
-    assert bench_report.single(figures | {"notices": ["a word"]}).endswith("\nnote: a word")
-
-
 CASES = [Case("pp", 9), Case("pp", 9, 30), Case("tg", 5), Case("tg", 5, 30)]
 
 

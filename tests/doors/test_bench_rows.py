@@ -14,7 +14,7 @@ from rows_toy import CONFIG, ToyBackend, ToyModel
 from mlx_llama.bench import command as bench, report as bench_report
 from mlx_llama.bench.batch import Batch, BatchRow, measure_batches
 from mlx_llama.bench.host import SKIPPED, TOKENS, measure_host
-from mlx_llama.bench.measure import Case, Loaded, measure, measure_rows
+from mlx_llama.bench.measure import Loaded, measure
 from mlx_llama.core.backends.selection import Backend
 
 # From llama.cpp's README of its batched-bench.
@@ -98,17 +98,6 @@ def test_rows_that_do_not_fit_are_refused_before_their_prompts(monkeypatch):
     with pytest.raises(ContextError, match="of memory are free"):
         measure_batches(it, [Batch(128, 64, 400)], 1)
     assert it.model.calls == []
-
-
-def test_a_row_of_lengths_and_depths_runs_the_steps_of_its_name():
-    it = loaded()
-    measure_rows(it, [Case("pp", 9), Case("tg", 5), Case("tg", 5, 30)], 1)
-    assert [(shape[1], starts[0]) for shape, starts, _ in it.model.calls] == [
-        *2 * [(1, i) for i in range(5)],
-        *2 * [(9, 0)],
-        (30, 0),
-        *2 * [(1, 30 + i) for i in range(5)],
-    ]
 
 
 def whole(runs_ahead: bool = False, primitives=None) -> Loaded:

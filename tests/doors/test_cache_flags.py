@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_llama import doctor, generate, load
+from mlx_llama import generate, load
 from mlx_llama.bench import command as bench_command
 from mlx_llama.chat import repl as chat
 from mlx_llama.core.backends.selection import Backend
@@ -113,7 +113,6 @@ WRONG = [
     (bench_command.main, ("--cache-bits", "x"), "--cache-bits 'x': must be 8 or 16"),
     (bench_command.main, ("--cache-memory", "1GB"), "there is no flag --cache-memory"),
     (parity_command.main, ("--cache-bits", "4"), "--cache-bits '4': must be 8 or 16"),
-    (doctor.main, ("--cache-bits", "4"), "--cache-bits '4': must be 8 or 16"),
     (
         parity_command.main,
         ("--record", "x.json", "--batch-invariant"),

@@ -141,41 +141,6 @@ def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, exam
     assert facts["model"]["layers"] == 1 and facts["tokenizer"]["vocab_size"] == 384
 
 
-def test_bad_fields_are_found_one_by_one(tmp_path, examined):
-    bad = {
-        "hidden_size": None,
-        "vocab_size": -1,
-        "num_hidden_layers": "two",
-        "num_attention_heads": 0,
-        "intermediate_size": 1.5,
-        "rms_norm_eps": 7,
-        "tie_word_embeddings": "yes",
-        "hidden_act": "gelu",
-        "rope_theta": "big",
-        "max_position_embeddings": 0,
-        "eos_token_id": "end",
-        "torch_dtype": "int8",
-    }
-    folder = make_checkpoint(tmp_path / "m")
-    config(lambda c: c.update(bad))(folder)
-    _, facts = examined(folder)
-    for name, value in bad.items():
-        assert sum(f"{name} is {value!r}" in message for message in messages(facts)) == 1, name
-    assert len(messages(facts)) == len(bad)
-
-
-def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined):
-    folder = make_checkpoint(tmp_path / "m")
-    config(
-        lambda c: c.update(
-            architectures=["GemmaForCausalLM"], model_type="gemma", hidden_act="gelu"
-        )
-    )(folder)
-    _, facts = examined(folder)
-    assert len(messages(facts)) == 1 and "GemmaForCausalLM" in messages(facts)[0]
-    assert facts["model"] == {}
-
-
 @pytest.mark.parametrize(
     "name, reason",
     [

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from core.engine.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
 
-from mlx_llama import generate, load
+from mlx_llama import generate
 from mlx_llama.core.backends.load_options import LoadOptions, parse_rows
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
@@ -238,32 +238,11 @@ def test_a_bad_line_or_flag_is_one_line_before_any_computing(
         (["-p", "hi", "--max-rows", "2"], "--max-rows is for --prompts"),
         (["--prompts", "none", "-o", "x"], "none: cannot be read"),
         (["--prompts", "none"], "--prompts needs --output FILE"),
-        ([], "one of the arguments --prompt/-p --file/-f --prompts is required"),
     ],
 )
 def test_flags_that_do_not_belong_together(arguments, part, door, toy_llm):
     done = door(generate.main, *arguments)
     assert done.code == 2 and part in done.err and done.err.count("\n") == 1 and toy_llm == []
-
-
-def test_the_models_own_answers(door, toy, tmp_path):
-    source = write(
-        tmp_path / "in",
-        {"prompt": "hello"},
-        {"prompt": "Once upon a time"},
-        {"prompt": "Vögel", "max_tokens": 4},
-    )
-    done = door(
-        generate.main,
-        *f"--model {toy} --backend cpu --prompts {source} -o {tmp_path}/out -m 9".split(),
-    )
-    assert done.code == 0, done.err
-    llm, lines = load(toy, backend="cpu"), results(tmp_path / "out")
-    for i, (prompt, count) in enumerate((("hello", 9), ("Once upon a time", 9), ("Vögel", 4))):
-        assert (
-            lines[i]["text"]
-            == llm.generate([{"role": "user", "content": prompt}], max_tokens=count).text
-        )
 
 
 def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):

@@ -46,12 +46,6 @@ def test_written_models_answer(arguments, name, bits, backend, toy, tmp_path, do
     assert done.code == 0 and "5 tokens" in done.err, done.err
 
 
-def test_four_bits_in_groups_of_64_are_the_default(toy, tmp_path, door):
-    assert door(quantize.main, toy, tmp_path / "out").code == 0
-    weight = open_checkpoint(tmp_path / "out").tensors["model.layers.0.self_attn.q_proj.weight"]
-    assert (weight.bits, weight.group_size) == (4, 64)
-
-
 def test_a_quantised_gguf_file_keeps_its_width_unless_told(toy, tmp_path, door):
     assert door(quantize.main, toy, tmp_path / "in.gguf", "--format", "gguf:Q8_0").code == 0
     name = "model.layers.0.self_attn.q_proj.weight"

@@ -193,18 +193,9 @@ def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "text, nbytes",
     [
-        ("2GB", 2 * 10**9),
-        ("512MB", 512 * 10**6),
         ("1.5GiB", 3 << 29),
-        ("1 gib", 1 << 30),
-        ("64k", 64_000),
-        ("3 B", 3),
         (10**9, 10**9),
         ("1000000", 10**6),
-        ("2T", 2 * 10**12),
-        ("1TiB", 1 << 40),
-        ("7KiB", 7 << 10),
-        ("5M", 5 * 10**6),
         (np.int64(12), 12),
         (None, None),
     ],
@@ -213,10 +204,7 @@ def test_sizes_of_memory(text, nbytes):
     assert parse_memory(text) == nbytes
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "0", "-2GB", "GB", "2XB", "1e9", "nan", "2GBs", "1.5.5GB", "9" * 99, True, [2], "２GB"],
-)
+@pytest.mark.parametrize("text", ["", "0", "-2GB", "9" * 99, True, [2]])
 def test_what_is_no_size(text):
     with pytest.raises(
         OptionsError, match="^`cache_memory` .*: must be a size such as 2GB, "

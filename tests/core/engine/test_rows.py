@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from mlx_llama.core.engine.rows import MIN_COPY, Rows
 from mlx_llama.core.errors import ContextError
 
-from .toy import POSITION_NBYTES, ToyBackend, ToyModel, make_prompts
+from .toy import POSITION_NBYTES, ToyBackend, ToyModel
 
 BLOCK = 256 * POSITION_NBYTES
 
@@ -49,14 +49,14 @@ def put(rows, tokens):
     st.sampled_from([None, 2 * BLOCK, 4 * BLOCK]),
 )
 def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
-    rows, held = make_rows(count=5, budget=budget, max_kept=3), []
+    rows, running = make_rows(count=5, budget=budget, max_kept=3), []
     for family, length, variant, ends in steps:
         text = ([family] * 40 + [variant] * 40)[: length + 10]
         known = {
             row: tuple(tokens[: rows.cache.lengths[row]])
             for row, tokens in [*rows.kept.items(), *rows.used.items()]
         }
-        claimed = rows.claim(text, len(text)) if len(held) < 2 else None
+        claimed = rows.claim(text, len(text)) if len(running) < 2 else None
         if claimed:
             row, reused = claimed
             best = max(
@@ -75,9 +75,9 @@ def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
             assert rows.cache.lengths[row] == reused
             assert rows.cache.allocated[row] >= len(text)
             fill(rows, row, text)
-            held.append(row)
-        if held and (ends or not claimed):
-            rows.keep(held.pop(0))
+            running.append(row)
+        if running and (ends or not claimed):
+            rows.keep(running.pop(0))
         assert len(rows.kept) <= 3
         assert sorted([*rows.free, *rows.used, *rows.kept]) == list(range(5))
         assert budget is None or rows.nbytes <= budget
@@ -133,15 +133,3 @@ def test_a_saved_row_needs_room():
     with pytest.raises(ContextError, match="raise `cache_memory`"):
         rows.install({"tokens": [2] * 100})
     assert not rows.kept
-
-
-def test_prefixes_of_long_texts():
-    from mlx_llama.core.engine.prefixes import common_prefix
-
-    for prompt in make_prompts(5, longest=400):
-        for at in (0, 1, 63, 64, 65, 128, len(prompt)):
-            other = [*prompt[:at], 49, *prompt[at + 1 :]]
-            assert (
-                common_prefix(prompt, other) == min(at, len(prompt)) == common_prefix(other, prompt)
-            )
-            assert common_prefix(prompt, prompt[:at]) == min(at, len(prompt))

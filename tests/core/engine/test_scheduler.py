@@ -360,12 +360,11 @@ def test_a_prompt_beside_the_running_ones_waits_for_memory():
     assert [len(handle.finish().tokens) for handle in (first, second, third)] == [100, 100, 10]
 
 
-def test_the_default_budget_leaves_a_reserve():
-    backend, loop = make()
-    backend.free = 10 << 30
-    assert loop.scheduler.rows.budget == 9 << 30
-    backend, loop = make()
-    assert loop.scheduler.rows.budget is None
+def test_a_tenth_of_the_memory_or_256_mib_stay_free():
+    for free, budget in ((None, None), (10 << 30, 9 << 30), (1 << 30, 768 << 20), (1000, 0)):
+        backend, loop = make()
+        backend.free = free
+        assert loop.scheduler.rows.budget == budget
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])

@@ -46,18 +46,6 @@ def test_the_lookup_is_its_definition_by_search(prompt, answer, most):
     assert lookup.may_draft_next() == any(looked_up([*text, token], 1) for token in range(4))
 
 
-def test_a_phrase_is_drafted_on_and_the_newest_place_counts():
-    assert PromptLookup([1, 2, 3, 9, 1, 2, 3, 4, 1, 2, 3]).draft(4) == [4, 1, 2, 3]
-    assert PromptLookup([9, 5, 5, 5]).draft(6) == [5] * 6
-    assert PromptLookup([1, 2, 1, 2, 1, 2]).draft(5) == [1, 2, 1, 2, 1]
-    assert (
-        PromptLookup([1, 2, 3, 4]).draft(5)
-        == []
-        == PromptLookup([]).draft(5)
-        == PromptLookup([1]).draft(5)
-    )
-
-
 class Fixed:
     """A drafter of constant drafts."""
 

@@ -8,9 +8,6 @@ from making import encode_tensor, make_checkpoint, random_tensors, refusal, writ
 from safetensors import safe_open
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.fit import misfits, resolve_tied
-from mlx_llama.core.files.folder import find_weights
-from mlx_llama.core.models.config import LlamaConfig
 
 
 @pytest.mark.parametrize(
@@ -107,56 +104,3 @@ def test_a_missing_bias_names_the_config_field(tmp_path):
     message = refusal(open_checkpoint, folder)
     assert "self_attn.q_proj.bias" in message and "attention_bias" in message
     assert "and 7 more" in message
-
-
-def test_shapes_come_from_the_config(tmp_path):
-    folder = make_checkpoint(tmp_path / "m", head_dim=24, num_key_value_heads=1)
-    assert {
-        n: x.shape for n, x in open_checkpoint(folder).tensors.items()
-    } == LlamaConfig.from_file(folder).tensor_shapes()
-
-
-def found_in(folder):
-    config, weights = LlamaConfig.from_file(folder), find_weights(folder)
-    return config, weights, dict(weights)
-
-
-def test_resolving_a_tied_head_gives_a_new_mapping(tmp_path):
-    folder = make_checkpoint(tmp_path / "m", tie_word_embeddings=True)
-    rewrite(folder, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"]})
-    config, weights, before = found_in(folder)
-    assert set(resolve_tied(weights, config)) == set(config.tensor_shapes()) and weights == before
-    rewrite(folder, without("model.embed_tokens.weight"))
-    config, weights, before = found_in(folder)
-    resolved = resolve_tied(weights, config)
-    assert resolved["model.embed_tokens.weight"] == weights["lm_head.weight"]
-    assert "lm_head.weight" not in resolved
-    assert weights == before and resolve_tied(resolved, config) == resolved
-    assert misfits(weights, config, folder) == [] and weights == before
-
-
-def test_a_head_that_is_not_tied_stays(tmp_path):
-    config, weights, _ = found_in(make_checkpoint(tmp_path / "m"))
-    assert resolve_tied(weights, config) == weights and "lm_head.weight" in weights
-
-
-def test_misfits_lists_every_kind_once_and_changes_nothing(tmp_path):
-    folder = make_checkpoint(tmp_path / "m")
-    ups = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1)]
-    wrong = dict.fromkeys(ups, ("F32", (1, 2), bytes(8))) | {"x": ("F32", (1,), bytes(4))}
-    rewrite(folder, lambda t: without(NORM)(t) | wrong)
-    config, weights, before = found_in(folder)
-    first, second = misfits(weights, config, folder), misfits(weights, config, folder)
-    assert isinstance(first, list) and list(map(str, first)) == list(map(str, second))
-    assert weights == before
-    missing, extra, misshaped = map(str, first)
-    assert f"tensor {NORM} [64] is missing" in missing and "tensor 'x' [1] is not part" in extra
-    assert f"{ups[0]} has shape [1, 2]" in misshaped and "and 1 more" in misshaped
-    # a damaged file may hold the missing one
-    assert len(misfits(weights, config, folder, complete=False)) == 2
-    assert (
-        misfits(resolve_tied(weights, config), config, folder, "its metadata")[0]
-        .args[0]
-        .count("its metadata")
-        == 1
-    )

@@ -74,7 +74,7 @@ def test_mlx(bits, tmp_path):
     check(open_checkpoint(tmp_path / "low"))
 
 
-def test_nothing_is_read(tmp_path, monkeypatch):
+def test_nothing_is_read(tmp_path):
     """Taking a part touches no numbers."""
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "toy"))
     weight = checkpoint.tensors[MATRICES[2]]

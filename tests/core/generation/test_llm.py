@@ -11,7 +11,6 @@ from making import make_checkpoint
 
 from mlx_llama import load
 from mlx_llama.core.errors import (
-    BackendError,
     ContextError,
     NumericalError,
     OptionsError,
@@ -109,16 +108,6 @@ def test_logits_are_those_of_transformers(toy, llm):
     for bad in ([], [384], [1] * 257):
         with pytest.raises(ContextError):
             llm.logits(bad)
-
-
-def test_errors_name_the_parameters_of_load(toy):
-    for chosen, message in (
-        ({"threads": 0}, "^`threads` 0: must be"),
-        ({"dtype": "int8"}, "^`dtype` 'int8' is not"),
-        ({"activation_bits": 8, "dtype": "float32"}, "^`activation_bits` 8 and `dtype='float32'`"),
-    ):
-        with pytest.raises(BackendError, match=message):
-            load(toy, backend="cpu", **chosen)
 
 
 def test_a_repr_is_one_short_line(llm):

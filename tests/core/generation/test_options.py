@@ -13,7 +13,6 @@ from mlx_llama.core.generation.hooks import NAMES as HOOKS
 from mlx_llama.core.generation.options import (
     FIELDS,
     Defaults,
-    GenerationOptions,
     Options,
     from_generation_config,
     resolve,
@@ -160,11 +159,6 @@ def test_a_lifted_limit_is_a_default():
 def test_a_bad_generation_config_names_the_file():
     with pytest.raises(OptionsError, match="m/generation_config.json: option top_p"):
         resolve({}, {"do_sample": True, "top_p": 7}, "m/generation_config.json")
-
-
-def test_options_are_frozen():
-    with pytest.raises(Exception, match="frozen"):
-        GenerationOptions().temperature = 1.0
 
 
 def test_numpy_integers_keep_every_bit():

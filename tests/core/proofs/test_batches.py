@@ -123,20 +123,6 @@ def test_a_wrong_copy_is_found_where_a_prefix_was_copied(monkeypatch):
         } == {"from a prefix"}
 
 
-def test_a_report():
-    result = BatchResult(8, "at once", 8, 7, 1e-7, "bits", 1e-4)
-    assert result.report() == {
-        "rows": 8,
-        "start": "at once",
-        "same_tokens": "8 of 8",
-        "same_bits": "7 of 8",
-        "relative": 1e-7,
-        "promise": "bits",
-        "tolerance": 1e-4,
-        "within": False,
-    }
-
-
 def test_the_promise_of_a_model():
     kernels = SimpleNamespace(is_batch_invariant=True)
     others = SimpleNamespace(is_batch_invariant=False)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from mlx_llama.core.proofs.diagnosis import Diagnosis, Fit
+from mlx_llama.core.proofs.diagnosis import Diagnosis
 from mlx_llama.core.system.sizes import format_bytes
 
 
@@ -17,19 +15,6 @@ def test_findings_are_one_line_each_and_stand_once():
     assert [finding.message for finding in diagnosis.findings] == ["two lines"] and diagnosis.ok
     diagnosis.add("error", "config", "another")
     assert not diagnosis.ok
-
-
-def test_it_is_json():
-    diagnosis = Diagnosis(
-        {"system": "any"},
-        [],
-        "cpu",
-        "m",
-        fits=[Fit("cpu", "float32", "", 1, None, 2, None, None, None, None)],
-    )
-    facts = json.loads(json.dumps(diagnosis.facts()))
-    assert facts["ok"] is True and facts["fits"][0]["longest_context"] is None
-    assert facts["machine"] == {"system": "any"}
 
 
 @pytest.mark.parametrize(

@@ -61,19 +61,6 @@ def test_a_run_beyond_the_context_is_refused(open_llm):
         core.run_logits(llm.backend, llm.model, [1] * 300, llm.model.make_cache(256))
 
 
-@pytest.mark.parametrize(
-    "dtype, low_bit, expected",
-    [
-        ("float32", False, 1e-4),
-        ("float32", True, 2e-3),
-        ("float16", False, 2e-2),
-        ("bfloat16", True, 1e-1),
-    ],
-)
-def test_the_tolerance_is_the_dtypes(dtype, low_bit, expected):
-    assert core.tolerance_of(dtype, low_bit) == expected
-
-
 # Reports
 
 

@@ -7,7 +7,6 @@ import json
 
 import pytest
 import sentencepiece
-import tokenizers
 from hypothesis import assume, given
 from making import (
     LLAMA3_SPECIALS,
@@ -729,13 +728,3 @@ def test_nfc_may_compose(tmp_path):
         "\u03b1\u0313\u0300\u0345" * 30_000,
     ):
         assert 0 < ours.count_at_least(text) <= len(ours.encode(text))
-
-
-def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path):
-    library = tokenizers.Tokenizer.from_str(byte_level_json())
-    library.enable_truncation(3)
-    library.enable_padding(length=8)
-    folder = make_tokenizer(tmp_path, "bytelevel")
-    library.save(str(folder / "tokenizer.json"))
-    text = "a much longer text than three tokens"
-    assert load_folder(folder).decode(load_folder(folder).encode(text)) == text

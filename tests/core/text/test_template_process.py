@@ -118,7 +118,6 @@ ENDLESS = {
     "hashing": "{% set ns = namespace(s=(1,)) %}{% for i in range(60) "
     "%}{% set ns.s = (ns.s, ns.s) %}{% "
     "endfor %}{{ {ns.s: 1} }}",
-    "sum of lists": "{{ ([range(99999) | list] * 9999) | sum(start=[]) | length }}",
     "wordwrap": "{{ ('x' * 9000000) | wordwrap(1) }}",
     "division": "{% set ns = namespace(s=9 ** 4000000) %}{% for i in "
     "range(99) %}{% set x = ns.s // 7 ** "

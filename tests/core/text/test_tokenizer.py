@@ -1,7 +1,7 @@
 """Decoding against the libraries, at once and streamed."""
 
+import itertools
 import json
-import time
 
 import pytest
 import tokenizers
@@ -148,15 +148,12 @@ def test_the_metaspace_decoder(scheme, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_cost_of_a_token_does_not_grow(kind, made):
-    """20 000 tokens on one line, also of bytes that never make a character. Decoding all of it
-    again at each token takes minutes.
-    """
+def test_text_is_never_held_back_for_more_than_a_character(kind, made):
+    """Nor for the space before a text. Also of bytes that never make a character."""
     ours = made[kind].ours
-    for ids in (ours.encode("llama ") * 5000, ours.encode("🦙" * 2000), [200] * 20000):
-        start = time.process_time()
-        stream(ours, ids)
-        assert time.process_time() - start < 2.0
+    for ids in (ours.encode("llama ") * 500, ours.encode("🦙" * 200), [200] * 2000):
+        runs = itertools.groupby(stream(ours, ids)[:-1], bool)
+        assert max((len(list(run)) for is_text, run in runs if not is_text), default=0) <= 4
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -163,36 +163,3 @@ def test_a_failing_step_is_reported_and_others_go_on(inside, toy):
     model.step = step
     assert server.post("/v1/completions", prompt="hello", max_tokens=5).status_code == 200
     server.wait(server.is_idle)
-
-
-def test_the_same_text_alone_and_among_32_others(guide, llm):
-    judge = {
-        "messages": [{"role": "user", "content": "Tell me a story."}],
-        "max_tokens": 40,
-        "temperature": 0.9,
-        "seed": 11,
-    }
-    wanted = llm.generate(judge["messages"], max_tokens=40, temperature=0.9, seed=11).text
-    texts: list[str] = []
-
-    def ask(i: int) -> None:
-        if i == 16:
-            texts.append(
-                guide.post("/v1/chat/completions", **judge).json()["choices"][0]["message"][
-                    "content"
-                ]
-            )
-        else:
-            guide.post(
-                "/v1/completions",
-                prompt=" ".join(WORDS[: 1 + i % 9]),
-                max_tokens=60,
-                temperature=i % 2,
-            )
-
-    threads = [threading.Thread(target=ask, args=[i]) for i in range(33)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert texts == [wanted]

@@ -11,8 +11,6 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from .conftest import events
-
 jsonschema = pytest.importorskip("jsonschema")
 
 QUESTION = [{"role": "user", "content": "Who are you?"}]
@@ -384,82 +382,6 @@ def test_bad_tools_are_refused_by_name(body, field, guide):
     assert done.status_code == 400 and field in {
         fault["field"] for fault in done.json()["errors"]
     }, done.text
-
-
-def test_tools_of_responses(client):
-    tool = {"type": "function", "name": "weather", "parameters": WEATHER}
-    response = client.responses.create(
-        model="guide",
-        input="Weather?",
-        tools=[tool],
-        tool_choice="required",
-        parallel_tool_calls=False,
-    )
-    [call] = response.output
-    assert call.type == "function_call" and call.name == "weather" and call.status == "completed"
-    jsonschema.validate(json.loads(call.arguments), WEATHER)
-    streamed = list(
-        client.responses.create(
-            model="guide",
-            input="Weather?",
-            tools=[tool],
-            tool_choice="required",
-            parallel_tool_calls=False,
-            stream=True,
-        )
-    )
-    kinds = [event.type for event in streamed]
-    assert kinds[2] == "response.output_item.added"
-    assert kinds[-3:] == [
-        "response.function_call_arguments.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
-    deltas = "".join(
-        event.delta for event in streamed if event.type == "response.function_call_arguments.delta"
-    )
-    assert deltas == call.arguments == streamed[-1].response.output[0].arguments
-    again = [
-        {"role": "user", "content": "Weather?"},
-        call.model_dump(exclude_none=True),
-        {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."},
-    ]
-    assert client.responses.create(model="guide", input=again, max_output_tokens=9).output_text
-
-
-def test_tools_of_messages(claude, guide):
-    tool = {"name": "weather", "description": "Tell the weather.", "input_schema": WEATHER}
-    asked = {
-        "model": "guide",
-        "max_tokens": 120,
-        "messages": QUESTION,
-        "tools": [tool],
-        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-    }
-    message = claude.messages.create(**asked)
-    [block] = message.content
-    assert block.type == "tool_use" and block.name == "weather"
-    assert message.stop_reason == "tool_use"
-    jsonschema.validate(block.input, WEATHER)
-    with claude.messages.stream(**asked) as stream:
-        last = stream.get_final_message()
-    assert last.content[0].input == block.input and last.stop_reason == "tool_use"
-    names = [name for name, _ in events(guide.post("/v1/messages", **asked, stream=True).text)]
-    assert names[:3] == ["message_start", "ping", "content_block_start"]
-    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    again = [
-        *QUESTION,
-        {"role": "assistant", "content": [block.model_dump(exclude_none=True)]},
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "Sunny."}],
-        },
-    ]
-    assert claude.messages.create(model="guide", max_tokens=9, messages=again).content[0].text
-    assert (
-        claude.messages.count_tokens(model="guide", messages=QUESTION, tools=[tool]).input_tokens
-        > 100
-    )
 
 
 # Log-probabilities

@@ -233,6 +233,9 @@ def test_messages(model):
     asked = {"model": "m", "max_tokens": 200, "messages": QUESTION, "tools": tools}
     with model.script():
         message = model.claude.messages.create(**asked)
+    counted = model.claude.messages.count_tokens(model="m", messages=QUESTION, tools=tools)
+    usage = message.usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
     blocks = [block for block in message.content if block.type == "tool_use"]
     assert [(block.name, block.input) for block in blocks] == WANTED
     assert message.stop_reason == "tool_use"
