@@ -31,7 +31,7 @@ import mlx_llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import TYPES, write_gguf
 from mlx_llama.core.files.importance import Importance, read_importance
-from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.files.quantize import FLOAT_MODES, write_mlx
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = {
@@ -108,11 +108,9 @@ def formats(
     plain = write_gguf(open_checkpoint(path), folder / "F16.gguf", "F16").path
     for kind in chosen:
         if kind.startswith("mlx-"):
-            yield (
-                kind,
-                write_mlx(open_checkpoint(plain), folder / kind, int(kind[4:]), 64).path,
-                None,
-            )
+            mode = kind[4:]
+            packing = (*FLOAT_MODES[mode], mode) if mode in FLOAT_MODES else (int(mode), 64)
+            yield kind, write_mlx(open_checkpoint(plain), folder / kind, *packing).path, None
             continue
         ours = (
             plain

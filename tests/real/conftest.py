@@ -15,8 +15,16 @@ from machine import device_of
 from mlx_llama import LLM, load
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.proofs.perplexity import measure_perplexity
 from real.checkpoints import MODELS, FetchError
 from real.golden import Golden, Judge, read_golden
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def perplexity(llm: LLM) -> float:
+    """Perplexity of the README's first 256 tokens."""
+    return measure_perplexity(llm, llm.encode(README)[:256], 256, 255).value
 
 
 @functools.cache
@@ -71,11 +79,9 @@ def widen(tmp_path_factory):
     def copy(name: str) -> Path:
         path = folder / f"{name}.F32.gguf"
         with FileLock(f"{path}.lock"):
-            return (
-                path
-                if path.exists()
-                else write_gguf(open_checkpoint(fetch(name)), path, "F32").path
-            )
+            if not path.exists():
+                write_gguf(open_checkpoint(fetch(name)), path, "F32")
+        return path
 
     return copy
 
@@ -91,13 +97,9 @@ def open_real(backend, widen):
 
     @functools.cache
     def loader(name: str, as_stored: bool = False, **options) -> LLM:
-        path = (
-            fetch(name)
-            if as_stored or backend.name == "cpu" or device_of(backend) != "cpu"
-            else widen(name)
-        )
-        return load(
-            path, backend=backend.name, device=device_of(backend), **{"dtype": "float32"} | options
-        )
+        device = device_of(backend)
+        is_slow = backend.name != "cpu" and device == "cpu"
+        path = widen(name) if is_slow and not as_stored else fetch(name)
+        return load(path, backend=backend.name, device=device, **{"dtype": "float32"} | options)
 
     return loader

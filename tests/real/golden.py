@@ -106,33 +106,26 @@ class Judge:
         return out[0, len(ids) :].tolist()
 
     def record(self) -> Golden:
-        ids = [self.tokenizer(text).input_ids for text in LOGITS]
-        outputs = [self.logits(logits) for logits in ids]
-        chats = (
-            []
-            if not self.tokenizer.chat_template
-            else [
-                self.answer(
-                    self.tokenizer.apply_chat_template(
-                        [{"role": "user", "content": text}],
-                        add_generation_prompt=True,
-                        return_dict=True,
-                    )["input_ids"]
-                )
-                for text in CHATS
-            ]
+        ids, tokenized, prompts = (
+            [self.tokenizer(text).input_ids for text in texts]
+            for texts in (LOGITS, make_tokenizer_texts(), GREEDY)
         )
+        chats = CHATS if self.tokenizer.chat_template else ()
+        messages = [[{"role": "user", "content": text}] for text in chats]
+        questions = [
+            self.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+            for chat in messages
+        ]
+        outputs = [self.logits(row) for row in ids]
+        ends = [logits[-LAST:] for logits in outputs]
         return Golden(
             ids,
             [logits.argmax(-1).tolist() for logits in outputs],
-            [
-                [[float(f"{x:.8g}") for x in row] for row in sketch(logits[-LAST:])]
-                for logits in outputs
-            ],
-            [float(np.sqrt((logits[-LAST:].astype(np.float64) ** 2).mean())) for logits in outputs],
-            [self.tokenizer(text).input_ids for text in make_tokenizer_texts()],
-            [self.answer(self.tokenizer(text).input_ids) for text in GREEDY],
-            chats,
+            [[[float(f"{x:.8g}") for x in row] for row in sketch(end)] for end in ends],
+            [float(np.sqrt((end.astype(np.float64) ** 2).mean())) for end in ends],
+            tokenized,
+            [self.answer(row) for row in prompts],
+            [self.answer(row) for row in questions],
         )
 
 

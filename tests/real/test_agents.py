@@ -16,12 +16,10 @@ from pathlib import Path
 
 import pytest
 from doors.server.conftest import Inside
-from filelock import FileLock
-from platformdirs import user_cache_path
 from scripting import Script
 
 from mlx_llama import load
-from real.checkpoints import FOLDER
+from real.checkpoints import lock
 
 PACKAGES = ("@openai/codex@0.169.0", "opencode-ai@1.18.33", "cline@3.0.65")
 QUESTION = "What is the code in code.txt?"
@@ -40,14 +38,10 @@ def programs() -> Path:
     """Folder of the agents' programs; skips with the reason where npm cannot install them."""
     if not (npm := shutil.which("npm")):
         pytest.skip("there is no npm")
-    folder = Path(
-        os.environ.get(FOLDER) or user_cache_path("mlx_llama", appauthor=False) / "test-models"
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    programs = folder / "agents" / "node_modules" / ".bin"
-    with FileLock(folder / "agents.lock"):
+    with lock("agents") as folder:
+        programs = folder / "node_modules" / ".bin"
         if not all((programs / name).exists() for name in CALLS):
-            command = [npm, "install", "--prefix", str(folder / "agents"), *PACKAGES]
+            command = [npm, "install", "--prefix", str(folder), *PACKAGES]
             options = ["--no-audit", "--no-fund", "--fetch-retries=0", "--loglevel=error"]
             try:
                 done = subprocess.run(

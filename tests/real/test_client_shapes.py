@@ -12,6 +12,7 @@ import pytest
 from doors.server.conftest import Live
 
 SHAPES = json.loads((Path(__file__).parents[1] / "data/client_shapes.json").read_text())
+AREAS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/")  # "/": all others
 # Served by llama-server and refused here, with the reason
 REFUSED = {
     "chat: msg: messages []": "there is no question to answer",
@@ -28,28 +29,17 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def server(smollm2, tmp_path_factory):
-    names = "SmolLM2-135M-Instruct.Q4_1.gguf"
-    live = Live(
-        tmp_path_factory.mktemp("shapes") / "log",
-        "--model",
-        smollm2,
-        "--alias",
-        names,
-        "--max-tokens",
-        "8",
-    )
+    log = tmp_path_factory.mktemp("shapes") / "log"
+    live = Live(log, "--model", smollm2, "--alias", smollm2.name, "--max-tokens", "8")
     yield live
     live.close()
     assert "Traceback" not in live.text(), live.text()
 
 
-@pytest.mark.parametrize("area", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "rest"])
+@pytest.mark.parametrize("area", AREAS)
 def test_what_llama_server_serves_is_served(area, server):
-    areas = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
     shapes = [
-        shape
-        for shape in SHAPES
-        if next((name for name in areas if name in shape["path"]), "rest") == area
+        shape for shape in SHAPES if next(name for name in AREAS if name in shape["path"]) == area
     ]
     assert len(shapes) > 30
     refused = {}
@@ -99,14 +89,12 @@ def test_ignored_fields_are_noted_in_the_answer_and_the_log(server):
 def test_the_beginning_of_an_answer_is_continued(server):
     question = {"role": "user", "content": "What is the capital of France?"}
     begun = [question, {"role": "assistant", "content": "The capital of France is"}]
-    for path, limit in (("/v1/chat/completions", "max_tokens"), ("/v1/messages", "max_tokens")):
-        done = server.post(path, model="x", messages=begun, temperature=0, **{limit: 4}).json()
-        text = (
-            done["choices"][0]["message"]["content"]
-            if "choices" in done
-            else done["content"][0]["text"]
-        )
-        assert text.startswith(" Paris"), text
+    request = dict(model="x", messages=begun, temperature=0, max_tokens=4)
+    chat, message = (
+        server.post(path, **request).json() for path in ("/v1/chat/completions", "/v1/messages")
+    )
+    assert chat["choices"][0]["message"]["content"].startswith(" Paris"), chat
+    assert message["content"][0]["text"].startswith(" Paris"), message
 
 
 def test_answers_have_no_limit_but_the_context(smollm2, tmp_path):

@@ -19,12 +19,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
-from platformdirs import user_cache_path
 
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
-from real.checkpoints import FOLDER
+from real.checkpoints import FetchError, download, lock
 
 ARCHIVE = "llama_cpp_python-0.3.36.tar.gz"
 TESTS = "vendor/llama.cpp/tools/server/tests/"
@@ -73,18 +71,13 @@ DIFFERENT = {
 
 def fetch_archive() -> Path:
     """The archive's path; skips with the reason where it cannot be had."""
-    folder = Path(
-        os.environ.get(FOLDER) or user_cache_path("mlx_llama", appauthor=False) / "test-models"
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ARCHIVE
-    with FileLock(folder / f"{ARCHIVE}.lock"):
-        if not path.exists():
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-            pip += ["--no-binary", ":all:", "--dest", str(folder), "llama-cpp-python==0.3.36"]
-            done = subprocess.run(pip, capture_output=True, text=True)
+    try:
+        with lock(ARCHIVE) as path:
             if not path.exists():
-                pytest.skip(f"pip download llama-cpp-python: {done.stderr.strip()[-300:]}")
+                requirements = ["llama-cpp-python==0.3.36"]
+                download(path.parent, requirements, "--no-binary", ":all:")
+    except FetchError as error:
+        pytest.skip(str(error))
     return path
 
 

@@ -63,14 +63,9 @@ def test_schemas(first, count, llm):
         seed += 1
         schema = bound(random_schema(random.Random(seed), depth=2))
         text = "Answer with a short JSON value that fits this schema:\n" + json.dumps(schema)
+        options = dict(schema=schema, max_tokens=1500, temperature=0.7, seed=seed)
         try:
-            handle = llm.submit(
-                [{"role": "user", "content": text}],
-                schema=schema,
-                max_tokens=1500,
-                temperature=0.7,
-                seed=seed,
-            )
+            handle = llm.submit([{"role": "user", "content": text}], **options)
         except OptionsError:  # no instance, or beyond llguidance
             continue
         asked.append((schema, handle))
@@ -94,14 +89,9 @@ def test_forced_calls(template, smollm2):
 
     llm = load(smollm2, backend="cpu", template=str(TEMPLATES / f"{template}.jinja"), ctx_size=4096)
     for city in CITIES:
-        stream = llm.respond(
-            [{"role": "user", "content": f"What will the weather be like in {city} tomorrow?"}],
-            [weather],
-            tool_choice="required",
-            parallel=False,
-            max_tokens=300,
-            temperature=0.0,
-        )
+        text = f"What will the weather be like in {city} tomorrow?"
+        options = dict(tool_choice="required", parallel=False, max_tokens=300, temperature=0.0)
+        stream = llm.respond([{"role": "user", "content": text}], [weather], **options)
         stream.finish()
         [call] = stream.calls
         arguments = json.loads(call.arguments)

@@ -415,11 +415,15 @@ class SentencePieceVocabulary(GGUFTokenizer):
         # User-defined tokens are found before the library sees the text; to the library they are
         # normal pieces.
         types[(types == USER_DEFINED) | (types == UNDEFINED)] = NORMAL
-        unknown = np.flatnonzero(types == UNKNOWN)
-        # the library expects exactly one unknown token; no text encodes to either type
-        types[unknown[1:]] = CONTROL
+        # The library expects exactly one unknown token, and no text encodes to it or to control
+        # tokens. Gemma's files have <unk> among those.
+        named = self._id_of.get(self.named.get("unk_token", ""))
+        special = np.flatnonzero((types == UNKNOWN) | (types == CONTROL)).tolist()
+        special.sort(key=lambda token: (types[token] != UNKNOWN, token != named))
+        types[special] = CONTROL
+        types[special[:1]] = UNKNOWN
         pieces = list(zip(self.tokens, scores.tolist(), types.tolist(), strict=True))
-        if not len(unknown):
+        if not special:
             spare = "<unk>"
             while spare in self._id_of:
                 spare += ">"

@@ -365,12 +365,19 @@ def test_unused_and_empty_tokens():
     assert ours.decode([count + 3]) == ""
     assert ours.decode([count + 3], skip_special=False) == "<unk2>"
     assert ours.encode("<unk2>", parse_special=True) == [count + 3]
-    without = [
-        NORMAL if kind == UNKNOWN else kind for kind in metadata["tokenizer.ggml.token_type"]
-    ]
-    assert load_vocabulary(metadata, token_type=without).encode("Hello world") == sp.encode(
-        "Hello world"
-    )
+
+
+@pytest.mark.parametrize("other", [NORMAL, CONTROL])
+def test_a_file_without_an_unknown_token(other):
+    """As Gemma's, whose <unk> is a control token. A folder's tokenizer.model has no room for one
+    more.
+    """
+    metadata, sp = toy_sentencepiece()
+    types = np.array(metadata["tokenizer.ggml.token_type"])
+    ours = load_vocabulary(metadata, token_type=np.where(types == UNKNOWN, other, types))
+    assert ours.encode("Hello world") == sp.encode("Hello world")
+    assert ours.library.get_piece_size() == sp.get_piece_size()
+    assert ours.library.is_unknown({NORMAL: 1, CONTROL: 0}[other])
 
 
 def test_a_user_defined_token_with_a_visible_space_does_not_match_a_space():
