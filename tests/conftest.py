@@ -50,11 +50,12 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     settings.load_profile("full" if config.getoption("--all") else "quick")
-    # What tests and their child processes make by tempfile goes with the run; tmp_path stays.
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    folder = tempfile.TemporaryDirectory(prefix="mlx_llama-", ignore_cleanup_errors=True)
-    config.add_cleanup(folder.cleanup)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    if not hasattr(config, "workerinput"):
+        # What the tests and their processes make by tempfile goes with the run; tmp_path stays.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        folder = tempfile.TemporaryDirectory(prefix="mlx-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 
 def slow_tests() -> re.Pattern[str]:
