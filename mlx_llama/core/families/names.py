@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mlx_llama.core.models.spec import NORM_NAMES
-
-if TYPE_CHECKING:
-    from .family import Family
 
 _NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)\.(weight|bias)", re.ASCII)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
@@ -64,7 +61,7 @@ class GGUFNames:
     have stacks "NAME_exps" of them; until 2024 they had "NAME.0" and so on.
     """
 
-    def __init__(self, family: Family):
+    def __init__(self, family: Any):  # a Family, whose file imports this one
         experts, fused = family.experts, {} if family.splits else family.fused
         single = {parts[0]: whole for whole, parts in fused.items() if len(parts) == 1}
         joined = {part for parts in fused.values() for part in parts} - single.keys()

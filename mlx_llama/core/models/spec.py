@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .config import LlamaConfig
+from typing import Any
 
 # LlamaConfig.norm_placement: (norms before attention and MLP, norms after them), with transformers'
 # names of modules: Llama; OLMo 2 and EXAONE 4; Gemma 2; GLM-4.
@@ -81,7 +78,7 @@ class LayerSpec:
     the same input, so a backend may concatenate their matrices.
     """
 
-    config: LlamaConfig = field(compare=False, repr=False)
+    config: Any = field(compare=False, repr=False)  # LlamaConfig, whose file imports this one
     index: int  # number of the layer, from 0
     attention_norm: str | None  # before attention, None for no norm
     qkv: tuple[str, ...]
