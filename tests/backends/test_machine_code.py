@@ -24,8 +24,8 @@ LOW_BIT = {
     "Q3_K": ((3, 16, True, False), (3.95, 5.1, 5.1)),
     "Q2_K": ((2, 16, True, True), (3.8, 5.5, 5.5)),
     "Q8_0": ((8, 32, False, False), (3.5, 4.4, 5.8)),
-    "mxfp4": ((5, 32, False, False), (3.6, 4.4, 6.3)),
-    "nvfp4": ((5, 16, False, False), (4.1, 5.2, 7.2)),
+    "mxfp4": ((5, 32, False, False), (3.7, 4.5, 6.4)),
+    "nvfp4": ((5, 16, False, False), (4.2, 5.3, 7.3)),
     "mlx": ((4, 64, False, True), (3.0, 3.7, 5.8)),
 }
 EIGHT_BITS_IN_BFLOAT16 = (5.1, 5.7, 7.4)  # two numbers to a code
@@ -102,8 +102,8 @@ def check_product(compile_call, name, K, i, capability, dtype):
     assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(code, "HGMMA")
     weights = count(code, "HMMA") * 8 * 8 // tile // (2 + is_split)
     most = (EIGHT_BITS_IN_BFLOAT16 if is_split else LOW_BIT[name][1])[i]
-    # of each thread's bytes, sixteen at a time
-    assert count(code, "LDG.E.128") >= weights * LOW_BIT[name][0][0] // 128
+    # of each thread's bytes, sixteen at a time, and first out of the cache
+    assert count(code, "LDG.E.EF.128") >= weights * LOW_BIT[name][0][0] // 128
     per_weight = len(code.loop) / weights
     print(
         f"{name} K={K} rows={ROWS[i]} {capability} {dtype}: {code.registers} registers, "
@@ -135,7 +135,8 @@ def test_dense_products_keep_to_their_budgets(rows, most, capability, compile_ca
     if compiled is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     code, tile = compiled
-    assert code.stack == code.local == 0 and code.registers <= 96
+    assert code.registers <= 128 and code.local == 0
+    assert code.stack <= 8 and count(code, "LDL") == count(code, "STL") == 0  # none in the loop
     assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(code, "HGMMA")
     assert count(code, "LDGSTS.E.BYPASS.128")
     assert len(code.loop) / (count(code, "HMMA") * 8 * 8 // tile) <= most

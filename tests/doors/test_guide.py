@@ -126,9 +126,7 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
     shares = [
         int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", report)
     ]
-    helped = [int(right) for right in re.findall(r"(\d+) with the passage", report)]
-    assert len(shares) == 3 and shares[1] >= 0.9
-    assert helped[0] >= 0.5 * 600 and helped[1] >= 0.7 * 47
+    assert len(shares) == 3 and shares[0] >= 0.5 and shares[1] >= 0.9 and shares[2] >= 0.75
     for line in report.splitlines():
         assert line.partition(";")[0] in card  # passages change with the pages
 
