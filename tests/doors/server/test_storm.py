@@ -24,7 +24,7 @@ HOSTILE = (
     b"{",
     b'{"prompt": 5}',
     b"[" * 3000,
-    b'{"prompt": "x", "max_tokens": -1}',
+    b'{"prompt": "x", "max_tokens": "many"}',
     b'{"prompt": "x", "tools": []}',
     b"\xff" * 99,
 )
