@@ -51,7 +51,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     settings.load_profile("full" if config.getoption("--all") else "quick")
     if not hasattr(config, "workerinput"):
-        # What the tests and their processes make by tempfile goes with the run; tmp_path stays.
+        # Remove temporary files of the tests and their child processes; tmp_path stays.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         folder = tempfile.TemporaryDirectory(prefix="mlx-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)

@@ -264,7 +264,7 @@ def config_fields(**fields: Any) -> dict[str, Any]:
 
 
 def shared_arithmetic(config: Any) -> tuple:
-    """What a LlamaConfig says of all layers alike."""
+    """The fields of LlamaConfig that all layers share."""
     spec, names = config.layers[0], "heads key_value_heads head_dim eps scale softcap activation"
     shared = tuple(getattr(spec, name) for name in names.split())
     return *shared, spec.residual_multiplier, config.query_key_norm, config.hidden_size

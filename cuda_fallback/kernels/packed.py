@@ -147,7 +147,7 @@ def _load_low(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr
     """Words of a step: [16 * WARPS rows, 4 units, 4]."""
     at = block.to(tl.int64) * (STEPS * 256) + step * 256 + lane % 32 * 4
     piece = tl.arange(0, 2)[:, None, None] * 128
-    # first out of the cache, where the rows of x stay
+    # evicted first, so that the rows of x stay cached
     words = tl.load(
         plane + at[None, :, None] + piece + tl.arange(0, 4)[None, None, :],
         eviction_policy="evict_first",
@@ -259,8 +259,8 @@ def _multiply(
     minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
     words = _load_low(low, block, lane, start, STEPS, WARPS)
-    # A product waits for x, which goes through shared memory. Other formats have no registers left
-    # to load it a step ahead.
+    # Prefetch x: it goes through shared memory, and each product would stall on it. Other formats
+    # have no registers left for this.
     AHEAD: tl.constexpr = LOW >= 4 and HIGH == 0
     if AHEAD:
         first_half = _load_x(x, sample, 2 * start, K, COLUMNS)

@@ -23,8 +23,8 @@ _SAMPLES = 4  # maximum rows of x per program of `_multiply`
 ROWS = 2
 _TILE_ROWS, _TILE_COLUMNS = 64, 64  # rows and columns of w per iteration of `multiply_tile`
 _COLUMNS = 1024  # columns per iteration of `_multiply`: each thread loads 16 bytes of each row
-# maximum number of programs where K is split: a wave of four for each of 132 multiprocessors; what
-# is left over in a second wave keeps few of them busy
+# maximum number of programs where K is split: one wave, four for each of 132 multiprocessors; a
+# second, partial wave would leave most of them idle
 PROGRAMS = 528
 _ADAPTED = 8  # rows of an adapter's first matrix per program of `_shrink`
 _BLOCK = 1024  # elements per program of `_combine`

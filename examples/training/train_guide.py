@@ -345,7 +345,7 @@ def draw_pool(
     return drawn
 
 
-# What a process that draws pools reads once: tokens and teacher.
+# Tokens and teacher of a process that draws pools, read once.
 _drawer: tuple[Tokens, Teacher] | None = None
 
 
