@@ -26,7 +26,14 @@ from mlx_llama.core.models.spec import Window
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
+from backends.triton_process import (  # noqa: E402
+    DEVICE,
+    DEVICE_NAME,
+    HAS_GPU,
+    call,  # noqa: F401
+    compile_call,  # noqa: F401
+    computing,
+)
 
 EVERYTHING = dict(
     temperature=0.9,
@@ -687,7 +694,7 @@ def conversations(path: Path) -> list:
     answers = []
     for by_kernels in (True, False):
         with computing(by_kernels):
-            llm = load(path, backend="cuda", device="gpu" if HAS_GPU else "cpu", dtype="float32")
+            llm = load(path, backend="cuda", device=DEVICE_NAME, dtype="float32")
             if by_kernels and not HAS_GPU:
                 fewer_programs()
                 llm.model._runner.capture = Recording(llm.model)

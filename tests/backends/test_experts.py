@@ -23,7 +23,7 @@ from making_gguf import add_config, add_sentencepiece
 
 from backends.conftest import relative_error
 from backends.test_captured_step import fewer_programs
-from backends.triton_process import DEVICE, call, computing  # noqa: F401
+from backends.triton_process import DEVICE, DEVICE_NAME, call, computing  # noqa: F401
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.backends.shards import take_share
 from mlx_llama.core.errors import BackendError
@@ -343,7 +343,7 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     """
     import torch
 
-    backend, pairs = select("cuda", None if DEVICE.type == "cuda" else "cpu"), []
+    backend, pairs = select("cuda", DEVICE_NAME), []
     if DEVICE.type == "cpu":
         fewer_programs()
     plain = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
@@ -382,7 +382,7 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
 
     fewer_programs()
     packed._LEAST_TILE = packed._MOST_TILE  # NumPy's sums depend on the width of a product
-    backend, results = select("cuda", None if DEVICE.type == "cuda" else "cpu"), []
+    backend, results = select("cuda", DEVICE_NAME), []
     experts, asked = decode.experts, []
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 40, 64), np.float32)).to(
         DEVICE, getattr(torch, dtype)
