@@ -15,7 +15,7 @@ import argparse
 import itertools
 import json
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,8 @@ SHAPES = {
     # fields of Hugging Face's config.json that change shapes or arithmetic
     "seed-oss-36b": dict(
         model_type="seed_oss",
+        attention_bias=True,
+        attention_out_bias=False,
         hidden_size=5120,
         intermediate_size=27648,
         num_hidden_layers=64,
@@ -228,6 +230,7 @@ SHAPES = {
     ),
     "glm-4-9b": dict(
         model_type="glm4",
+        rope_theta=10000.0,
         hidden_size=4096,
         intermediate_size=13696,
         num_hidden_layers=40,
@@ -241,6 +244,7 @@ SHAPES = {
     ),
     "ernie-4.5-0.3b": dict(
         model_type="ernie4_5",
+        use_bias=False,
         hidden_size=1024,
         intermediate_size=3072,
         num_hidden_layers=18,
@@ -278,6 +282,8 @@ SHAPES = {
     ),
     "granite-4-micro": dict(
         model_type="granitemoehybrid",
+        attention_bias=False,
+        intermediate_size=8192,
         hidden_size=2560,
         shared_intermediate_size=8192,
         num_hidden_layers=40,
@@ -298,6 +304,10 @@ SHAPES = {
     "apertus-8b": dict(
         model_type="apertus",
         hidden_act="xielu",
+        attention_bias=False,
+        mlp_bias=False,
+        post_norm=False,
+        qk_norm=True,
         hidden_size=4096,
         intermediate_size=21504,
         num_hidden_layers=32,
@@ -329,6 +339,8 @@ SHAPES = {
     ),
     "exaone-4-1.2b": dict(
         model_type="exaone4",
+        rope_scaling=None,
+        sliding_window_pattern=None,
         hidden_size=2048,
         intermediate_size=4096,
         num_hidden_layers=30,
@@ -536,10 +548,21 @@ def config_fields(shape: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
-    """Write config.json and model.safetensors with one tensor in memory at a time."""
+def narrow(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The same layers at width 256: what remains of a step is the host's share."""
+    groups = min(2, shape["num_attention_heads"] // shape["num_key_value_heads"])
+    fields = dict(hidden_size=256, head_dim=64, vocab_size=2048, num_attention_heads=4)
+    fields |= {key: 768 for key in shape if "intermediate_size" in key}
+    return {**shape, **fields, "num_key_value_heads": 4 // groups}
+
+
+def write(
+    folder: Path, shape: str, dtype: str, seed: int, change: Callable[..., Any] = dict
+) -> None:
+    """Write config.json and model.safetensors with one tensor in memory at a time. change: of the
+    shape's fields."""
     folder.mkdir(parents=True, exist_ok=True)
-    raw = config_fields(SHAPES[shape], dtype)
+    raw = config_fields(change(SHAPES[shape]), dtype)
     (folder / "config.json").write_text(json.dumps(raw, indent=1))
     if raw["model_type"] != "llama":
         write_tokenizer(folder, raw["vocab_size"])
@@ -565,8 +588,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=WIDTHS, default="float32")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--narrow", action="store_true", help="layers of width 256")
     args = parser.parse_args()
-    write(args.folder, args.shape, args.dtype, args.seed)
+    write(args.folder, args.shape, args.dtype, args.seed, narrow if args.narrow else dict)
     print(f"wrote {args.folder}")
 
 
