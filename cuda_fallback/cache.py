@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.positions import CallView, Positions, Span, position_nbytes
 from mlx_llama.core.models import rope
@@ -39,7 +40,7 @@ class Cache(Positions):
         self.versions = [0] * rows
         self.row_storage: list[Storage | None] = [None] * rows
         # cosines and sines of all positions of any row
-        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.tables: tuple[Tensor, Tensor] | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:
@@ -52,19 +53,19 @@ class Cache(Positions):
         """Bytes of free memory on the device; None: unknown."""
         return runtime.free_memory(self.device)
 
-    def arrays(self) -> list[torch.Tensor]:
+    def arrays(self) -> list[Tensor]:
         """Arrays that the next call depends on, to launch after a chunk of the prompt."""
         return [array for storage in self.row_storage if storage for array in storage.arrays()]
 
     def view(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         index_pos: int | Sequence[int],
         rows: Sequence[int] | None = None,
     ) -> View:
         return View(self, tokens, index_pos, rows)
 
-    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> Tensor:
         recent = torch.full((len(parts), window), -1, dtype=torch.int32, device=self.device)
         for into, (row, start, end) in zip(recent, parts):
             if start < end:
@@ -92,9 +93,7 @@ class Cache(Positions):
                 storage.write(layer, part, 0, runtime.send(values, self.device)[None])
         self.versions[row] += 1
 
-    def _make_tables(
-        self, start: int, count: int, seq_len: int | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _make_tables(self, start: int, count: int, seq_len: int | None) -> tuple[Tensor, Tensor]:
         cosines, sines = rope.tables(self.config, start, count, seq_len)
         return runtime.send(cosines, self.device), runtime.send(sines, self.device)
 
@@ -128,7 +127,7 @@ class View(CallView):
     def __init__(
         self,
         cache: Cache,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         index_pos: int | Sequence[int],
         rows: Sequence[int] | None = None,
     ):
@@ -147,15 +146,13 @@ class View(CallView):
             part[0][None] if self.batch == 1 else torch.stack(part) for part in zip(*tables)
         )
 
-    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    def append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store new keys and values of a layer, [B, G, T, D] each."""
         for part, new in enumerate((key, value)):
             for span, storage, rows in zip(self.spans, self.row_storage, split_rows(new)):
                 storage.write(layer, part, span.start, rows)
 
-    def stored(
-        self, layer: int, window: Window | None = None
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def stored(self, layer: int, window: Window | None = None) -> list[tuple[Tensor, Tensor]]:
         """Of each sequence, a layer's keys and values that its new queries see: [1, G, end -
         first_visible, D] each, the new ones last."""
         stored, dtype = [], self.cache.dtype
@@ -168,13 +165,13 @@ class View(CallView):
             stored.append(tuple(both))
         return stored
 
-    def new_keys(self, layer: int) -> torch.Tensor:
+    def new_keys(self, layer: int) -> Tensor:
         """Keys that this call stored in a layer, [B, G, T, D]."""
         rows, dtype = zip(self.spans, self.row_storage), self.cache.dtype
         keys = [storage.read(layer, 0, span.start, span.end, dtype) for span, storage in rows]
         return torch.stack(keys)
 
-    def _make_mask(self, span: Span, window: Window) -> torch.Tensor:
+    def _make_mask(self, span: Span, window: Window) -> Tensor:
         # Span.visible, computed on the device to avoid a copy from the host.
         arange = partial(torch.arange, device=self.cache.device)
         rows = arange(span.start, span.end)[:, None]

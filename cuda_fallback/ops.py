@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
@@ -18,22 +19,20 @@ from .cache import View
 from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
-Matrix = torch.Tensor | QuantizedMatrix
-Stack = torch.Tensor | QuantizedStack  # matrices [X, N, K] of all experts
+Matrix = Tensor | QuantizedMatrix
+Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
-Adapters = tuple[torch.Tensor, torch.Tensor]
+Adapters = tuple[Tensor, Tensor]
 
 
-def embed(tokens: torch.Tensor, weight: Matrix) -> torch.Tensor:
+def embed(tokens: Tensor, weight: Matrix) -> Tensor:
     return (
         weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else F.embedding(tokens, weight)
     )
 
 
-def linear(
-    x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    if isinstance(weight, torch.Tensor):
+def linear(x: Tensor, weight: Matrix | tuple[Matrix, ...], bias: Tensor | None = None) -> Tensor:
+    if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
     if isinstance(weight, QuantizedMatrix):
         product = weight.matmul(x)
@@ -43,15 +42,15 @@ def linear(
 
 
 def gated_linear(
-    x: torch.Tensor,
+    x: Tensor,
     weight: Matrix | tuple[Matrix, ...],
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     activation: str = "silu",
-) -> torch.Tensor:
+) -> Tensor:
     return gate(linear(x, weight, bias), activation)
 
 
-def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+def gate(gate_up: Tensor, activation: str) -> Tensor:
     if by_kernel := kernels.find_kernels(gate_up.device).decode:
         return by_kernel.gate(gate_up, activation)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -61,9 +60,7 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
-def xielu(
-    x: torch.Tensor, positive: float, negative: float, beta: float, eps: float
-) -> torch.Tensor:
+def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
     """As in core.ops, in float32."""
     if by_kernel := kernels.find_kernels(x.device).decode:
         return by_kernel.xielu(x, positive, negative, beta, eps)
@@ -77,15 +74,15 @@ _gate = gate  # `experts` has a parameter of this name
 
 
 def experts(
-    x: torch.Tensor,
-    scores: torch.Tensor,
+    x: Tensor,
+    scores: Tensor,
     gate: Stack,
     up: Stack,
     down: Stack,
     spec: ExpertsSpec,
     activation: str = "silu",
     biases: Biases | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """As in core.ops. Single positions are computed row by row, without waiting for the device. A
     prompt with few rows per expert takes three grouped products by kernels; any other waits for the
     experts' counts and multiplies expert by expert."""
@@ -133,7 +130,7 @@ def experts(
     return out.to(x.dtype).view(x.shape)
 
 
-def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
+def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
     """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     scores = scores.float()
     largest, chosen = torch.topk(scores, spec.used, dim=-1)
@@ -144,9 +141,7 @@ def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tenso
     return chosen, torch.softmax(scores, dim=-1).gather(-1, chosen)
 
 
-def scale_inputs(
-    rows: torch.Tensor, shares: torch.Tensor, spec: ExpertsSpec
-) -> tuple[torch.Tensor, torch.Tensor]:
+def scale_inputs(rows: Tensor, shares: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
     """Inputs and factors of outputs: [T, E], shares [T, used]; or inputs times shares, [T used, E],
     and ones.
     """
@@ -156,16 +151,16 @@ def scale_inputs(
     return scaled.view(-1, rows.shape[-1]), torch.ones_like(shares)
 
 
-def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _take(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> Tensor:
     """Matrices by number, int64 [n], as [n, N, K]."""
-    if isinstance(stack, torch.Tensor):
+    if isinstance(stack, Tensor):
         return stack.index_select(0, chosen)
     return stack.dequantize(chosen, dtype)
 
 
 def _biases_of(
-    biases: Biases | None, numbers: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    biases: Biases | None, numbers: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Biases of gate, up and down by number, int64 [n], as [n, N]."""
     if biases is None:
         return None, None, None
@@ -173,25 +168,21 @@ def _biases_of(
     return gate, up, down
 
 
-def _multiply_chosen(
-    x: torch.Tensor, stack: Stack, chosen: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _multiply_chosen(x: Tensor, stack: Stack, chosen: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n or 1, K]; bias: [n, N]."""
-    wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
+    wide = x if x.is_cuda or isinstance(stack, Tensor) else x.float()
     product = (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
     return product if bias is None else product + bias
 
 
-def _multiply_expert(
-    x: torch.Tensor, stack: Stack, number: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _multiply_expert(x: Tensor, stack: Stack, number: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [n, K] with the matrix `number`, int64 [1]; bias: [1, N]; returns [n, N]."""
-    wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
+    wide = x if x.is_cuda or isinstance(stack, Tensor) else x.float()
     product = F.linear(wide, _take(stack, number, wide.dtype)[0]).to(x.dtype)
     return product if bias is None else product + bias
 
 
-def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View) -> torch.Tensor:
+def adapt(product: Tensor, x: Tensor, adapters: Adapters, view: View) -> Tensor:
     down, up = adapters
     for row, number in enumerate(view.adapters):
         if number:
@@ -200,24 +191,22 @@ def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View
 
 
 def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
 
 
-def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+def scale(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
-def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+def softcap(x: Tensor, cap: float) -> Tensor:
     """As in core.ops, in float32."""
     return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
 
 
-def norm_heads(
-    heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec
-) -> torch.Tensor:
+def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: LayerSpec) -> Tensor:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
     if len(query_weight) == D:
@@ -227,20 +216,18 @@ def norm_heads(
     return torch.cat([query, key.reshape(value.shape), value], dim=-1)
 
 
-def scale_heads(query: torch.Tensor, weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+def scale_heads(query: Tensor, weight: Tensor, spec: LayerSpec) -> Tensor:
     return query * weight
 
 
-def split_heads(
-    heads: torch.Tensor, spec: LayerSpec
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split_heads(heads: Tensor, spec: LayerSpec) -> tuple[Tensor, Tensor, Tensor]:
     H, G = spec.heads, spec.key_value_heads
     B, T, _ = heads.shape
     parts = heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2)
     return parts.split_with_sizes((H, G, G), dim=1)
 
 
-def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
+def rope_and_store(heads: Tensor, view: View, spec: LayerSpec) -> Tensor:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = (
@@ -251,25 +238,23 @@ def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Te
     return query
 
 
-def attend(
-    query: torch.Tensor, view: View, spec: LayerSpec, sinks: torch.Tensor | None = None
-) -> torch.Tensor:
+def attend(query: Tensor, view: View, spec: LayerSpec, sinks: Tensor | None = None) -> Tensor:
     # Sequences have different lengths and separate storage.
     mixed = []
     for queries, (keys, values), mask in zip(
         split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)
     ):
-        mask = mask[-query.shape[2] :] if isinstance(mask, torch.Tensor) else mask
+        mask = mask[-query.shape[2] :] if isinstance(mask, Tensor) else mask
         mixed.append(attention(queries, keys, values, spec.scale, mask, spec.softcap, sinks))
     mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
     return mixed.transpose(1, 2).reshape(query.shape[0], -1, spec.heads * spec.head_dim)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
     Hugging Face's layout).
 
@@ -289,14 +274,14 @@ def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Ten
 
 
 def attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
     scale: float,
-    mask: torch.Tensor | str | None = None,
+    mask: Tensor | str | None = None,
     cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
     al. 2023).
 
@@ -345,14 +330,14 @@ def attention(
 
 
 def _unfused_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
     scale: float,
-    mask: torch.Tensor | str | None,
+    mask: Tensor | str | None,
     cap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+    sinks: Tensor | None,
+) -> Tensor:
     """`attention` with a softcap or sinks, which fused kernels lack: 256 queries at a time."""
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []

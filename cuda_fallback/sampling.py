@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.generation.options import GenerationOptions
@@ -42,15 +43,15 @@ class SamplingBatch(BatchOptions):
         super().__init__(options, device)
         self._values: Values | None = None
         self._ids: tuple[int, int] | None = None  # of the last call's tokens, first and last + 1
-        self._indices: torch.Tensor | None = None  # the same, one by one
+        self._indices: Tensor | None = None  # the same, one by one
 
     def __call__(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         positions: Sequence[int],
-        recent: torch.Tensor | None = None,
+        recent: Tensor | None = None,
         masks: Masks | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         allowed, dry = logits.float(), None
         if masks is not None:
             allowed, dry = mask(allowed, runtime.send(masks(), self.device))
@@ -61,27 +62,27 @@ class SamplingBatch(BatchOptions):
         logits = rated(self.kind, self._on_device(), logits, scores, tokens)
         return pack_logprobs(tokens, logits, self.logprobs)
 
-    def rate(self, logits: torch.Tensor, tokens: np.ndarray, count: int) -> torch.Tensor:
+    def rate(self, logits: Tensor, tokens: np.ndarray, count: int) -> Tensor:
         return pack_logprobs(runtime.send(tokens, self.device), logits, count)
 
     def score(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         positions: Sequence[int],
-        recent: torch.Tensor | None,
+        recent: Tensor | None,
         first: int = 0,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """`processed` logits [B, V] of the tokens from `first` on, with noise if random."""
         return self._score(logits, positions, recent, first)[1]
 
     def _score(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         positions: Sequence[int],
-        recent: torch.Tensor | None,
+        recent: Tensor | None,
         first: int = 0,
-        dry: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dry: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Scores [B, V] without and with noise. Parameters as of `score`; dry: of DRY."""
         scores = process(self.kind, self._on_device(), logits, recent, dry)
         if not self.kind.is_random:
@@ -99,7 +100,7 @@ class SamplingBatch(BatchOptions):
         noise = gumbel(seeds, sent, gumbel_table(self.device), self._indices)
         return scores, torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
-    def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
+    def processed(self, scores: Tensor, recent: Tensor | None = None) -> Tensor:
         """Scores [B, V] after biases, penalties, temperature and filters, which give -inf."""
         return process(self.kind, self._on_device(), scores, recent)
 

@@ -9,6 +9,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
@@ -477,9 +478,9 @@ def _read_keys(
 
 
 def store_rotated(
-    state: torch.Tensor,
+    state: Tensor,
     layer: int,
-    heads: torch.Tensor,
+    heads: Tensor,
     H: int,
     G: int,
     D: int,
@@ -489,7 +490,7 @@ def store_rotated(
     offset: int = 0,
     query_offset: int = 0,
     stride: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Rotate queries and keys for each row's position, and store keys and values. Returns the
     queries [B, H, 1, D].
 
@@ -512,7 +513,7 @@ def store_rotated(
     return query
 
 
-def _stored(like: torch.Tensor, bits: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _stored(like: Tensor, bits: int | None) -> tuple[Tensor, Tensor | None]:
     """Empty tensors of the types of a cache's keys and values, and of their scales. like: of the
     activations' type.
     """
@@ -521,16 +522,16 @@ def _stored(like: torch.Tensor, bits: int | None) -> tuple[torch.Tensor, torch.T
 
 
 def attend(
-    state: torch.Tensor,
+    state: Tensor,
     layer: int,
-    query: torch.Tensor,
+    query: Tensor,
     G: int,
     window: Window | None,
     scale: float,
     bits: int | None = None,
     cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention of the token at each row's position to the row's keys up to there. query: [B, H, 1,
     D], for 8 bits D a multiple of 4; bits: as in `store_rotated`; cap: softcap of the scores;
     sinks: [H], as in core.ops; returns [B, 1, H D]. Raises ValueError."""
@@ -576,14 +577,14 @@ def keys_at_a_time(D: int, itemsize: int) -> int:
 
 
 def read_keys(
-    state: torch.Tensor,
+    state: Tensor,
     layer: int,
     B: int,
     G: int,
     D: int,
     dtype: torch.dtype,
     bits: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A layer's stored keys at the rows' positions: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
     sizes = (G, D, triton.next_power_of_2(D), CACHE_GROUP)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView, Span
@@ -87,7 +88,7 @@ class Step:
 
     def __init__(
         self,
-        compute: Callable[..., torch.Tensor],
+        compute: Callable[..., Tensor],
         view: StateView,
         draws: bool = True,
         vocabulary: Vocabulary | None = None,
@@ -97,9 +98,9 @@ class Step:
         self.parts: list[Callable[[], None]] = [self.work]
         if view.kind.has_masks or not draws:
             self.parts = [self.forward, self.draw] if draws else [self.forward]
-        self.logits: torch.Tensor | None = None  # [B, 1, V]
+        self.logits: Tensor | None = None  # [B, 1, V]
         # tokens int32 [B, 1], or [B, C] with log-probabilities
-        self.drawn: torch.Tensor | None = None
+        self.drawn: Tensor | None = None
         self.is_tried = self.is_captured = False
 
     def run(self, masks: Masks | None = None) -> None:
@@ -156,7 +157,7 @@ class _Ready:
     versions: tuple[int, ...]  # of the cache's rows: nothing else has written to them
     spans: tuple[Span, ...]
     adapters: tuple[int, ...]
-    tokens: torch.Tensor
+    tokens: Tensor
     sampling: SamplingBatch
 
     def is_for(
@@ -168,7 +169,7 @@ class _Ready:
         kind: Kind,
     ) -> bool:
         is_same = (
-            isinstance(tokens, torch.Tensor)
+            isinstance(tokens, Tensor)
             and tokens.device == self.tokens.device
             and self.tokens.is_set_to(tokens)
         )
@@ -194,7 +195,7 @@ class Runner:
 
     def __init__(
         self,
-        compute: Callable[..., torch.Tensor],
+        compute: Callable[..., Tensor],
         build_view: Callable[[int, Kind], StateView],
         device: torch.device,
         capture: Callable[[Callable[[], None]], Callable[[], None]] | None,
@@ -216,21 +217,21 @@ class Runner:
 
     def forward(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         index_pos: int | Sequence[int],
         cache: Cache,
         rows: Sequence[int] | None = None,
         all_positions: bool = False,
         probe=None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Logits [B, 1, V] after `tokens` [B, T], checked ids, or with `all_positions` [B, T, V].
 
         Up to MAX_ROWS tokens are rows of a forward, so a position has the bits of a decoded token.
         probe: as in the model's forward; called at the end. Raises ContextError.
         """
         B, T = tokens.shape
-        logits: list[torch.Tensor] = []
-        probed: dict[str, list[torch.Tensor]] = {}
+        logits: list[Tensor] = []
+        probed: dict[str, list[Tensor]] = {}
         with self._lock:
             self._follow_streams()
             with CallView(cache, B, T, index_pos, rows) as call:
@@ -248,7 +249,7 @@ class Runner:
                     _count_writes(cache, part)
                     step.view.point(cache, tokens.reshape(-1, 1)[at : at + MAX_ROWS], part)
                     if probe:
-                        seen: dict[str, torch.Tensor] = {}
+                        seen: dict[str, Tensor] = {}
                         step.view.listener = seen.__setitem__
                         try:
                             result = self.compute(step.view.tokens, step.view, True)
@@ -266,11 +267,11 @@ class Runner:
 
     def step(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         call: CallView,
         sampling: SamplingBatch,
         masks: Masks | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """As the model's step, for `tokens` [B, 1], checked ids, at the positions of `call`."""
         kind = sampling.kind._replace(has_masks=masks is not None)
         with self._lock:
@@ -290,13 +291,13 @@ class Runner:
 
     def _step(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         spans: tuple[Span, ...],
         cache: Cache,
         sampling: SamplingBatch,
         kind: Kind,
         masks: Masks | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         ready, self._ready = self._ready, None  # the call after an interrupted step sets the state
         if ready and ready.is_for(cache, spans, tokens, sampling, kind):
             step, sampling = ready.step, ready.sampling
@@ -372,7 +373,7 @@ class Runner:
         )
 
 
-def _by_sequence(array: torch.Tensor, B: int, T: int) -> torch.Tensor:
+def _by_sequence(array: Tensor, B: int, T: int) -> Tensor:
     """Reshape for a probe: [B T, 1, E] to [B, T, E], [B T, H, 1, D] to [B, H, T, D]."""
     array = array.unflatten(0, (B, T))
     return array.squeeze(2) if array.ndim == 4 else array.squeeze(3).transpose(1, 2)

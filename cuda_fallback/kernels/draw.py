@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
@@ -51,11 +52,11 @@ def to_signed(word: int) -> int:
 
 
 def gumbel(
-    seed: int | tuple[torch.Tensor, torch.Tensor],
-    position: int | torch.Tensor,
-    table: torch.Tensor,
-    indices: torch.Tensor,
-) -> torch.Tensor:
+    seed: int | tuple[Tensor, Tensor],
+    position: int | Tensor,
+    table: Tensor,
+    indices: Tensor,
+) -> Tensor:
     """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 arange
     [V].
 
@@ -71,9 +72,7 @@ def gumbel(
     return table[((k.view(torch.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET).long()]
 
 
-def _threefry(
-    low: torch.Tensor, high: torch.Tensor, position: torch.Tensor, indices: torch.Tensor
-) -> torch.Tensor:
+def _threefry(low: Tensor, high: Tensor, position: Tensor, indices: Tensor) -> Tensor:
     """core.rng.threefry2x32. low, high: words of the seed; the others as of `gumbel`."""
     keys = (low, high, low ^ high ^ to_signed(rng.PARITY))
     x0 = indices + low
@@ -89,7 +88,7 @@ def _threefry(
 
 
 @functools.cache
-def gumbel_table(device: torch.device) -> torch.Tensor:
+def gumbel_table(device: torch.device) -> Tensor:
     """core.rng's table on a device."""
     with torch.inference_mode(False):
         return runtime.send(rng.gumbel_table(), device)
@@ -104,18 +103,18 @@ def count_words(kind: Kind) -> int:
 class Values:
     """A batch's options on the device, by row: views of packed words, [B, 1], biases [B, n]."""
 
-    words: torch.Tensor  # int64 [count_words, B]
+    words: Tensor  # int64 [count_words, B]
 
-    def integer(self, field: int) -> torch.Tensor:
+    def integer(self, field: int) -> Tensor:
         return self.words[field, :, None]
 
-    def number(self, field: int) -> torch.Tensor:
+    def number(self, field: int) -> Tensor:
         return self.words[field].view(torch.float32)[::2, None]  # the low words
 
-    def double(self, field: int) -> torch.Tensor:
+    def double(self, field: int) -> Tensor:
         return self.words[field].view(torch.float64)[:, None]
 
-    def biases(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def biases(self, count: int) -> tuple[Tensor, Tensor]:
         """Token ids int64 and values float32, [B, count] each."""
         ids, values = (
             self.words[BIASES : BIASES + count],
@@ -156,7 +155,7 @@ def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) ->
             numbers[start : start + len(o.logit_bias), i] = list(o.logit_bias.values())
 
 
-def mask(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def mask(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor | None]:
     """Logits float32 [B, V], -inf where a grammar forbids a token, and DRY's penalties, float32 [B,
     V] or None. masks: see Masks.
     """
@@ -170,10 +169,10 @@ def mask(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch
 def process(
     kind: Kind,
     values: Values,
-    scores: torch.Tensor,
-    recent: torch.Tensor | None,
-    dry: torch.Tensor | None = None,
-) -> torch.Tensor:
+    scores: Tensor,
+    recent: Tensor | None,
+    dry: Tensor | None = None,
+) -> Tensor:
     """Scores float32 [B, V] after biases, penalties, temperature and filters; recent: int32 [B,
     W]; dry: penalties float32 [B, V].
     """
@@ -209,7 +208,7 @@ def process(
     return scores
 
 
-def exclude_top(values: Values, scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def exclude_top(values: Values, scores: Tensor, positions: Tensor) -> Tensor:
     """XTC: -inf for all likely tokens but the least likely of them, by the draw of a position.
     positions: int32 [B, 1].
     """
@@ -226,9 +225,7 @@ def exclude_top(values: Values, scores: torch.Tensor, positions: torch.Tensor) -
     return scores.masked_fill(likely & (scores > least) & is_on, -math.inf)
 
 
-def rated(
-    kind: Kind, values: Values, logits: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor
-) -> torch.Tensor:
+def rated(kind: Kind, values: Values, logits: Tensor, scores: Tensor, tokens: Tensor) -> Tensor:
     """Logits [B, V] whose log-probabilities are reported. scores: from whose softmax rows with a
     temperature drew `tokens`, int32 [B, 1].
     """
@@ -239,7 +236,7 @@ def rated(
     return torch.where(values.integer(RATES_SAMPLED) > 0, final, logits.float())
 
 
-def choose(scores: torch.Tensor) -> torch.Tensor:
+def choose(scores: Tensor) -> Tensor:
     """The index of the largest score of each row, int32 [B, 1]; -1 if it is not finite. NaN counts
     as the largest.
     """
@@ -247,7 +244,7 @@ def choose(scores: torch.Tensor) -> torch.Tensor:
     return torch.where(best.abs() < math.inf, tokens.int(), -1)
 
 
-def pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> torch.Tensor:
+def pack_logprobs(tokens: Tensor, logits: Tensor, count: int) -> Tensor:
     """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2
     count].
     """
@@ -259,7 +256,7 @@ def pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> tor
     )
 
 
-def _penalise(values: Values, scores: torch.Tensor, recent: torch.Tensor) -> torch.Tensor:
+def _penalise(values: Values, scores: Tensor, recent: Tensor) -> Tensor:
     width = recent.shape[1]
     age = torch.arange(width, 0, -1, device=scores.device)
     seen = torch.where(age <= values.integer(WINDOW), recent + 1, 0).long()  # 0 falls out

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT
@@ -555,7 +556,7 @@ def try_out(device: torch.device) -> None:
     multiply(matrix, torch.zeros((1, 16), dtype=torch.float16, device=device))
 
 
-def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
+def multiply(matrix: QuantizedMatrix, x: Tensor) -> Tensor:
     """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's
     dtype.
     """
@@ -564,11 +565,11 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
 
 def multiply_chosen(
     matrix: QuantizedMatrix,
-    x: torch.Tensor,
-    chosen: torch.Tensor,
+    x: Tensor,
+    chosen: Tensor,
     count: int,
     groups: Groups | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Multiply each row with some of the `count` matrices [N, K] that `matrix` concatenates.
 
     chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]; groups:
@@ -580,11 +581,11 @@ def multiply_chosen(
 class Groups(NamedTuple):
     """Products in tiles that share a matrix."""
 
-    chosen: torch.Tensor  # matrix of each tile, int64 [tiles]
-    members: torch.Tensor  # products of each tile, int64 [tiles, TILE], -1: none
+    chosen: Tensor  # matrix of each tile, int64 [tiles]
+    members: Tensor  # products of each tile, int64 [tiles, TILE], -1: none
 
 
-def group_rows(chosen: torch.Tensor, count: int) -> Groups:
+def group_rows(chosen: Tensor, count: int) -> Groups:
     """Group products by matrix, without waiting for the device. chosen: int64 [T, used], of `count`
     matrices.
     """
@@ -615,12 +616,12 @@ def tile(M: int) -> int:
 
 def _launch(
     matrix: QuantizedMatrix,
-    x: torch.Tensor,
-    chosen: torch.Tensor | None,
+    x: Tensor,
+    chosen: Tensor | None,
     groups: Groups | None,
     M: int,
     N: int,
-) -> torch.Tensor:
+) -> Tensor:
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
     width, members = tile(M) if chosen is None else _LEAST_TILE, None
     if matrix.bits < 4:
@@ -679,9 +680,7 @@ def _launch(
     return out
 
 
-def add_parts(
-    sums: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None, activation: str = ""
-) -> None:
+def add_parts(sums: Tensor, out: Tensor, bias: Tensor | None = None, activation: str = "") -> None:
     """out = sums.sum(0) + bias, in order; with an activation: of its first half, times the second.
     sums: float32 [parts, M, N], or [parts, M, 2 N].
     """
@@ -690,7 +689,7 @@ def add_parts(
     run(_finish, grid, sums, bias, out, M, N, parts, activation, _BLOCK)
 
 
-def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tensor | None]]:
+def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[Tensor | None]]:
     """(scales per word, scales and biases as int32) if each step has whole words of them, else (1,
     as stored).
     """
@@ -744,13 +743,11 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
     )
 
 
-def _name(part: torch.Tensor | None) -> str:
+def _name(part: Tensor | None) -> str:
     return "" if part is None else str(part.dtype).removeprefix("torch.")
 
 
-def dequantize(
-    matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def dequantize(matrix: QuantizedMatrix, which: slice | Tensor, dtype: torch.dtype) -> Tensor:
     """Rows as [n, K] in `dtype`, rounded as by torch's operations. which: a slice, or int indices
     [n].
     """

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlx_llama.core.ops import Biases
 
@@ -203,9 +204,7 @@ def _expand(
         tl.store(product + row * N + n, (before + total).to(product.dtype.element_ty), mask=n < N)
 
 
-def multiply(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, summed in float32. x: [..., K]; weight: [N, K]; bias: [N]; returns [...,
     N] in x's dtype.
     """
@@ -213,8 +212,8 @@ def multiply(
 
 
 def multiply_chosen(
-    x: torch.Tensor, stack: torch.Tensor, chosen: torch.Tensor, groups: packed.Groups | None = None
-) -> torch.Tensor:
+    x: Tensor, stack: Tensor, chosen: Tensor, groups: packed.Groups | None = None
+) -> Tensor:
     """Multiply each row with some matrices of a stack [X, N, K]. chosen: int64 [T, used]; x: [T,
     K], each row for all of its matrices, or [T used, K]; groups: as in packed.multiply_chosen.
     Returns [T used, N] in x's dtype."""
@@ -225,24 +224,24 @@ def multiply_chosen(
 
 
 def multiply_gated(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     activation: str = "silu",
-) -> torch.Tensor:
+) -> Tensor:
     """activation(gate) * up, rounded once. x: [..., K]; weight: [2 F, K], the gate's rows first;
     activation: as in core.ops.gate; returns [..., F]."""
     return _product(x, weight, bias, len(weight) // 2, activation)
 
 
 def _product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     N: int,
     activation: str,
-    chosen: torch.Tensor | None = None,
-) -> torch.Tensor:
+    chosen: Tensor | None = None,
+) -> Tensor:
     K = weight.shape[1]
     if chosen is None and x.dtype == weight.dtype != torch.float32:
         return _product_of_tiles(x, weight, bias, N, activation)
@@ -261,14 +260,14 @@ def _product(
 
 
 def _product_of_tiles(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     N: int,
     activation: str,
     groups: packed.Groups | None = None,
     products: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """Multiply 16-bit numbers. The order of sums depends on the matrix alone. products: number of
     rows in `groups`.
     """
@@ -293,24 +292,24 @@ def _product_of_tiles(
 
 
 def experts(
-    rows: torch.Tensor,
-    chosen: torch.Tensor,
-    shares: torch.Tensor,
+    rows: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
     gate_stack: Any,
     up_stack: Any,
     down_stack: Any,
     activation: str,
     biases: Biases | None = None,
     is_grouped: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """Mix the MLPs of each row's experts. rows: [T, E], or [T used, E], one for each expert;
     chosen: int64 [T, used]; shares: float32 [T, used]; stacks: tensors [X, N, K] or
     QuantizedStacks; biases: of the three, [X, N]; is_grouped: read an expert once for 32 of its
     rows, in a prompt. Returns [T, E]."""
     groups = packed.group_rows(chosen, gate_stack.shape[0]) if is_grouped else None
 
-    def multiply(x: torch.Tensor, stack: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        if isinstance(stack, torch.Tensor):
+    def multiply(x: Tensor, stack: Any, bias: Tensor | None) -> Tensor:
+        if isinstance(stack, Tensor):
             product = multiply_chosen(x, stack, chosen, groups)
         else:
             product = packed.multiply_chosen(stack.matrix, x, chosen, stack.count, groups)
@@ -322,7 +321,7 @@ def experts(
     return combine(multiply(hidden, down_stack, down_bias), shares)
 
 
-def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def combine(outputs: Tensor, shares: Tensor) -> Tensor:
     """Sum each token's rows times their shares. outputs: [T used, E]; shares: float32 [T, used];
     returns [T, E].
     """
@@ -333,9 +332,7 @@ def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def adapt(
-    state: torch.Tensor, product: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-) -> torch.Tensor:
+def adapt(state: Tensor, product: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """product + (x @ a.T) @ b.T by each row's adapter, x @ a.T in float32. product: [B, 1, N],
     overwritten; x: [B, 1, K]; a: [adapters, R, K], R a multiple of 8; b: [adapters, N, R]."""
     (_, R, K), (B, _, N) = a.shape, product.shape

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.positions import CACHE_GROUP, Span
 from mlx_llama.core.generation.sampling import Kind
@@ -41,7 +42,7 @@ def pack_row(
     i: int,
     position: int,
     storage: Storage,
-    tables: tuple[torch.Tensor, torch.Tensor],
+    tables: tuple[Tensor, Tensor],
     token: int = 0,
     allocated: int | None = None,
     adapter: int = 0,
@@ -111,7 +112,7 @@ class StateView(View):
         )
         words = -(-config.vocab_size // 32)
         # of grammars, and penalties of DRY
-        self.masks: torch.Tensor | None = None
+        self.masks: Tensor | None = None
         if kind.has_masks:
             width = words + kind.has_dry * config.vocab_size
             self.masks = torch.zeros((rows, width), dtype=torch.int32, device=device)
@@ -121,14 +122,14 @@ class StateView(View):
     def point(
         self,
         cache: Cache,
-        tokens: Sequence[Sequence[int]] | torch.Tensor,
+        tokens: Sequence[Sequence[int]] | Tensor,
         spans: Sequence[Span],
         sampling: SamplingBatch | None = None,
     ) -> None:
         """Set the next tokens to `tokens` [B, 1], checked ids, at the spans' positions, and store
         them in the cache.
         """
-        on_device = isinstance(tokens, torch.Tensor)
+        on_device = isinstance(tokens, Tensor)
         state = new_state(count_words(self.kind))
         for i, span in enumerate(spans):
             pack_row(
@@ -153,19 +154,19 @@ class StateView(View):
         """Set the masks of the first rows, see Masks."""
         _upload(masks, self.masks[: len(masks)])
 
-    def advance(self, tokens: torch.Tensor) -> None:
+    def advance(self, tokens: Tensor) -> None:
         """Set the next tokens to `tokens`, int32 [B, 1], at the next positions, and store them in
         the cache.
         """
         self.kernels.advance(self.state, tokens)
 
-    def recent(self, window: int) -> torch.Tensor:
+    def recent(self, window: int) -> Tensor:
         """Last `window` tokens of each row, with the present: int32 [B, window], padded with -1 in
         front.
         """
         return self.kernels.recent(self.state, self.rows, window)
 
-    def new_keys(self, layer: int) -> torch.Tensor:
+    def new_keys(self, layer: int) -> Tensor:
         """A layer's new keys, [B, G, 1, D]."""
         spec = self.config.layers[layer]
         return self.kernels.read_keys(
@@ -173,7 +174,7 @@ class StateView(View):
         )
 
 
-def _upload(values: np.ndarray, into: torch.Tensor) -> None:
+def _upload(values: np.ndarray, into: Tensor) -> None:
     """Copy from the host; through pinned memory to a GPU, where other copies wait for queued
     kernels.
     """

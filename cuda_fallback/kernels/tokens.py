@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlx_llama.core.generation import rng
 
@@ -104,7 +105,7 @@ def _advance(state, tokens, like):
     tl.store(state + POSITION * STRIDE + row, position, mask=there)
 
 
-def recent(state: torch.Tensor, B: int, window: int) -> torch.Tensor:
+def recent(state: Tensor, B: int, window: int) -> Tensor:
     """Last `window` tokens of B rows up to their positions, int32 [B, window], padded with -1 in
     front.
     """
@@ -114,12 +115,12 @@ def recent(state: torch.Tensor, B: int, window: int) -> torch.Tensor:
 
 
 def add_noise(
-    scores: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    words: torch.Tensor,
+    scores: Tensor,
+    table: Tensor,
+    positions: Tensor,
+    words: Tensor,
     first: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """Add core.rng's Gumbel noise at `positions` to random rows.
 
     scores: float32 [B, V]; table: rng's gumbel_table on the device; positions: int64 [B]; words:
@@ -133,13 +134,13 @@ def add_noise(
     return out
 
 
-def note(state: torch.Tensor, B: int) -> None:
+def note(state: Tensor, B: int) -> None:
     """Store the tokens of B rows in their caches."""
     like = torch.empty(0, dtype=torch.int32, device=state.device)
     packed.run(_note, (B,), state, like, num_warps=1)
 
 
-def advance(state: torch.Tensor, tokens: torch.Tensor) -> None:
+def advance(state: Tensor, tokens: Tensor) -> None:
     """Make `tokens`, int32 [B, 1], the rows' tokens, at the next positions, and store them in the
     caches.
     """
