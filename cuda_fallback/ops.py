@@ -142,9 +142,7 @@ def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
 
 
 def scale_inputs(rows: Tensor, shares: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
-    """Inputs and factors of outputs: [T, E], shares [T, used]; or inputs times shares, [T used, E],
-    and ones.
-    """
+    """Inputs [T, E], or times shares [T used, E], and factors of their outputs, [T, used]."""
     if not spec.scales_input:
         return rows, shares
     scaled = (rows[:, None] * shares[..., None]).to(rows.dtype)

@@ -329,9 +329,7 @@ class Trace:
         of_experts: bool = False,
         scales: bool = False,
     ) -> Buffer:
-        """Append packing of x in each layout; returns its buffer. of_experts: by tiles; scales:
-        times the experts' shares.
-        """
+        """Append packing of x in each layout; returns x's buffer. scales: times experts' shares."""
         w, b = self.workspace, None
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight

@@ -185,9 +185,7 @@ def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def _weigh(score, seen, top, factor, cap):
-    """(new maximum, factor for the previous sums, weights) of scores [R, KEYS]. factor, cap: of
-    `_attend`.
-    """
+    """(new maximum, factor for previous sums, weights) of scores [R, KEYS], see `_attend`."""
     if cap is not None:
         # cap * tanh(score / cap)
         score = (cap - 2 * cap / (tl.exp(2 * score * factor / cap) + 1)) / factor
@@ -514,9 +512,7 @@ def store_rotated(
 
 
 def _stored(like: Tensor, bits: int | None) -> tuple[Tensor, Tensor | None]:
-    """Empty tensors of the types of a cache's keys and values, and of their scales. like: of the
-    activations' type.
-    """
+    """Empty tensors of the types of a cache's numbers and scales. like: of activations' type."""
     scales = torch.empty(0, dtype=torch.float16, device=like.device) if bits == 8 else None
     return torch.empty(0, dtype=stored_dtype(like.dtype, bits), device=like.device), scales
 
@@ -563,16 +559,12 @@ def attend(
 
 
 def pieces_of(G: int) -> int:
-    """Number of programs for the positions of each of G key heads. A row's programs fill a large
-    GPU.
-    """
+    """Programs for the positions of each of G key heads: a row's programs fill a large GPU."""
     return max(PIECES, triton.next_power_of_2(triton.cdiv(PROGRAMS, G)))
 
 
 def keys_at_a_time(D: int, itemsize: int) -> int:
-    """Positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, fewer for larger
-    ones.
-    """
+    """Positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, else fewer."""
     return min(64, max(16, TILE // (triton.next_power_of_2(D) * itemsize)))
 
 
@@ -595,9 +587,7 @@ def read_keys(
 def try_heads(
     config: LlamaConfig, dtype: torch.dtype, device: torch.device, bits: int | None = None
 ) -> None:
-    """Compile and launch `attend` for a model's heads. bits: of keys and values. Raises Triton's
-    errors.
-    """
+    """Compile and launch `attend` for a model's heads and cache. Raises Triton's errors."""
     H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     storage = Storage.allocate(config, 1, dtype, bits, device)
     state, table = new_state(), torch.zeros((1, D), device=device)

@@ -322,9 +322,7 @@ class Runner:
         return drawn
 
     def _follow_streams(self) -> None:
-        """Order this step behind the last, which another thread may have queued on another
-        stream.
-        """
+        """Order this step behind the last, which may be on another thread's stream."""
         if self.device.type != "cuda":
             return
         current = torch.cuda.current_stream(self.device)

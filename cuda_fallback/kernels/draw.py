@@ -44,9 +44,7 @@ _UNIT = 1 << 40  # of probabilities that are summed as integers
 
 
 def to_signed(word: int) -> int:
-    """A 32-bit word as int32 holds it; torch's int32 wraps like unsigned arithmetic, only shifts
-    must be masked.
-    """
+    """A 32-bit word as int32 holds it: torch's int32 wraps as unsigned arithmetic does."""
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >> 31 else word
 
@@ -124,9 +122,7 @@ class Values:
 
 
 def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) -> None:
-    """Write the options of row i to the words [:, i]. words: int64 zeros [count_words(kind), B or
-    more].
-    """
+    """Write the options of row i to words[:, i]. words: int64 zeros [count_words, B or more]."""
     numbers, doubles = words.view(np.float32)[:, ::2], words.view(np.float64)
     for i, o in enumerate(options):
         row = RowNumbers.of(o)
@@ -156,9 +152,7 @@ def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) ->
 
 
 def mask(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Logits float32 [B, V], -inf where a grammar forbids a token, and DRY's penalties, float32 [B,
-    V] or None. masks: see Masks.
-    """
+    """Logits float32 [B, V], -inf where forbidden, and DRY's penalties. masks: see Masks."""
     words, dry = masks.tensor_split([-(-logits.shape[1] // 32)], dim=1)
     ids = torch.arange(logits.shape[1], device=logits.device)
     bits = words[:, ids >> 5] >> (ids & 31) & 1
@@ -237,17 +231,13 @@ def rated(kind: Kind, values: Values, logits: Tensor, scores: Tensor, tokens: Te
 
 
 def choose(scores: Tensor) -> Tensor:
-    """The index of the largest score of each row, int32 [B, 1]; -1 if it is not finite. NaN counts
-    as the largest.
-    """
+    """The index of each row's largest score, int32 [B, 1]; -1 if any is NaN or it is infinite."""
     best, tokens = scores.max(dim=-1, keepdim=True)
     return torch.where(best.abs() < math.inf, tokens.int(), -1)
 
 
 def pack_logprobs(tokens: Tensor, logits: Tensor, count: int) -> Tensor:
-    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2
-    count].
-    """
+    """core.backends.logprobs.pack. tokens: int32 [B, 1]; returns int32 [B, 2 + 2 count]."""
     values = torch.log_softmax(logits.float(), dim=-1)
     top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
     chosen, top = values.gather(1, tokens.long().clamp(min=0)), top[:, :count].contiguous()

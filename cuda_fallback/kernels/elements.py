@@ -133,9 +133,7 @@ def norm_heads(
     D: int,
     eps: float,
 ) -> Tensor:
-    """RMS norm over each head of query and key. heads: [..., (H + 2 G) D]: queries, keys, values;
-    weights: [D].
-    """
+    """RMS norm of each head of queries and keys. heads: [..., (H + 2 G) D]; weights: [D]."""
     heads = heads.contiguous()
     out, block = torch.empty_like(heads), triton.next_power_of_2(D)
     grid, weights = (H + 2 * G, heads.numel() // heads.shape[-1]), (query_weight, key_weight)

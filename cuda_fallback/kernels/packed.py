@@ -59,9 +59,7 @@ def _helper(function: Callable) -> Callable:
 
 @_helper
 def _factor(values, i: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
-    """Scales or biases float32 [rows]: number i after the pointers `values`, EACH to a 32-bit word;
-    1: as stored.
-    """
+    """Scales or biases float32 [rows]: number i after the pointers, EACH to a 32-bit word."""
     # Without `else`, Triton compiles what follows a `return` of a constant condition as well, and
     # shifts of a float16 are an error.
     if EACH == 1:
@@ -81,9 +79,7 @@ def _factor(values, i: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
 
 @_helper
 def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
-    """values[:, i] of values [R, COUNT, C], COUNT a power of two up to 8, without moving data
-    between threads.
-    """
+    """values[:, i] of [R, COUNT, C], COUNT a power of two up to 8; no moves between threads."""
     for half in tl.static_range(3):
         if COUNT >> (half + 1):
             halves = tl.reshape(values, (values.shape[0], 2, COUNT >> (half + 1), values.shape[-1]))
@@ -129,9 +125,7 @@ def _operand(
 
 @_helper
 def _join(first, second, DTYPE: tl.constexpr):
-    """Join the numbers in the halves of words [R, 4] and [R, 4] to [R, 16]. float32: the halves are
-    integers.
-    """
+    """Join the numbers (float32: integers) in the halves of words [R, 4] and [R, 4] to [R, 16]."""
     pairs = tl.join(first, second)
     if DTYPE == tl.float32:
         numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
@@ -557,9 +551,7 @@ def try_out(device: torch.device) -> None:
 
 
 def multiply(matrix: QuantizedMatrix, x: Tensor) -> Tensor:
-    """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's
-    dtype.
-    """
+    """x @ w.T from the packed codes, summed in float32. x: [M, K]; returns [M, N] in x's dtype."""
     return _launch(matrix, x, None, None, len(x), matrix.shape[0])
 
 
@@ -586,9 +578,7 @@ class Groups(NamedTuple):
 
 
 def group_rows(chosen: Tensor, count: int) -> Groups:
-    """Group products by matrix, without waiting for the device. chosen: int64 [T, used], of `count`
-    matrices.
-    """
+    """Group products by matrix, without waiting. chosen: int64 [T, used], of `count` matrices."""
     flat, width = chosen.reshape(-1), _MOST_TILE
     order = torch.argsort(flat, stable=True)
     sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(
@@ -690,9 +680,7 @@ def add_parts(sums: Tensor, out: Tensor, bias: Tensor | None = None, activation:
 
 
 def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[Tensor | None]]:
-    """(scales per word, scales and biases as int32) if each step has whole words of them, else (1,
-    as stored).
-    """
+    """(scales per word, scalings as int32) if steps have whole words, else (1, as stored)."""
     groups, each = matrix.scales.shape[1], 4 // matrix.scales.itemsize
     if (
         each == 1  # float32
@@ -748,9 +736,7 @@ def _name(part: Tensor | None) -> str:
 
 
 def dequantize(matrix: QuantizedMatrix, which: slice | Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows as [n, K] in `dtype`, rounded as by torch's operations. which: a slice, or int indices
-    [n].
-    """
+    """Rows [n, K] in `dtype`, rounded as torch's operations do. which: a slice, or indices [n]."""
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)

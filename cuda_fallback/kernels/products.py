@@ -164,9 +164,7 @@ def _combine(outputs, shares, out, E, USED: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _shrink(state, x, a, out, R, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """out[row, r] = a[adapter of the row, r] @ x[row], float32; nothing in a row without an
-    adapter. R: a multiple of ROWS.
-    """
+    """out[row, r] = a[adapter of the row, r] @ x[row], float32. R: a multiple of ROWS."""
     row = tl.program_id(1).to(tl.int64)
     adapter = field(state, ADAPTER, row)
     if adapter != 0:
@@ -186,9 +184,7 @@ def _shrink(state, x, a, out, R, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
 def _expand(
     state, inner, b, product, N, R: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """product[row, n] += b[adapter of the row, n] @ inner[row]; nothing in a row without an
-    adapter.
-    """
+    """product[row, n] += b[adapter of the row, n] @ inner[row]; nothing without an adapter."""
     row = tl.program_id(1).to(tl.int64)
     adapter = field(state, ADAPTER, row)
     if adapter != 0:
@@ -205,9 +201,7 @@ def _expand(
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, summed in float32. x: [..., K]; weight: [N, K]; bias: [N]; returns [...,
-    N] in x's dtype.
-    """
+    """x @ weight.T + bias, summed in float32. x: [..., K]; weight: [N, K]; returns x's dtype."""
     return _product(x, weight, bias, len(weight), "")
 
 
@@ -268,9 +262,7 @@ def _product_of_tiles(
     groups: packed.Groups | None = None,
     products: int = 0,
 ) -> Tensor:
-    """Multiply 16-bit numbers. The order of sums depends on the matrix alone. products: number of
-    rows in `groups`.
-    """
+    """Multiply 16-bit numbers, as of `multiply_tile`. products: number of rows in `groups`."""
     K, x, weight = weight.shape[1], x.contiguous(), weight.contiguous()
     rows, wide = x.numel() // K, 2 * N if activation else N
     columns = min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
@@ -322,9 +314,7 @@ def experts(
 
 
 def combine(outputs: Tensor, shares: Tensor) -> Tensor:
-    """Sum each token's rows times their shares. outputs: [T used, E]; shares: float32 [T, used];
-    returns [T, E].
-    """
+    """Sum each token's rows of outputs [T used, E] times shares, float32 [T, used]: [T, E]."""
     (T, used), E = shares.shape, outputs.shape[1]
     out = torch.empty((T, E), dtype=outputs.dtype, device=outputs.device)
     grid = (T, triton.cdiv(E, _BLOCK))

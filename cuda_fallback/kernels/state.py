@@ -1,6 +1,4 @@
-"""The state of decoded tokens in device memory, by row, and the view of a cache's rows through
-it.
-"""
+"""The state of decoded tokens in device memory, and the view of a cache's rows through it."""
 
 from __future__ import annotations
 
@@ -126,9 +124,7 @@ class StateView(View):
         spans: Sequence[Span],
         sampling: SamplingBatch | None = None,
     ) -> None:
-        """Set the next tokens to `tokens` [B, 1], checked ids, at the spans' positions, and store
-        them in the cache.
-        """
+        """Make `tokens` [B, 1], checked ids, the next ones, stored at the spans' positions."""
         on_device = isinstance(tokens, Tensor)
         state = new_state(count_words(self.kind))
         for i, span in enumerate(spans):
@@ -155,15 +151,11 @@ class StateView(View):
         _upload(masks, self.masks[: len(masks)])
 
     def advance(self, tokens: Tensor) -> None:
-        """Set the next tokens to `tokens`, int32 [B, 1], at the next positions, and store them in
-        the cache.
-        """
+        """Make `tokens`, int32 [B, 1], the next ones, stored at the next positions."""
         self.kernels.advance(self.state, tokens)
 
     def recent(self, window: int) -> Tensor:
-        """Last `window` tokens of each row, with the present: int32 [B, window], padded with -1 in
-        front.
-        """
+        """Each row's last `window` tokens up to its position: int32 [B, window], -1 in front."""
         return self.kernels.recent(self.state, self.rows, window)
 
     def new_keys(self, layer: int) -> Tensor:
@@ -175,8 +167,6 @@ class StateView(View):
 
 
 def _upload(values: np.ndarray, into: Tensor) -> None:
-    """Copy from the host; through pinned memory to a GPU, where other copies wait for queued
-    kernels.
-    """
+    """Copy from the host; to a GPU from pinned memory, without a wait for queued kernels."""
     host = torch.from_numpy(values)
     into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)

@@ -60,9 +60,7 @@ class Storage:
             self.scales[..., :length, :] = source.scales[..., :length, :]
 
     def write(self, layer: int, part: int, start: int, new: Tensor) -> None:
-        """Store a layer's keys (part 0) or values (1) from position `start` on. new: [1, G, T,
-        D].
-        """
+        """Store a layer's keys (part 0) or values (1) from `start` on. new: [1, G, T, D]."""
         end = start + new.shape[2]
         if self.scales is None:
             self.layers[layer][part][:, :, start:end] = new
@@ -100,9 +98,7 @@ def split_rows(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], in groups of
-    CACHE_GROUP.
-    """
+    """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], by CACHE_GROUP."""
     size = values.shape[-1]
     padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP)).unflatten(
         -1, (-1, CACHE_GROUP)

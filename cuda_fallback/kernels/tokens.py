@@ -1,6 +1,4 @@
-"""The tokens of a step by Triton's kernels: the most recent ones, noise for the next, and its place
-in the caches.
-"""
+"""The tokens of a step by Triton's kernels: recent ones, noise, and the next in the caches."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ def _advance(state, tokens, like):
 
 
 def recent(state: Tensor, B: int, window: int) -> Tensor:
-    """Last `window` tokens of B rows up to their positions, int32 [B, window], padded with -1 in
-    front.
-    """
+    """Last `window` tokens of B rows up to their positions: int32 [B, window], -1 in front."""
     out = torch.empty((B, window), dtype=torch.int32, device=state.device)
     packed.run(_recent, (B,), state, out, out, window, triton.next_power_of_2(window))
     return out
@@ -141,7 +137,5 @@ def note(state: Tensor, B: int) -> None:
 
 
 def advance(state: Tensor, tokens: Tensor) -> None:
-    """Make `tokens`, int32 [B, 1], the rows' tokens, at the next positions, and store them in the
-    caches.
-    """
+    """Make `tokens`, int32 [B, 1], the rows' next ones, and store them in the caches."""
     packed.run(_advance, (len(tokens),), state, tokens, tokens, num_warps=1)
