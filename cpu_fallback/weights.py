@@ -38,7 +38,7 @@ class Weights(BaseWeights):
         if compilation:
             self._compile(compilation)
 
-    def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
+    def _matrix(self, names: Sequence[str]) -> ops.Matrices:
         parts = self._parts(names)
         return parts[0] if len(parts) == 1 else parts
 

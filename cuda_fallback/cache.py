@@ -58,10 +58,7 @@ class Cache(Positions):
         return [array for storage in self.row_storage if storage for array in storage.arrays()]
 
     def view(
-        self,
-        tokens: Tensor,
-        index_pos: int | Sequence[int],
-        rows: Sequence[int] | None = None,
+        self, tokens: Tensor, index_pos: int | Sequence[int], rows: Sequence[int] | None = None
     ) -> View:
         return View(self, tokens, index_pos, rows)
 

@@ -6,13 +6,15 @@ kernels/ops.py has the vocabulary of decoded tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Biases, add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
 
 from . import kernels, runtime
 from .cache import View
@@ -20,6 +22,7 @@ from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
 Matrix = Tensor | QuantizedMatrix
+Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
 Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
 Adapters = tuple[Tensor, Tensor]
@@ -31,7 +34,7 @@ def embed(tokens: Tensor, weight: Matrix) -> Tensor:
     )
 
 
-def linear(x: Tensor, weight: Matrix | tuple[Matrix, ...], bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Matrices, bias: Tensor | None = None) -> Tensor:
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
     if isinstance(weight, QuantizedMatrix):
@@ -42,10 +45,7 @@ def linear(x: Tensor, weight: Matrix | tuple[Matrix, ...], bias: Tensor | None =
 
 
 def gated_linear(
-    x: Tensor,
-    weight: Matrix | tuple[Matrix, ...],
-    bias: Tensor | None = None,
-    activation: str = "silu",
+    x: Tensor, weight: Matrices, bias: Tensor | None = None, activation: str = "silu"
 ) -> Tensor:
     return gate(linear(x, weight, bias), activation)
 
@@ -70,45 +70,27 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
     return (curve + beta * wide).to(x.dtype)
 
 
-_gate = gate  # `experts` has a parameter of this name
-
-
-def experts(
-    x: Tensor,
-    scores: Tensor,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
-    spec: ExpertsSpec,
-    activation: str = "silu",
-    biases: Biases | None = None,
-) -> Tensor:
+def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     """As in core.ops. Single positions are computed row by row, without waiting for the device. A
     prompt with few rows per expert takes three grouped products by kernels; any other waits for the
     experts' counts and multiplies expert by expert."""
+    spec = stacks.spec
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     rows, shares = scale_inputs(rows, shares, spec)
     if x.shape[1] == 1:
         mixed = []
         for row, numbers, share in zip(rows.view(len(chosen), -1, rows.shape[-1]), chosen, shares):
-            gate_bias, up_bias, down_bias = _biases_of(biases, numbers)
-            parts = [
-                _multiply_chosen(row, gate, numbers, gate_bias),
-                _multiply_chosen(row, up, numbers, up_bias),
-            ]
-            hidden = _gate(torch.cat(parts, dim=-1), activation)
-            mixed.append(share @ _multiply_chosen(hidden, down, numbers, down_bias).float())
+            mixed.append(share @ _run_experts(_multiply_chosen, row, stacks, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
     by_kernels = kernels.find_kernels(x.device)
     if (
         by_kernels.decode
         and chosen.numel() <= by_kernels.packed.MOST_ROWS * spec.count
-        and (x.dtype != torch.float32 or isinstance(gate, QuantizedStack))
+        and (x.dtype != torch.float32 or isinstance(stacks.gate, QuantizedStack))
     ):
-        return by_kernels.decode.experts(
-            rows, chosen, shares, gate, up, down, activation, biases, is_grouped=True
-        ).view(x.shape)
+        mixed = by_kernels.decode.experts(rows, chosen, shares, stacks, is_grouped=True)
+        return mixed.view(x.shape)
     out = torch.zeros((len(chosen), x.shape[-1]), dtype=torch.float32, device=x.device)
     flat = chosen.reshape(-1)
     order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)
@@ -118,13 +100,7 @@ def experts(
             # a new tensor would wait for its copy
             number, tokens = numbers[expert : expert + 1], pairs // spec.used
             inputs = rows[pairs if spec.scales_input else tokens]
-            gate_bias, up_bias, down_bias = _biases_of(biases, number)
-            parts = [
-                _multiply_expert(inputs, gate, number, gate_bias),
-                _multiply_expert(inputs, up, number, up_bias),
-            ]
-            hidden = _gate(torch.cat(parts, dim=-1), activation)
-            outputs = _multiply_expert(hidden, down, number, down_bias)
+            outputs = _run_experts(_multiply_expert, inputs, stacks, number)
             # a token has an expert once
             out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]
     return out.to(x.dtype).view(x.shape)
@@ -156,14 +132,16 @@ def _take(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> Tensor:
     return stack.dequantize(chosen, dtype)
 
 
-def _biases_of(
-    biases: Biases | None, numbers: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Biases of gate, up and down by number, int64 [n], as [n, N]."""
-    if biases is None:
-        return None, None, None
-    gate, up, down = (bias.index_select(0, numbers) for bias in biases)
-    return gate, up, down
+def _run_experts(
+    multiply: Callable[..., Tensor], x: Tensor, stacks: ExpertStacks, numbers: Tensor
+) -> Tensor:
+    """Outputs of the experts of these numbers, int64 [n], by products as of `multiply`."""
+    gate_bias, up_bias, down_bias = (
+        None if bias is None else bias.index_select(0, numbers) for bias in stacks.biases
+    )
+    gate_up = multiply(x, stacks.gate, numbers, gate_bias), multiply(x, stacks.up, numbers, up_bias)
+    hidden = gate(torch.cat(gate_up, dim=-1), stacks.activation)
+    return multiply(hidden, stacks.down, numbers, down_bias)
 
 
 def _multiply_chosen(x: Tensor, stack: Stack, chosen: Tensor, bias: Tensor | None) -> Tensor:

@@ -66,11 +66,7 @@ class SamplingBatch(BatchOptions):
         return pack_logprobs(runtime.send(tokens, self.device), logits, count)
 
     def score(
-        self,
-        logits: Tensor,
-        positions: Sequence[int],
-        recent: Tensor | None,
-        first: int = 0,
+        self, logits: Tensor, positions: Sequence[int], recent: Tensor | None, first: int = 0
     ) -> Tensor:
         """`processed` logits [B, V] of the tokens from `first` on, with noise if random."""
         return self._score(logits, positions, recent, first)[1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import Biases
+from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.ops import ExpertStacks
 
 from .. import ops
 from .layouts import ROWS
@@ -103,16 +103,8 @@ def _direct(product: Product, *buffers: Buffer) -> None:
             product.trace.program.direct(number, buffer)
 
 
-def experts(
-    x: Symbol,
-    scores: Product,
-    gate: tuple[Panels, ...],
-    up: tuple[Panels, ...],
-    down: tuple[Panels, ...],
-    spec: ExpertsSpec,
-    activation: str = "silu",
-    biases: Biases | None = None,
-) -> Product:
+def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
+    gate, up, down, spec, activation, (gate_bias, up_bias, down_bias) = stacks
     trace = x.trace
     r = trace.workspace.routing
     scores.place(r.scores)
@@ -136,7 +128,6 @@ def experts(
     layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
     packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, spec.scales_input)
     gated = Gated(trace, activation, *trace.workspace.hidden_units[gate[0].plan.rows])
-    gate_bias, up_bias, down_bias = biases or (None, None, None)
     trace.multiply_experts(gate, gate_bias, packed, gated.gate, wait=False)
     trace.multiply_experts(up, up_bias, packed, gated.up)
     packed = trace.pack(gated, layouts[2:], of_experts=True)

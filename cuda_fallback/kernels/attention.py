@@ -30,63 +30,6 @@ _LOG2_OF_E = tl.constexpr(_LOG2_E)
 TILE = 16384  # bytes of keys per iteration of `_attend`; shared memory holds a few tiles in flight
 
 
-@triton.jit
-def _store_codes(
-    state,
-    layer,
-    source,
-    table,
-    codes,
-    scales,
-    part,
-    g,
-    row,
-    position,
-    G,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    STRIDE: tl.constexpr,
-    OFFSET: tl.constexpr,
-    ROTATES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """Store a head of keys (part 0), rotated, or values (1) as storage.quantize does."""
-    GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
-    group = tl.arange(0, BLOCK)[:, None]
-    d = group * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = d < D
-    value = tl.load(source + d, mask=inside, other=0)
-    if ROTATES:
-        if part == 0:
-            angle, turns = (
-                position * STRIDE + OFFSET + tl.where(d < HALF, d, d - HALF),
-                d < 2 * HALF,
-            )
-            cosine = tl.load(address(state, COSINES, row, table) + angle, mask=turns, other=1)
-            sine = tl.load(address(state, SINES, row, table) + angle, mask=turns, other=0)
-            other = tl.load(
-                source + tl.where(d < HALF, d + HALF, d - HALF), mask=turns, other=0
-            ).to(tl.float32)
-            other = tl.where(d < HALF, -other, other)
-            value = (value.to(tl.float32) * cosine + other * sine).to(value.dtype)
-    wide = value.to(tl.float32)
-    largest = tl.max(tl.abs(wide), axis=1)[:, None]
-    scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), _LARGEST_SCALE).to(tl.float16)
-    by = scale.to(tl.float32)
-    code = tl.div_rn(wide, tl.where(by > 0, by, 1))
-    # rounds to even: 1.5 * 2**23 has no fraction
-    code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)
-    code = tl.minimum(tl.maximum(code, -127), 127)
-    tl.store(
-        head_address(state, layer, part, g, position, row, codes, G, D, NUMBERS) + d,
-        code.to(tl.int8),
-        mask=inside,
-    )
-    target = head_address(state, layer, part, g, position, row, scales, G, GROUPS, SCALES)
-    tl.store(target + group, scale, mask=group < GROUPS)
-
-
 @triton.jit(do_not_specialize=["layer"])
 def _store_rotated(
     state,
@@ -147,27 +90,34 @@ def _store_rotated(
                 tl.store(
                     target + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D
                 )
-        else:
-            _store_codes(
-                state,
-                layer,
-                source,
-                table,
-                codes,
-                scales,
-                part,
-                g,
-                row,
-                position,
-                G,
-                D,
-                HALF,
-                STRIDE,
-                OFFSET,
-                ROTATES,
-                BLOCKS,
-                GROUP,
-            )
+        else:  # as storage.quantize does
+            GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+            group = tl.arange(0, BLOCKS)[:, None]
+            at = group * GROUP + tl.arange(0, GROUP)[None, :]
+            within = at < D
+            value = tl.load(source + at, mask=within, other=0)
+            if ROTATES:
+                if part == 0:
+                    angle = position * STRIDE + OFFSET + tl.where(at < HALF, at, at - HALF)
+                    turns = at < 2 * HALF
+                    cosine = tl.load(address(state, COSINES, row, table) + angle, turns, other=1)
+                    sine = tl.load(address(state, SINES, row, table) + angle, turns, other=0)
+                    paired = source + tl.where(at < HALF, at + HALF, at - HALF)
+                    other = tl.load(paired, mask=turns, other=0).to(tl.float32)
+                    other = tl.where(at < HALF, -other, other)
+                    value = (value.to(tl.float32) * cosine + other * sine).to(value.dtype)
+            wide = value.to(tl.float32)
+            largest = tl.max(tl.abs(wide), axis=1)[:, None]
+            scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), _LARGEST_SCALE).to(tl.float16)
+            by = scale.to(tl.float32)
+            code = tl.div_rn(wide, tl.where(by > 0, by, 1))
+            # rounds to even: 1.5 * 2**23 has no fraction
+            code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)
+            code = tl.minimum(tl.maximum(code, -127), 127)
+            target = head_address(state, layer, part, g, position, row, codes, G, D, NUMBERS)
+            tl.store(target + at, code.to(tl.int8), mask=within)
+            target = head_address(state, layer, part, g, position, row, scales, G, GROUPS, SCALES)
+            tl.store(target + group, scale, mask=group < GROUPS)
 
 
 @triton.jit
@@ -569,13 +519,7 @@ def keys_at_a_time(D: int, itemsize: int) -> int:
 
 
 def read_keys(
-    state: Tensor,
-    layer: int,
-    B: int,
-    G: int,
-    D: int,
-    dtype: torch.dtype,
-    bits: int | None = None,
+    state: Tensor, layer: int, B: int, G: int, D: int, dtype: torch.dtype, bits: int | None = None
 ) -> Tensor:
     """A layer's stored keys at the rows' positions: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)

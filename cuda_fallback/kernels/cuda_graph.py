@@ -266,11 +266,7 @@ class Runner:
                 return torch.cat(logits).view(B, T // stride, -1)
 
     def step(
-        self,
-        tokens: Tensor,
-        call: CallView,
-        sampling: SamplingBatch,
-        masks: Masks | None = None,
+        self, tokens: Tensor, call: CallView, sampling: SamplingBatch, masks: Masks | None = None
     ) -> Tensor:
         """As the model's step, for `tokens` [B, 1], checked ids, at the positions of `call`."""
         kind = sampling.kind._replace(has_masks=masks is not None)

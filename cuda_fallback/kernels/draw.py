@@ -50,10 +50,7 @@ def to_signed(word: int) -> int:
 
 
 def gumbel(
-    seed: int | tuple[Tensor, Tensor],
-    position: int | Tensor,
-    table: Tensor,
-    indices: Tensor,
+    seed: int | tuple[Tensor, Tensor], position: int | Tensor, table: Tensor, indices: Tensor
 ) -> Tensor:
     """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 arange
     [V].
@@ -161,11 +158,7 @@ def mask(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def process(
-    kind: Kind,
-    values: Values,
-    scores: Tensor,
-    recent: Tensor | None,
-    dry: Tensor | None = None,
+    kind: Kind, values: Values, scores: Tensor, recent: Tensor | None, dry: Tensor | None = None
 ) -> Tensor:
     """Scores float32 [B, V] after biases, penalties, temperature and filters; recent: int32 [B,
     W]; dry: penalties float32 [B, V].

@@ -125,13 +125,7 @@ def add_rms_norm(
 
 
 def norm_heads(
-    heads: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    H: int,
-    G: int,
-    D: int,
-    eps: float,
+    heads: Tensor, query_weight: Tensor, key_weight: Tensor, H: int, G: int, D: int, eps: float
 ) -> Tensor:
     """RMS norm of each head of queries and keys. heads: [..., (H + 2 G) D]; weights: [D]."""
     heads = heads.contiguous()

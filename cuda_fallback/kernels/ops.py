@@ -10,14 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import Biases
+from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.ops import ExpertStacks
 
 from .. import ops as plain
 from ..ops import (  # noqa: F401, the same words
     Adapters,
-    Matrix,
-    Stack,
+    Matrices,
     add,
     embed,
     last_position,
@@ -31,7 +30,7 @@ from .decode import add_rms_norm, gate, xielu  # noqa: F401, the same word
 from .state import StateView
 
 
-def linear(x: Tensor, weight: Matrix | tuple[Matrix, ...], bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Matrices, bias: Tensor | None = None) -> Tensor:
     if isinstance(weight, Tensor):
         return decode.multiply(x, weight, bias)
     if isinstance(weight, tuple):
@@ -42,30 +41,18 @@ def linear(x: Tensor, weight: Matrix | tuple[Matrix, ...], bias: Tensor | None =
 
 
 def gated_linear(
-    x: Tensor,
-    weight: Matrix | tuple[Matrix, ...],
-    bias: Tensor | None = None,
-    activation: str = "silu",
+    x: Tensor, weight: Matrices, bias: Tensor | None = None, activation: str = "silu"
 ) -> Tensor:
     if isinstance(weight, Tensor):
         return decode.multiply_gated(x, weight, bias, activation)
     return gate(linear(x, weight, bias), activation)
 
 
-def experts(
-    x: Tensor,
-    scores: Tensor,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
-    spec: ExpertsSpec,
-    activation: str = "silu",
-    biases: Biases | None = None,
-) -> Tensor:
+def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), spec)
-    rows, shares = plain.scale_inputs(rows, shares, spec)
-    return decode.experts(rows, chosen, shares, gate, up, down, activation, biases).view(x.shape)
+    chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), stacks.spec)
+    rows, shares = plain.scale_inputs(rows, shares, stacks.spec)
+    return decode.experts(rows, chosen, shares, stacks).view(x.shape)
 
 
 def adapt(product: Tensor, x: Tensor, adapters: Adapters, view: StateView) -> Tensor:

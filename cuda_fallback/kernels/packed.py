@@ -556,11 +556,7 @@ def multiply(matrix: QuantizedMatrix, x: Tensor) -> Tensor:
 
 
 def multiply_chosen(
-    matrix: QuantizedMatrix,
-    x: Tensor,
-    chosen: Tensor,
-    count: int,
-    groups: Groups | None = None,
+    matrix: QuantizedMatrix, x: Tensor, chosen: Tensor, count: int, groups: Groups | None = None
 ) -> Tensor:
     """Multiply each row with some of the `count` matrices [N, K] that `matrix` concatenates.
 
@@ -605,12 +601,7 @@ def tile(M: int) -> int:
 
 
 def _launch(
-    matrix: QuantizedMatrix,
-    x: Tensor,
-    chosen: Tensor | None,
-    groups: Groups | None,
-    M: int,
-    N: int,
+    matrix: QuantizedMatrix, x: Tensor, chosen: Tensor | None, groups: Groups | None, M: int, N: int
 ) -> Tensor:
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
     width, members = tile(M) if chosen is None else _LEAST_TILE, None

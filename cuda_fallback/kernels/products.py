@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlx_llama.core.ops import Biases
+from mlx_llama.core.ops import ExpertStacks
 
 from . import packed
 from .addresses import ADAPTER, field
@@ -218,10 +218,7 @@ def multiply_chosen(
 
 
 def multiply_gated(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str = "silu",
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "silu"
 ) -> Tensor:
     """activation(gate) * up, rounded once. x: [..., K]; weight: [2 F, K], the gate's rows first;
     activation: as in core.ops.gate; returns [..., F]."""
@@ -284,21 +281,12 @@ def _product_of_tiles(
 
 
 def experts(
-    rows: Tensor,
-    chosen: Tensor,
-    shares: Tensor,
-    gate_stack: Any,
-    up_stack: Any,
-    down_stack: Any,
-    activation: str,
-    biases: Biases | None = None,
-    is_grouped: bool = False,
+    rows: Tensor, chosen: Tensor, shares: Tensor, stacks: ExpertStacks, is_grouped: bool = False
 ) -> Tensor:
     """Mix the MLPs of each row's experts. rows: [T, E], or [T used, E], one for each expert;
-    chosen: int64 [T, used]; shares: float32 [T, used]; stacks: tensors [X, N, K] or
-    QuantizedStacks; biases: of the three, [X, N]; is_grouped: read an expert once for 32 of its
-    rows, in a prompt. Returns [T, E]."""
-    groups = packed.group_rows(chosen, gate_stack.shape[0]) if is_grouped else None
+    chosen: int64 [T, used]; shares: float32 [T, used]; stacks: of tensors or QuantizedStacks;
+    is_grouped: read an expert once for 32 of its rows, in a prompt. Returns [T, E]."""
+    groups = packed.group_rows(chosen, stacks.gate.shape[0]) if is_grouped else None
 
     def multiply(x: Tensor, stack: Any, bias: Tensor | None) -> Tensor:
         if isinstance(stack, Tensor):
@@ -307,10 +295,10 @@ def experts(
             product = packed.multiply_chosen(stack.matrix, x, chosen, stack.count, groups)
         return product if bias is None else product + bias.index_select(0, chosen.reshape(-1))
 
-    gate_bias, up_bias, down_bias = biases or (None, None, None)
-    parts = [multiply(rows, gate_stack, gate_bias), multiply(rows, up_stack, up_bias)]
-    hidden = gate(torch.cat(parts, dim=-1), activation)
-    return combine(multiply(hidden, down_stack, down_bias), shares)
+    gate_bias, up_bias, down_bias = stacks.biases
+    parts = [multiply(rows, stacks.gate, gate_bias), multiply(rows, stacks.up, up_bias)]
+    hidden = gate(torch.cat(parts, dim=-1), stacks.activation)
+    return combine(multiply(hidden, stacks.down, down_bias), shares)
 
 
 def combine(outputs: Tensor, shares: Tensor) -> Tensor:

@@ -111,11 +111,7 @@ def recent(state: Tensor, B: int, window: int) -> Tensor:
 
 
 def add_noise(
-    scores: Tensor,
-    table: Tensor,
-    positions: Tensor,
-    words: Tensor,
-    first: int = 0,
+    scores: Tensor, table: Tensor, positions: Tensor, words: Tensor, first: int = 0
 ) -> Tensor:
     """Add core.rng's Gumbel noise at `positions` to random rows.
 
