@@ -181,20 +181,16 @@ class Llama(BaseLlama):
             return self._runner.step(tokens, call, sampling, masks)
         chosen = [span.row for span in call.spans]
         if B == 1 or T == 1 or self._batch_invariant:
-            logits = self._forward(tokens, index_pos, cache, chosen, False, None)
-        else:
-            lengths = list(cache.lengths)
-            try:
-                logits = torch.cat(
-                    [
-                        self._forward(tokens[i : i + 1], span.start, cache, [span.row], False, None)
-                        for i, span in enumerate(call.spans)
-                    ]
-                )
-            except BaseException:
-                cache.lengths[:] = lengths
-                raise
-        return self._draw(logits, cache, sampling, chosen, masks, self._vocabulary)
+            return super()._step(tokens, index_pos, cache, sampling, chosen, masks)
+        lengths, logits = list(cache.lengths), []
+        try:
+            for i, span in enumerate(call.spans):
+                alone = tokens[i : i + 1], span.start, cache, [span.row], False, None
+                logits.append(self._forward(*alone))
+        except BaseException:
+            cache.lengths[:] = lengths
+            raise
+        return self._draw(torch.cat(logits), cache, sampling, chosen, masks, self._vocabulary)
 
     def _draw(self, logits: Tensor | np.ndarray, *arguments: Any) -> Tensor:
         return super()._draw(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
@@ -30,7 +29,6 @@ from .kernels.trace import Runner
 from .kernels.view import StepView
 from .kernels.wired import wire
 from .ranks import Ranks
-from .sampling import SamplingBatch
 from .weights import Weights
 
 # tokens of a call from which MLX's buffer cache is cleared, since the next chunk has other shapes
@@ -143,21 +141,12 @@ class Llama(BaseLlama):
         (logits,) = mx.depends([logits], [view.tokens])
         return logits, view.recent(window) if window else None, view.tokens, view.keys, view.values
 
-    def _step(
-        self,
-        tokens: mx.array,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        sampling: SamplingBatch,
-        rows: Sequence[int] | None,
-        masks: Masks | None,
-    ) -> mx.array:
+    def _step(self, tokens: Any, *call: Any) -> mx.array:
         """As `step`. Rows of a step over one token each are computed together."""
         tokens = checked_tokens(tokens, self.config.vocab_size)
         if self._runner and tokens.shape[1] == 1:
-            return self._runner.step(tokens, index_pos, cache, sampling, rows, masks)
-        logits = self._forward(tokens, index_pos, cache, rows, False, None)
-        return self._draw(logits, cache, sampling, rows, masks, self._vocabulary)
+            return self._runner.step(tokens, *call)
+        return super()._step(tokens, *call)
 
     def _draw(self, logits: mx.array | np.ndarray, *arguments: Any) -> mx.array:
         return super()._draw(
