@@ -90,16 +90,8 @@ def attend(
         ahead_count = prefetches.select((end - position).minimum(LANES), 0)
         with f.loop(heads) as h:
             prefetch_share(ahead, ahead_count, h, 1)
-            f.call(
-                score,
-                query + h * (4 * head_dim),
-                rows,
-                position,
-                first,
-                end,
-                scores + h * scores_bytes + b * (4 * LANES),
-                scale,
-            )
+            target = scores + h * scores_bytes + b * (4 * LANES)
+            f.call(score, query + h * (4 * head_dim), rows, position, first, end, target, scale)
     with f.loop(heads) as h:
         row = scores + h * scores_bytes
         top = Variable(f, f.constant(f32s, HIDDEN))
@@ -139,21 +131,14 @@ def attend(
         with f.if_then(ahead_count.compare("!=", 0)):
             ahead.set(f.load(i64, next_pages, ahead_number * 8) + next_keys)
         grouped = heads // HEADS_AT_ONCE * HEADS_AT_ONCE
-        for start_head, end_head, at_once in (
-            (f.constant(i64, 0), grouped, HEADS_AT_ONCE),
-            (grouped, heads, 1),
-        ):
+        shared = f.constant(i64, 0), grouped, HEADS_AT_ONCE
+        for start_head, end_head, at_once in (shared, (grouped, heads, 1)):
             with f.loop(end_head, start_head, at_once) as h:
                 prefetch_share(ahead.get(), ahead_count, h, at_once)
                 for piece in pieces:
-                    f.call(
-                        mixers[at_once][piece],
-                        shares + h * scores_bytes,
-                        scores_bytes,
-                        rows + 4 * piece,
-                        count,
-                        out + h * (4 * head_dim) + 4 * piece,
-                    )
+                    weights = shares + h * scores_bytes, scores_bytes
+                    target = out + h * (4 * head_dim) + 4 * piece
+                    f.call(mixers[at_once][piece], *weights, rows + 4 * piece, count, target)
 
 
 @kernel

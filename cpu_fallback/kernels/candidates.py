@@ -163,11 +163,6 @@ class _Run:
         return self.threads * self.panels * self.panel_bytes / (time.perf_counter() - started)
 
     def _run_part(self, part: int) -> None:
-        self.sweep(
-            self.arena.address + part * self.panels * self.panel_bytes,
-            self.x.ctypes.data,
-            self.out[part].ctypes.data,
-            self.panels,
-            self.panel_bytes,
-            self.blocks,
-        )
+        weights = self.arena.address + part * self.panels * self.panel_bytes
+        x, out = self.x.ctypes.data, self.out[part].ctypes.data
+        self.sweep(weights, x, out, self.panels, self.panel_bytes, self.blocks)

@@ -90,21 +90,13 @@ def _product(f: Operation, target: Target, layout: Layout, x_layout: ActivationL
 
     def multiply(size: int, token: Value, start: Value) -> None:
         """Multiply the panels start .. hi - 1 with the tile that starts at `token`."""
-        _call_for_panels(
-            f,
-            kernels[size],
-            start,
-            f.hi,
-            lambda p: (
-                weights + p * panel_bytes,
-                x + token * x_bytes,
-                out + p * (4 * layouts.ROWS) + token * out_bytes,
-                out_bytes,
-                blocks,
-                has_bias.select(bias + p * (4 * layouts.ROWS), 0),
-                accumulate,
-            ),
-        )
+
+        def write_arguments(p: Value) -> tuple[Value, ...]:
+            operands, at = (weights + p * panel_bytes, x + token * x_bytes), p * (4 * layouts.ROWS)
+            outputs = out + at + token * out_bytes, out_bytes
+            return *operands, *outputs, blocks, has_bias.select(bias + at, 0), accumulate
+
+        _call_for_panels(f, kernels[size], start, f.hi, write_arguments)
 
     tokens = f.load_context("tokens")
     *smaller, full = sizes
@@ -117,19 +109,10 @@ def _product(f: Operation, target: Target, layout: Layout, x_layout: ActivationL
         with f.if_then(count.compare(">=", unpacked.MIN_TILES)):
             first.set(f.lo + (f.hi - f.lo) // unpacked.PANELS * unpacked.PANELS)
             with f.loop(first.get(), f.lo, unpacked.PANELS) as p:
-                f.call(
-                    kernel,
-                    weights + p * panel_bytes,
-                    panel_bytes,
-                    blocks,
-                    x,
-                    x_bytes * full,
-                    count,
-                    out + p * (4 * layouts.ROWS),
-                    out_bytes,
-                    has_bias.select(bias + p * (4 * layouts.ROWS), 0),
-                    accumulate,
-                )
+                panels = weights + p * panel_bytes, panel_bytes, blocks
+                at = p * (4 * layouts.ROWS)
+                outputs = out + at, out_bytes, has_bias.select(bias + at, 0), accumulate
+                f.call(kernel, *panels, x, x_bytes * full, count, *outputs)
     with f.loop(count) as tile:
         multiply(full, tile * full, first.get())
     rest = tokens - count * full
@@ -261,24 +244,13 @@ def _rotate(f: Operation, head_dim: int, cache_bits: int | None, rotary_dim: int
         key, value = (row + start + h * (4 * head_dim) for start in (f.keys_at, f.values_at))
         with f.if_then(rotates):
             with f.loop(shared) as query:
-                f.call(
-                    rotate,
-                    row + (h * shared + query) * (4 * head_dim),
-                    cosine + query_table_at,
-                    sine + query_table_at,
-                )
+                angles = cosine + query_table_at, sine + query_table_at
+                f.call(rotate, row + (h * shared + query) * (4 * head_dim), *angles)
             f.call(rotate, key, cosine + table_at, sine + table_at)
         page, at = f.load(i64, place["pages"], position // PAGE * 8), h * PAGE + position % PAGE
-        for source, numbers, scales in (
-            (key, f.page_keys, f.key_scales),
-            (value, f.page_values, f.value_scales),
-        ):
-            f.call(
-                store,
-                source,
-                page + numbers + at * layout.row_bytes,
-                page + scales + at * (2 * layout.groups),
-            )
+        numbers, scales = at * layout.row_bytes, at * (2 * layout.groups)
+        f.call(store, key, page + f.page_keys + numbers, page + f.key_scales + scales)
+        f.call(store, value, page + f.page_values + numbers, page + f.value_scales + scales)
 
 
 def _attend(
@@ -312,24 +284,10 @@ def _attend(
         token, h, pages, first, end = locate(item)
         _, next_h, next_pages, next_first, next_end = locate((item + 1).minimum(last))
         at, scales_at = h * (PAGE * layout.row_bytes), h * (PAGE * 2 * layout.groups)
-        f.call(
-            attend,
-            f.qkv + token * f.qkv_bytes + h * head,
-            pages,
-            keys + at,
-            values + at,
-            key_scales + scales_at,
-            value_scales + scales_at,
-            f.out + token * f.out_bytes + h * head,
-            first,
-            end,
-            shared,
-            scores,
-            f.load_context("scores_head_bytes"),
-            scale,
-            several_rows.select(next_pages, 0),
-            keys + next_h * (PAGE * layout.row_bytes),
-            next_first,
-            next_end,
-            sinks + h * (shared * 4),
-        )
+        query, out = f.qkv + token * f.qkv_bytes + h * head, f.out + token * f.out_bytes + h * head
+        stored = keys + at, values + at, key_scales + scales_at, value_scales + scales_at
+        visible, scratch = (first, end, shared), (scores, f.load_context("scores_head_bytes"))
+        next_keys = keys + next_h * (PAGE * layout.row_bytes)
+        following = several_rows.select(next_pages, 0), next_keys, next_first, next_end
+        sink = sinks + h * (shared * 4)
+        f.call(attend, query, pages, *stored, out, *visible, *scratch, scale, *following, sink)

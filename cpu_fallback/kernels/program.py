@@ -69,8 +69,8 @@ class Program:
         self,
         kind: str,
         items: int,
-        portion: int = 1,
         per_token: bool = False,
+        portion: int = 1,
         wait: bool = True,
         **operands: int | float | Buffer,
     ) -> int:
@@ -89,14 +89,8 @@ class Program:
             raise ValueError(
                 f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}"
             )
-        values |= {
-            "kind": self.code.kinds[kind],
-            "items": items,
-            "per_token": int(per_token),
-            "portion": max(1, portion),
-            "wait": int(wait),
-            "counters": 0,
-        }
+        common = self.code.kinds[kind], items, int(per_token), max(1, portion), int(wait), 0
+        values |= zip(COMMON, common)
         if bad := {
             name: value for name, value in values.items() if not isinstance(value, int) or value < 0
         }:

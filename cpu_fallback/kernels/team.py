@@ -170,19 +170,10 @@ def _state(f: Function, number: Value) -> Value:
 
 def _walk(f: Function, thread: Value) -> None:
     """Make the box's call as a thread."""
-    walk, program, count, context, times, times_bytes = (
-        f.load_word(f.box, index) for index in range(len(_CALL))
-    )
-    f.call_address(
-        walk,
-        list(WALK.values()),
-        program,
-        count,
-        thread,
-        f.threads,
-        context,
-        times + thread * times_bytes,
-    )
+    words = (f.load_word(f.box, index) for index in range(len(_CALL)))
+    walk, program, count, context, times, times_bytes = words
+    arguments = program, count, thread, f.threads, context, times + thread * times_bytes
+    f.call_address(walk, list(WALK.values()), *arguments)
 
 
 def wait(f: Function, polls: Variable) -> None:

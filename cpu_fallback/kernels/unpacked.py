@@ -64,14 +64,8 @@ def product(
             f.call(unpack, start, panel_bytes, in_span, scratch)
             record = x + first * x_tile_bytes + span * x_layout.record(tile)
             with f.loop(count) as t:
-                f.call(
-                    multiply,
-                    scratch,
-                    record + t * x_tile_bytes,
-                    x_tile_bytes,
-                    in_span * layout.groups,
-                    sums + t * (tile * panels * VECTOR),
-                )
+                inputs, target = record + t * x_tile_bytes, sums + t * (tile * panels * VECTOR)
+                f.call(multiply, scratch, inputs, x_tile_bytes, in_span * layout.groups, target)
         rows = out + first * tile * out_stride
         with f.loop(count * tile) as t:
             for panel in range(panels):

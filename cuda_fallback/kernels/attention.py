@@ -265,12 +265,9 @@ def _load_codes(
         scale = scale.to(dtype)
         n0, n1 = ((four << 24) >> 24).to(dtype), ((four << 16) >> 24).to(dtype)
         n2, n3 = ((four << 8) >> 24).to(dtype), (four >> 24).to(dtype)
-    return (
-        _scaled(n0, scale, KEYS, BLOCKS, WORDS),
-        _scaled(n1, scale, KEYS, BLOCKS, WORDS),
-        _scaled(n2, scale, KEYS, BLOCKS, WORDS),
-        _scaled(n3, scale, KEYS, BLOCKS, WORDS),
-    )
+    n0, n1 = _scaled(n0, scale, KEYS, BLOCKS, WORDS), _scaled(n1, scale, KEYS, BLOCKS, WORDS)
+    n2, n3 = _scaled(n2, scale, KEYS, BLOCKS, WORDS), _scaled(n3, scale, KEYS, BLOCKS, WORDS)
+    return n0, n1, n2, n3
 
 
 @triton.jit(do_not_specialize=["layer"])

@@ -201,13 +201,8 @@ class Runner:
         capture: Callable[[Callable[[], None]], Callable[[], None]] | None,
         vocabulary: Vocabulary | None = None,
     ):
-        self.compute, self.build_view, self.device, self.capture = (
-            compute,
-            build_view,
-            device,
-            capture,
-        )
-        self.vocabulary = vocabulary
+        self.compute, self.build_view, self.device = compute, build_view, device
+        self.capture, self.vocabulary = capture, vocabulary
         self.notices: tuple[str, ...] = ()
         # by (rows, kind), least recently used first
         self._steps: OrderedDict[tuple, Step] = OrderedDict()
@@ -331,12 +326,8 @@ class Runner:
         bucket = 1 << (rows - 1).bit_length()
         key = bucket, kind
         if key not in self._steps:
-            self._steps[key] = Step(
-                self.compute,
-                self.build_view(bucket, kind or Kind()),
-                kind is not None,
-                self.vocabulary,
-            )
+            view = self.build_view(bucket, kind or Kind())
+            self._steps[key] = Step(self.compute, view, kind is not None, self.vocabulary)
         self._steps.move_to_end(key)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)

@@ -21,25 +21,9 @@ from mlx_llama.core.generation.sampling import Kind, RowNumbers
 
 from .. import runtime
 
-# Options of a row as the device reads them: 64-bit words. top-p is a float64, the others are
-# float32 or integers.
-(
-    SEED_LOW,
-    SEED_HIGH,
-    IS_RANDOM,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    MIN_P,
-    REPETITION,
-    PRESENCE,
-    FREQUENCY,
-    WINDOW,
-    XTC_CHANCE,
-    XTC_THRESHOLD,
-    RATES_SAMPLED,
-    BIASES,
-) = range(15)
+# Options of a row as the device reads them: 64-bit words, integers, float32 and top-p in float64.
+SEED_LOW, SEED_HIGH, IS_RANDOM, TOP_K, WINDOW, XTC_CHANCE, RATES_SAMPLED = range(7)
+TEMPERATURE, MIN_P, REPETITION, PRESENCE, FREQUENCY, XTC_THRESHOLD, TOP_P, BIASES = range(7, 15)
 _UNIT = 1 << 40  # of probabilities that are summed as integers
 
 
@@ -111,10 +95,7 @@ class Values:
 
     def biases(self, count: int) -> tuple[Tensor, Tensor]:
         """Token ids int64 and values float32, [B, count] each."""
-        ids, values = (
-            self.words[BIASES : BIASES + count],
-            self.words[BIASES + count : BIASES + 2 * count],
-        )
+        ids, values = self.words[BIASES : BIASES + 2 * count].split(count)
         return ids.T, values.view(torch.float32)[:, ::2].T
 
 
@@ -123,25 +104,11 @@ def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) ->
     numbers, doubles = words.view(np.float32)[:, ::2], words.view(np.float64)
     for i, o in enumerate(options):
         row = RowNumbers.of(o)
-        words[SEED_LOW : SEED_HIGH + 1, i] = row.seed
-        words[IS_RANDOM, i], words[TOP_K, i], words[WINDOW, i], words[XTC_CHANCE, i] = (
-            row.is_random,
-            row.top_k,
-            row.window,
-            row.xtc_chance,
-        )
-        numbers[XTC_THRESHOLD, i] = row.xtc_threshold
-        words[RATES_SAMPLED, i] = row.rates_sampled
-        numbers[TEMPERATURE, i], doubles[TOP_P, i], numbers[MIN_P, i] = (
-            row.temperature,
-            row.top_p,
-            row.min_p,
-        )
-        numbers[REPETITION : FREQUENCY + 1, i] = (
-            row.repetition_penalty,
-            row.presence_penalty,
-            row.frequency_penalty,
-        )
+        words[SEED_LOW : TOP_K + 1, i] = *row.seed, row.is_random, row.top_k
+        words[WINDOW : RATES_SAMPLED + 1, i] = row.window, row.xtc_chance, row.rates_sampled
+        penalties = row.repetition_penalty, row.presence_penalty, row.frequency_penalty
+        numbers[TEMPERATURE:TOP_P, i] = row.temperature, row.min_p, *penalties, row.xtc_threshold
+        doubles[TOP_P, i] = row.top_p
         if o.logit_bias:
             words[BIASES : BIASES + len(o.logit_bias), i] = list(o.logit_bias)
             start = BIASES + kind.biases

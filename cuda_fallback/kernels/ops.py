@@ -75,31 +75,12 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: La
 
 
 def rope_and_store(heads: Tensor, view: StateView, spec: LayerSpec) -> Tensor:
-    return decode.store_rotated(
-        view.state,
-        spec.index,
-        heads,
-        spec.heads,
-        spec.key_value_heads,
-        spec.head_dim,
-        spec.rotates,
-        view.bits,
-        spec.angles.stop - spec.angles.start,
-        spec.angles.start,
-        spec.query_angles.start,
-        view.table_width,
-    )
+    shape, angles = (spec.heads, spec.key_value_heads, spec.head_dim), spec.angles
+    turns = angles.stop - angles.start, angles.start, spec.query_angles.start, view.table_width
+    how = spec.rotates, view.bits, *turns
+    return decode.store_rotated(view.state, spec.index, heads, *shape, *how)
 
 
 def attend(query: Tensor, view: StateView, spec: LayerSpec, sinks: Tensor | None = None) -> Tensor:
-    return decode.attend(
-        view.state,
-        spec.index,
-        query,
-        spec.key_value_heads,
-        spec.window,
-        spec.scale,
-        view.bits,
-        spec.softcap,
-        sinks,
-    )
+    how = spec.key_value_heads, spec.window, spec.scale, view.bits, spec.softcap, sinks
+    return decode.attend(view.state, spec.index, query, *how)

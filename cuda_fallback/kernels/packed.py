@@ -63,7 +63,7 @@ def _factor(values, i: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
     # Without `else`, Triton compiles what follows a `return` of a constant condition as well, and
     # shifts of a float16 are an error.
     if EACH == 1:
-        return tl.load(values + i).to(tl.float32)
+        return tl.load(values).to(tl.float32)
     else:
         word = tl.load(values + i // EACH)
         if KIND == "int8":
@@ -333,29 +333,18 @@ def _multiply(
                             HIGH,
                         )
                     product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
+                at = 0
                 if EACH == 1:
-                    group = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
-                    scale = _factor(scales + group, 0, EACH, SCALES)
+                    at = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
                 elif not ADVANCES:
-                    word = step * (2 * COLUMNS // GROUP // EACH)
-                    scale = _factor(
-                        scales + word, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES
-                    )
-                else:
-                    scale = _factor(scales, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES)
+                    at = step * (2 * COLUMNS // GROUP // EACH)
+                scale = _factor(scales + at, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES)
                 if super_scales is not None:
                     scaled += scale[:, None] * product
                 else:
                     total += scale[:, None] * product
                 if biases is not None:
-                    if EACH == 1:
-                        bias = _factor(biases + group, 0, EACH, BIASES)
-                    elif not ADVANCES:
-                        bias = _factor(
-                            biases + word, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES
-                        )
-                    else:
-                        bias = _factor(biases, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES)
+                    bias = _factor(biases + at, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES)
                     if super_scales is not None:
                         biased += bias[:, None] * plain
                     else:
@@ -625,37 +614,14 @@ def _launch(
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
     each, scalings = _scalings(matrix, steps)
-    run(
-        _multiply,
-        (tiles * blocks, parts),
-        x.contiguous(),
-        chosen,
-        members,
-        matrix.low,
-        matrix.high,
-        *scalings,
-        matrix.super_scales,
-        matrix.super_biases,
-        sums,
-        M,
-        tiles,
-        N,
-        rows,
-        K,
-        M // len(x),
-        *_constants(matrix),
-        SAMPLES=samples,
-        TILE=width,
-        WARPS=WARPS,
-        PART=part,
-        **number_constants(x.dtype, matrix.bits, matrix.offset),
-        EACH=each,
-        SCALES=_name(matrix.scales),
-        BIASES=_name(matrix.biases),
-        num_warps=WARPS,
-        num_stages=1,
-        enable_fp_fusion=True,
-    )
+    w = matrix.low, matrix.high, *scalings, matrix.super_scales, matrix.super_biases
+    sizes = M, tiles, N, rows, K, M // len(x), *_constants(matrix)
+    constants = dict(SAMPLES=samples, TILE=width, WARPS=WARPS, PART=part, EACH=each)
+    constants |= dict(SCALES=_name(matrix.scales), BIASES=_name(matrix.biases))
+    constants |= number_constants(x.dtype, matrix.bits, matrix.offset)
+    constants |= dict(num_warps=WARPS, num_stages=1, enable_fp_fusion=True)
+    grid = tiles * blocks, parts
+    run(_multiply, grid, x.contiguous(), chosen, members, *w, sums, *sizes, **constants)
     if parts > 1:
         add_parts(sums, out)
     return out
@@ -713,13 +679,8 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
         return word - (1 << 32) if word >> 31 else word
 
     base = first + second
-    return dict(
-        PLACE=place,
-        MAGIC=twice(first),
-        HIGHER=twice(second) if second else 0,
-        MINUS=twice(-base - offset),
-        FOLD=-1 / (base + offset),
-    )
+    constants = dict(PLACE=place, MAGIC=twice(first), HIGHER=twice(second) if second else 0)
+    return constants | dict(MINUS=twice(-base - offset), FOLD=-1 / (base + offset))
 
 
 def _name(part: Tensor | None) -> str:
@@ -733,37 +694,16 @@ def dequantize(matrix: QuantizedMatrix, which: slice | Tensor, dtype: torch.dtyp
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
     units = triton.cdiv(K * PLANES[matrix.bits][0], 128)
     passes = triton.cdiv(min(units, _COLUMNS * PLANES[matrix.bits][0] // 128), _UNITS)
-    run(
-        _dequantize,
-        (n, triton.cdiv(units, _UNITS * passes)),
-        rows,
-        matrix.low,
-        matrix.high,
-        matrix.scales,
-        matrix.biases,
-        matrix.super_scales,
-        matrix.super_biases,
-        out,
-        start,
-        K,
-        *_constants(matrix),
-        PASSES=passes,
-        UNITS=_UNITS,
-        num_warps=_UNITS // 8,
-        enable_fp_fusion=False,
-    )
+    scalings = matrix.scales, matrix.biases, matrix.super_scales, matrix.super_biases
+    sizes = start, K, *_constants(matrix), passes, _UNITS
+    grid, options = (n, triton.cdiv(units, _UNITS * passes)), dict(enable_fp_fusion=False)
+    w = matrix.low, matrix.high, *scalings
+    run(_dequantize, grid, rows, *w, out, *sizes, num_warps=_UNITS // 8, **options)
     return out
 
 
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
     """LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
     low, high = PLANES[matrix.bits]
-    return (
-        low,
-        high,
-        matrix.group_size,
-        matrix.offset,
-        SUPER_GROUP,
-        32 // low,
-        matrix.low.shape[1] // 16,
-    )
+    groups = matrix.group_size, matrix.offset, SUPER_GROUP
+    return low, high, *groups, 32 // low, matrix.low.shape[1] // 16

@@ -50,20 +50,11 @@ def pack_row(
     allocated: positions of the storage; 0 for scratch memory of a head's size, to which all heads
     write.
     """
-    is_scratch = allocated == 0
+    tokens = 0 if allocated == 0 else storage.tokens.data_ptr()
     allocated = len(storage.tokens) - 1 if allocated is None else allocated
-    state[:WORDS, i] = (
-        position,
-        position + 1,
-        token,
-        allocated,
-        0 if is_scratch else storage.tokens.data_ptr(),
-        storage.numbers.data_ptr(),
-        0 if storage.scales is None else storage.scales.data_ptr(),
-        tables[0].data_ptr(),
-        tables[1].data_ptr(),
-        adapter,
-    )
+    scales = 0 if storage.scales is None else storage.scales.data_ptr()
+    addresses = tokens, storage.numbers.data_ptr(), scales, *(part.data_ptr() for part in tables)
+    state[:WORDS, i] = position, position + 1, token, allocated, *addresses, adapter
 
 
 class StateView(View):
@@ -87,14 +78,8 @@ class StateView(View):
         bits: int | None = None,
         kind: Kind = Kind(),
     ):
-        self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = (
-            config,
-            dtype,
-            kernels,
-            rows,
-            bits,
-            kind,
-        )
+        self.config, self.dtype, self.kernels = config, dtype, kernels
+        self.rows, self.bits, self.kind = rows, bits, kind
         self.state = torch.zeros(
             (WORDS + count_words(kind), MAX_ROWS), dtype=torch.int64, device=device
         )
@@ -128,15 +113,9 @@ class StateView(View):
         on_device = isinstance(tokens, Tensor)
         state = new_state(count_words(self.kind))
         for i, span in enumerate(spans):
-            pack_row(
-                state,
-                i,
-                span.start,
-                cache.row_storage[span.row],
-                cache.tables,
-                0 if on_device else int(tokens[i][0]),
-                adapter=cache.adapters[span.row],
-            )
+            token, adapter = 0 if on_device else int(tokens[i][0]), cache.adapters[span.row]
+            place = span.start, cache.row_storage[span.row], cache.tables
+            pack_row(state, i, *place, token, adapter=adapter)
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables, allocated=0)
         if sampling is not None:
