@@ -230,8 +230,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope(x: np.ndarray, table: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
-    Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by its position's angle, as core.ops.rope_and_store.
 
     x: float32 [B, H, T, D]; table: cosines and sines of the positions, float32 [T, R/2] or [B, 1,
     T, R/2], R <= D: the other dimensions stay; returns [B, H, T, D].
@@ -253,8 +252,7 @@ def attention(
     cap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
-    al. 2023).
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads.
 
     query: float32 [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible,
     None for all; cap: softcap of the scores; sinks: [H], as in core.ops. Returns [B, H, T, D].

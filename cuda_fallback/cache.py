@@ -78,8 +78,7 @@ class Cache(Positions):
     """Tokens, keys and values of `rows` sequences of up to `capacity` positions each, allocated by
     row, in steps.
 
-    bits: of keys and values, as in storage.stored_dtype. versions: count writes to a row and
-    changes of its storage.
+    bits: of keys and values, as in storage.stored_dtype. versions: counts of writes to a row.
     """
 
     runtime, view_type = runtime, View

@@ -231,8 +231,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
-    Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by its position's angle, as core.ops.rope_and_store.
 
     x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, R/2] or [B, T, R/2], R
     <= D: other dimensions are copied; returns [B, H, T, D] in x's dtype.
@@ -258,8 +257,7 @@ def attention(
     cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
-    al. 2023).
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads.
 
     query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for
     all, "causal" if the last query is at the last key; cap: softcap of the scores; sinks: [H], as

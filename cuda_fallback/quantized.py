@@ -1,5 +1,4 @@
-"""QuantizedMatrix: a packed low-bit matrix, for torch's operations or for Triton's kernels
-(packed.py).
+"""QuantizedMatrix: a packed low-bit matrix, for torch's operations or Triton's kernels (packed.py).
 
 A code of `bits` bits is split into digits in one or two planes, whose widths divide a byte: 2, 4
 and 8 bits are one digit, 3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. For torch's operations a plane is
@@ -42,16 +41,14 @@ PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
 SUPER_GROUP = 256  # weights that share a super scale
 
 _SLAB = 1 << 20  # weights that a thread packs at a time
-# Weights that torch's operations dequantise at a time, in about 17 launches: on a GPU a large
-# block, of 0.3 GB
+# Weights that torch's operations dequantise at a time, in some 17 launches: 0.3 GB on a GPU
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias over groups of `group_size`
-    columns.
+    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias by `group_size` columns.
 
     With two levels a group's scale is super_scales * scales, and its bias super_biases * biases.
     """

@@ -1,5 +1,4 @@
-"""Tensor parallelism by torch.distributed: sums and gathers between processes, and draws from a
-shared vocabulary.
+"""Tensor parallelism by torch.distributed: sums, gathers, and draws from a shared vocabulary.
 
 On a GPU they are NCCL's operations, which a CUDA graph captures; on the CPU device gloo's. All
 processes queue the same operations in the same order.

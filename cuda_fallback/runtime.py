@@ -64,8 +64,7 @@ def runs_ahead(device: torch.device) -> bool:
 def pick_dtype(
     dtype: str, stored: str, device: torch.device, exceeds_float16: bool = False
 ) -> torch.dtype:
-    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored`
-    one.
+    """Pick the dtype of activations and weights. dtype: a name, or "auto" for the `stored` one.
 
     "auto" turns a stored bfloat16 into float16 on a GPU without bfloat16, or into float32 for a
     model that overflows float16. Raises BackendError for "bfloat16" there.

@@ -32,8 +32,7 @@ def attend(
     scores,  # scratch: for each head 4 bytes per position, from first's block of 16 to end's
     scores_bytes,  # from one head's scores to the next
     scale: f32,
-    # The attention that follows, whose keys are prefetched; next_pages 0: they are in a cache
-    # already.
+    # The attention that follows, whose keys are prefetched; next_pages 0: they are cached.
     next_pages,
     next_keys,
     next_first,
@@ -166,8 +165,7 @@ def _score_block(
             products = f.fma(f.load(f32s, row, 4 * LANES * c), parts[c], products)
         sums.append(products)
     # Reduce 16 vectors to a vector of their sums by adding pairs of lanes of pairs of vectors, four
-    # times: twice within quarters of vectors, then whole quarters, so that every shuffle is one
-    # instruction.
+    # times: twice within quarters, then whole quarters, so that every shuffle is one instruction.
     for size, lanes in (
         (1, [0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30]),
         (4, [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27]),

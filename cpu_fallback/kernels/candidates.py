@@ -2,8 +2,7 @@
 
 A decoded token reads every weight once, so the prefetches of its products decide what share of the
 memory's bandwidth they get. The best distances differ between processors. Candidates give the same
-bits. Each product runs over panels far larger than the caches, on all threads, with candidates in
-turn.
+bits. Each product runs over panels larger than the caches, on all threads, candidates in turn.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ class _Block:
                 f.load(vector(i32, 4), f.load(i64, self.rows, 8 * row), at, align=1)
                 for row in range(ROWS)
             ]
-            # quads[j]: rows j, j + 4, j + 8, j + 12; then a transposition of 4 x 4 words in each
-            # quarter
+            # quads[j]: rows j, j + 4, j + 8, j + 12; then transpose 4 x 4 words in each quarter
             first, every = list(range(8)), list(range(16))
             quads = [
                 parts[j]

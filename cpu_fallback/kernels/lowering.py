@@ -165,8 +165,7 @@ class Mark:
     last: int
     # after operation last - 1, read(tokens) returns the values, float32 [tokens, ...]
     read: Callable[[int], np.ndarray]
-    # The buffer that operations first .. last - 1 accumulate to. Zeroed before them, it has their
-    # sum only.
+    # The buffer that operations first .. last - 1 accumulate to. Zeroed, it has their sum.
     zeroed: Buffer | None = None
 
     def shift(self, by: int) -> Mark:

@@ -1,8 +1,7 @@
 """Products of panels with packed activations.
 
 Every sum has a fixed order, the same for one token and a tile, so results do not depend on threads,
-on tiles, or on whether a position was decoded or part of a prompt. Addresses and counts are i64;
-the callers check them.
+tiles, or whether a position was decoded or part of a prompt. Callers check addresses and counts.
 """
 
 from __future__ import annotations
@@ -237,8 +236,7 @@ def _products(
     chunks: list[tuple[int, Value]],
     starts: list[Value],
 ) -> list[Value]:
-    """By token, int32 [rows]: its start plus the sum over chunks (number, codes) of code *
-    activation code.
+    """By token, int32 [rows]: its start plus sums over chunks (number, codes) of products of codes.
 
     Integer sums may have any order: chains of at most CHAIN sums for a single token, which a core
     overlaps, else one chain per plane.

@@ -5,8 +5,7 @@ items from shared counters in small portions, so that the others finish a delaye
 barrier follows, unless the next operation is independent. A second record, the context, holds the
 arguments of a call, such as the number of tokens and where each token's row keeps its pages. Tokens
 are packed and multiplied in tiles: full ones, then the smallest that holds the rest. Every tile
-sums in the same order, so the same records serve a decoded token, a few rows and a prompt, with the
-same bits.
+sums in the same order, so a decoded token, a few rows and a prompt get the same bits.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ class Program:
         """Append an operation with all `operands` of its kind; returns its index. wait=False: omit
         the barrier after it.
 
-        A Buffer is its address, and its row_bytes unless they are given, too.
-        Raises TypeError or ValueError for wrong operands, ValueError for a kind that the code
-        lacks.
+        A Buffer is its address, and its row_bytes unless they are given, too. Raises TypeError or
+        ValueError for wrong operands or an unknown kind.
         """
         names = set(FIELDS[kind.split()[0]]) - set(COMMON)
         values = _expand(operands, names)
@@ -144,8 +142,7 @@ class Program:
         returns the interpreter's call.
 
         context: int64 [words of CONTEXT]. ticks: int64 [threads, 1 + 2 operations], where a clocked
-        run writes the clock (see interpreter.py). Raises ValueError for another context, or before
-        `finish`.
+        run writes the clock (see interpreter.py). Raises ValueError.
         """
         if context is self._context and last is None and ticks is None:
             self._counter_bytes[:] = self._zeros

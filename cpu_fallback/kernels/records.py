@@ -26,8 +26,7 @@ _CACHED = "page_keys page_values key_scales value_scales"  # offsets in a page
 OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
     "product": "weights panel_bytes blocks x x_bytes out out_bytes bias accumulate",
-    # items: tokens. delta times factor (and weight, after a norm, unless weight is 0) -> target (+
-    # target)
+    # items: tokens. delta times factor (and a norm's weight, unless 0) -> target (+ target)
     "adjust": "delta delta_bytes weight factor target target_bytes accumulate groups width eps"
     " scratch",
     "softcap": f"{_STREAM} cap",  # items: tokens
@@ -50,8 +49,7 @@ OPERANDS = {
     # of a are the tiles' rows; 0: tokens. shares: of the assignments, to multiply by; or 0
     "gather": f"{_PACKED} tiles order used is_sorted shares",
     # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = its
-    # expert's panels times x[row]; weights: address of the addresses of all experts' panels;
-    # biases: 0 for none
+    # expert's panels times x[row]; weights: addresses of all experts' panels; biases: or 0
     "experts": "weights panel_bytes panels part blocks x x_bytes out out_bytes tiles biases"
     " bias_bytes",
     # items: tokens. The sum of outputs times shares -> out (+ out)

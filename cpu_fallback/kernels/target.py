@@ -1,5 +1,4 @@
-"""Instruction sets of this machine, and machine code for them: compiled once, cached on disk,
-verified before use.
+"""Instruction sets of this machine, and machine code: compiled once, cached on disk, verified.
 
 Cached code is loaded without LLVM (image.py).
 """
@@ -46,8 +45,7 @@ _MAGIC = b"mlx_llama compiled 2\n"
 _CODE_LIMIT = 1 << 26  # bytes of a cached file
 
 # Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and
-# layout ("any": all others). Results do not depend on them. The command bench measures candidates
-# and writes the best here.
+# layout ("any": all others). Results do not depend on them. The command bench writes the best here.
 PREFETCHES = Path(__file__).with_name("prefetches.json")
 Prefetch = tuple[tuple[int, int], ...]  # (level of the cache, or 0 for a single use; bytes ahead)
 # Lines of /proc/cpuinfo that identify a processor, on x86-64 and on ARM

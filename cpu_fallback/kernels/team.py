@@ -48,11 +48,9 @@ class Machine(Protocol):
 
 
 class Team:
-    """Threads that sleep unless they ran recently; number 0 is the caller's. The caller serialises
-    runs.
+    """Threads that sleep unless they ran recently; number 0 is the caller's, who serialises runs.
 
-    A run is a single call of machine code, so that an interrupt (Ctrl-C) is raised before or after
-    it.
+    A run is a single call of machine code, which an interrupt (Ctrl-C) cannot split.
     """
 
     def __init__(self, machine: Machine, threads: int):

@@ -436,13 +436,11 @@ def store_rotated(
     query_offset: int = 0,
     stride: int | None = None,
 ) -> Tensor:
-    """Rotate queries and keys for each row's position, and store keys and values. Returns the
-    queries [B, H, 1, D].
+    """Rotate queries and keys by position, and store keys and values. Returns queries [B, H, 1, D].
 
     heads: [B, .., (H + 2 G) D]: queries, keys, values of a position; rotates: False to store keys
     unrotated; bits: of the cache, as in stored_dtype; half: pairs to rotate, None for D / 2, by the
-    angles from `offset` (queries: `query_offset`) on of the tables' rows of `stride` angles, None
-    for `half`.
+    angles from `offset` (queries: `query_offset`) on of tables' rows of `stride` angles (`half`).
     """
     B, half = len(heads), half or D // 2
     query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)

@@ -41,8 +41,7 @@ KEPT = 24  # graphs per model
 
 
 class Capture:
-    """CUDA graphs of functions that take and return nothing, with a common pool for intermediate
-    results.
+    """CUDA graphs of functions that take and return nothing, with a common pool of memory.
 
     A replay may overwrite results of other graphs: queue their use before it.
     """

@@ -36,11 +36,9 @@ def to_signed(word: int) -> int:
 def gumbel(
     seed: int | tuple[Tensor, Tensor], position: int | Tensor, table: Tensor, indices: Tensor
 ) -> Tensor:
-    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 arange
-    [V].
+    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 [V].
 
-    seed, position: ints, or words low and high and positions by row, int32 [B, 1]. Returns float32
-    [V] or [B, V].
+    seed, position: ints, or words low and high and positions, int32 [B, 1]; float32 [V] or [B, V].
     """
     if isinstance(seed, int):
         low, high = (torch.full_like(indices[:1], to_signed(word)) for word in rng.split_seed(seed))
@@ -147,8 +145,7 @@ def process(
         scores = scores.masked_fill((scores < least) & (asked > 0), -math.inf)
     if kind.has_top_p:
         ordered = torch.sort(scores, dim=-1, descending=True).values
-        # Summed as integers, whose order does not matter: a GPU adds floats in one that changes
-        # from run to run.
+        # Summed as integers, in any order: a GPU's order of floats changes from run to run.
         shares = ((ordered.double() - ordered[:, :1]).exp() * _UNIT).long()
         sums = shares.cumsum(-1)
         before = sums - shares  # of all likelier tokens; 0 for the first, which stays

@@ -1,8 +1,7 @@
 """The vocabulary (core.ops) by Triton's kernels, for decoded tokens seen through a StateView: x is
 [rows, 1, E].
 
-Importing it needs the package triton. A row's bits do not depend on the others, nor on their
-number.
+Importing it needs the package triton. A row's bits do not depend on the others.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires the package
-triton.
+"""Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires triton.
 
 `multiply` runs on tensor cores for 1 to 32 rows of x, bound by memory bandwidth. A thread loads
 sixteen bytes of codes, which quantized.py lays out so that a shift and a mask make an operand of
@@ -35,12 +34,10 @@ from .state import MAX_ROWS  # noqa: F401
 MOST_ROWS = 32
 
 # Rows of x per program: the columns of a tensor-core instruction; Triton before 3.5 takes two
-# instructions at least
 _LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5) else 16
 _MOST_TILE = 32
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-# per program, 16 rows of w each; on capability 9.0, four would take instructions with another order
-# of sums
+# per program, 16 rows of w each; on capability 9.0, four would change the order of sums
 WARPS = 2
 # maximum number of programs where K is split: some 130 multiprocessors have room for 8 each
 PROGRAMS = 1056
@@ -51,9 +48,7 @@ _SWIGLU_ALPHA, _SWIGLU_LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_L
 
 
 def _helper(function: Callable) -> Callable:
-    """Compile a function that kernels call; the interpreter would spend a millisecond on each call
-    of a compiled function.
-    """
+    """Compile a function that kernels call, but for the interpreter, where calls would be slow."""
     return function if IS_INTERPRETED.value else triton.jit(function)
 
 
@@ -113,8 +108,7 @@ def _operand(
     BY: tl.constexpr = shift - PLACE
     first = ((word >> BY if BY >= 0 else word << -BY) & MASK) | magic
     second = ((word >> BY + LOW if BY + LOW >= 0 else word << -BY - LOW) & MASK) | magic
-    # not |, for which the compiler would join the planes before the masks and need another
-    # instruction
+    # not |, for which the compiler would need another instruction to join the planes
     if HIGH:
         ABOVE: tl.constexpr = ((1 << HIGH) - 1) * 0x10001 << PLACE + BITS
         UP: tl.constexpr = BITS + PLACE - above
@@ -244,12 +238,10 @@ def _multiply(
     n = row - begin
     row = tl.minimum(row, rows - 1).to(tl.int64)
     block = tl.minimum(block + lane // 32, (rows - 1) // 16)
-    # A zero that the compiler cannot fold: a mask with a constant in a register takes one
-    # instruction less.
+    # A zero that the compiler cannot fold: masks of registers take an instruction less.
     none = row.to(tl.int32)[:, None] >> 31
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
-    # Another zero: the compiler keeps one of an operand's equal registers and copies it for every
-    # product.
+    # Another zero: the compiler would copy one of an operand's equal registers for every product.
     zero = tl.broadcast_to(rows - row.to(tl.int32)[:, None] >> 31, (16 * WARPS, 4))
     minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
@@ -385,9 +377,7 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _finish(sums, bias, out, M, N, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """out[m, n] = sums[:, m, n].sum() + bias[n], in order; with ACTIVATION: activation of that,
-    times the same of N + n.
-    """
+    """out[m, n] = sums[:, m, n].sum() + bias[n], in order; ACTIVATION: times that of N + n."""
     GATED: tl.constexpr = ACTIVATION != ""
     m, n = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wide = N * 2 if GATED else N
@@ -667,8 +657,7 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
     }[dtype]
 
     def twice(number: int) -> int:
-        # NumPy, since a captured step must not make host tensors. These numbers are exact in
-        # bfloat16.
+        # NumPy, since a captured step must not make host tensors. All are exact in bfloat16.
         wide = int(np.float32(number).view(np.uint32))
         half = {
             torch.float32: number,

@@ -47,8 +47,7 @@ def _multiply(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """out[m, n] = w[n] @ x[m] + bias[n]; with ACTIVATION: of w[n] @ x[m], times w[N + n] @ x[m]. x:
-    [M, K].
+    """out[m, n] = w[n] @ x[m] + bias[n]; ACTIVATION: of w[n] @ x[m], times w[N + n] @ x[m].
 
     A program multiplies TILE rows of x with each weight that it loads. Threads split the columns
     alone, so TILE does not change the order of a sum. chosen: int64 [M], for w[chosen[m] * N + n] @
@@ -108,8 +107,7 @@ def multiply_tile(
     COLUMNS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """out[part, m, n] = w[n] @ x[m] over PART columns, on tensor cores. x: [M, K]; out: [parts, M,
-    N].
+    """out[part, m, n] = w[n] @ x[m] over PART columns, on tensor cores. out: [parts, M, N].
 
     The order of a sum does not depend on TILE, the rows of x per program. chosen, members: of
     `packed.Groups`, for w[chosen[tile] * N + n] @ x[m // SHARED]; or None.

@@ -23,8 +23,7 @@ MAX_ROWS = 32  # of one step
 
 # Fields of the state, each int64 [MAX_ROWS]: the token's position, the next position, the token,
 # allocated positions of the row's storage; addresses of its tokens (0: a padding row), keys and
-# values, their scales, and the tables; the number of its adapter, 0 for none. The words of sampling
-# follow.
+# values, their scales, and the tables; the number of its adapter or 0. Words of sampling follow.
 POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPTER, WORDS = range(
     11
 )
@@ -47,8 +46,7 @@ def pack_row(
 ) -> None:
     """Set row i of a state on the host to `token` at `position` of a storage, and to an adapter.
 
-    allocated: positions of the storage; 0 for scratch memory of a head's size, to which all heads
-    write.
+    allocated: positions of the storage; 0 for scratch memory that all heads write to.
     """
     tokens = 0 if allocated == 0 else storage.tokens.data_ptr()
     allocated = len(storage.tokens) - 1 if allocated is None else allocated
@@ -58,8 +56,7 @@ def pack_row(
 
 
 class StateView(View):
-    """The view of decoded tokens, one per row, whose positions, tokens and caches kernels read from
-    `state`.
+    """The view of decoded tokens, one per row, which kernels read from `state`.
 
     It has no reference to a cache, so a CUDA graph of its operations serves any rows of any cache.
     rows: of the batch, with padding. kind: features of the sampling whose options follow the state.

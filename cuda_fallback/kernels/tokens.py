@@ -116,8 +116,7 @@ def add_noise(
     """Add core.rng's Gumbel noise at `positions` to random rows.
 
     scores: float32 [B, V]; table: rng's gumbel_table on the device; positions: int64 [B]; words:
-    sampling options, int64 [fields, MAX_ROWS]; first: id of the first token. Returns float32 [B,
-    V].
+    sampling options, int64 [fields, MAX_ROWS]; first: id of the first token.
     """
     (B, V), out = scores.shape, torch.empty_like(scores)
     constants = (rng.PARITY, rng.TABLE_SHIFT, rng.TABLE_OFFSET, _BLOCK)

@@ -79,8 +79,7 @@ class Llama(BaseLlama):
         return self._pace.width
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends. Evaluates after each, which
-        breaks the lazy graph.
+        """Clock the operations of all calls until the context ends. Breaks the lazy graph.
 
         Raises BackendError for traced steps, whose operations cannot be clocked separately.
         """
@@ -136,8 +135,7 @@ class Llama(BaseLlama):
         """
         view = StepView(token, position, tokens, keys, values, tables, packing, adapters)
         logits = self.decoder(token.squeeze(1), view, all_positions=False)
-        # Launching the logits launches the stored tokens too; unevaluated updates would grow the
-        # graph.
+        # Launch the stored tokens with the logits; unevaluated updates would grow the graph.
         (logits,) = mx.depends([logits], [view.tokens])
         return logits, view.recent(window) if window else None, view.tokens, view.keys, view.values
 

@@ -1,7 +1,6 @@
 """The vocabulary (core.ops) in MLX, with its fused kernels if it has them.
 
-The stream x is [B, T, E], or [B, E] in a decode step, since an axis of one position would take
-primitives.
+The stream x is [B, T, E], or [B, E] in a decode step, which saves primitives.
 """
 
 from __future__ import annotations
@@ -203,8 +202,7 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 def rope(x: mx.array, table: tuple) -> mx.array:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
-    Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by its position's angle, as core.ops.rope_and_store.
 
     x: [B, H, T, D]. table: cosines and sines of the T positions, float32 [T, 1, R/2] and [T, 2,
     R/2], or [B, 1, T, *], multiplied in float32, with the first of the two sines negated. For MLX's
@@ -240,8 +238,7 @@ def attention(
     cap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
-    al. 2023).
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads.
 
     query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16,
     or codes; mask: bool [T, L] or [B, 1, 1, L], True if visible, None for all, "causal" if the last

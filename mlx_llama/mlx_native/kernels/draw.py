@@ -76,8 +76,7 @@ class OptionArrays(BatchOptions):
 def gumbel(
     seed: int | mx.array, position: int | mx.array, table: mx.array, indices: mx.array
 ) -> mx.array:
-    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 arange
-    [V]; float32 [V].
+    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 [V].
 
     seed and position: numbers, or uint32 [S, 2] (the words of core.rng.split_seed) and uint32 [S]
     on the device, for float32 [S, V].
