@@ -266,11 +266,10 @@ def attention(
     T, L = query.shape[2], keys.shape[2]
     if isinstance(mask, str) and T == 1:
         mask = None
-    if cap:
-        return _unfused_attention(query, keys, values, scale, mask, cap, sinks)
     grouped, is_causal = query.shape[1] != keys.shape[1], isinstance(mask, str)
     if (
         query.is_cuda
+        and not cap
         and (mask is None or is_causal)
         and query.shape[-1] % 8 == 0
         and can_use_flash_attention(SDPAParams(query, keys, values, None, 0.0, False, grouped))
@@ -285,7 +284,7 @@ def attention(
         # total / (total + exp(sink)), the denominators without and with the sink
         kept = torch.sigmoid(logsumexp - sinks.float()[:, None])
         return (mixed * kept[..., None]).to(mixed.dtype)
-    if sinks is not None:
+    if cap or sinks is not None:
         return _unfused_attention(query, keys, values, scale, mask, cap, sinks)
     is_causal = is_causal and T == L
     if is_causal:

@@ -24,7 +24,7 @@ from . import ops, runtime
 from .cache import Cache
 from .kernels.draw import sample
 from .kernels.pace import Pace
-from .kernels.packing import Packing, Parts
+from .kernels.packing import Packing
 from .kernels.trace import Runner
 from .kernels.view import StepView
 from .kernels.wired import wire
@@ -115,25 +115,14 @@ class Llama(BaseLlama):
         # another thread.
         return mx.depends([logits], [buffer.tokens for buffer in view.buffers])[0]
 
-    def _advance(
-        self,
-        window: int,
-        packing: Packing,
-        token: mx.array,
-        position: mx.array,
-        tokens: mx.array,
-        keys: list[Parts],
-        values: list[Parts],
-        tables: tuple,
-        adapters: mx.array | None,
-    ) -> tuple:
+    def _advance(self, window: int, packing: Packing, token: mx.array, *state: Any) -> tuple:
         """Forward over `token` [S, 1], as a function of arrays, which mx.compile traces. Arguments
         as in StepView.
 
         Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the
         buffer's tokens, keys and values, updated.
         """
-        view = StepView(token, position, tokens, keys, values, tables, packing, adapters)
+        view = StepView(packing, token, *state)
         logits = self.decoder(token.squeeze(1), view, all_positions=False)
         # Launch the stored tokens with the logits; unevaluated updates would grow the graph.
         (logits,) = mx.depends([logits], [view.tokens])

@@ -25,13 +25,13 @@ class StepView(View):
 
     def __init__(
         self,
+        packing: Packing,
         token: mx.array,
         position: mx.array,
         tokens: mx.array,
         keys: Sequence[Parts],
         values: Sequence[Parts],
         tables: tuple,
-        packing: Packing,
         adapters: mx.array | None = None,
     ):
         """Store `token`, int32 [S, 1], at `position`.
