@@ -293,7 +293,8 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
     mlp: MLP | Experts
     if experts := spec.experts:
         parts = experts.gate, experts.up, experts.down
-        stacks = ExpertStacks(*map(weights.stack, parts), experts, spec.activation)
+        gate, up, down = map(weights.stack, parts)
+        stacks = ExpertStacks(gate, up, down, experts, spec.activation)
         router, shared = weights.linear(experts.router), None
         if experts.shared:
             shared = build_mlp(experts.shared[:2], experts.shared[2])
