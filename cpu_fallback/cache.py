@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,12 +32,74 @@ class Tables(NamedTuple):
         return cls(cosines, sines, (cosines.ctypes.data, sines.ctypes.data), cosines.strides[0])
 
 
+class View(CallView):
+    """Access to a cache by one forward: reads stored keys and values, stores new ones."""
+
+    def __init__(self, cache: Cache, tokens: np.ndarray, *call: Any):
+        super().__init__(cache, *tokens.shape, *call)
+        self.layout = cache.pages.layout
+        self._shared = cache.tables  # another call may replace the cache's
+        for span, ids in zip(self.spans, tokens):
+            cache.store_tokens(span.row, span.start, ids)
+        page_rows = [cache.page_rows[span.row] for span in self.spans]
+        # by sequence, at the time of the call
+        self.pages = tuple([tuple(row.pages) for row in page_rows])
+        # their addresses, where the table is
+        self.page_tables = tuple([(row.table, row.address) for row in page_rows])
+
+    @cached_property
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines of the new positions, float32 [B, T, D/2] each."""
+        if rope.length_dependent(self.config):
+            spans = [(span.start, span.count, span.end) for span in self.spans]
+            tables = [rope.tables(self.config, *span) for span in spans]
+            return tuple(np.stack(parts) for parts in zip(*tables))
+        if len(self.spans) == 1:
+            start, end = self.spans[0].start, self.spans[0].end
+            return self._shared.cosines[None, start:end], self._shared.sines[None, start:end]
+        positions = np.array([span.start for span in self.spans])[:, None] + np.arange(self.count)
+        return self._shared.cosines[positions], self._shared.sines[positions]
+
+    def find_tables(self) -> tuple[int, int]:
+        """Addresses of `tables` of a single sequence, made only if the cache lacks them."""
+        if self._shared is None or "tables" in vars(self):
+            cosines, sines = self.tables
+            return cosines.ctypes.data, sines.ctypes.data
+        (cosines, sines), at = self._shared.addresses, self.spans[0].start * self._shared.row_bytes
+        return cosines + at, sines + at
+
+    def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
+        """Store a layer's new rows. key, value: float32 [B, G, T, D]."""
+        for span, pages, keys, values in zip(self.spans, self.pages, key, value):
+            self.cache.write(pages, layer, span.start, keys, values)
+
+    def stored(
+        self, layer: int, window: Window | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """By sequence, a layer's visible keys and values, [G, end - first_visible, D]."""
+        return [
+            tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
+            for span, pages in zip(self.spans, self.pages)
+        ]
+
+    def new_keys(self, layer: int) -> np.ndarray:
+        """A layer's keys stored by this call, [B, G, T, D]."""
+        rows, read = zip(self.spans, self.pages), self.cache.read
+        return np.stack([read(pages, layer, span.start, span.end)[0] for span, pages in rows])
+
+    def mask(self, window: Window | None = None) -> list[np.ndarray | None]:
+        """As in CallView, without "causal"."""
+        return [span.visible(window) for span in self.spans]
+
+
 class Cache(Positions):
     """Keys and values of all layers for `rows` sequences of up to `capacity` positions, in pages
     allocated as needed.
 
     A prefix that rows share is stored once: a row that writes to a shared page copies it first.
     """
+
+    runtime, view_type = runtime, View
 
     def __init__(
         self,
@@ -83,18 +145,8 @@ class Cache(Positions):
         """Positions to allocate beyond those of the row."""
         return self.storage_for(end) - self.allocated[row]
 
-    def free_memory(self) -> int | None:
-        """Bytes of free memory on the device; None: unknown."""
-        return runtime.free_memory(self.device)
-
     def arrays(self) -> list[np.ndarray]:
-        """All state that the next call reads, to launch after a chunk of the prompt."""
         return [page.memory for row in self.page_rows for page in row.pages]
-
-    def view(
-        self, tokens: np.ndarray, index_pos: int | Sequence[int], rows: Sequence[int] | None = None
-    ) -> View:
-        return View(self, tokens, index_pos, rows)
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> np.ndarray:
         recent = np.full((len(parts), window), -1, np.int32)
@@ -188,69 +240,3 @@ class Cache(Positions):
                 self.pages.drop([storage.replace(index, copied)])
         for page, within, new in pieces(storage.pages, start, end):
             page.tokens[within] = tokens[new]
-
-
-class View(CallView):
-    """Access to a cache by one forward: reads stored keys and values, stores new ones."""
-
-    def __init__(
-        self,
-        cache: Cache,
-        tokens: np.ndarray,
-        index_pos: int | Sequence[int],
-        rows: Sequence[int] | None = None,
-    ):
-        super().__init__(cache, *tokens.shape, index_pos, rows)
-        self.layout = cache.pages.layout
-        self._shared = cache.tables  # another call may replace the cache's
-        for span, ids in zip(self.spans, tokens):
-            cache.store_tokens(span.row, span.start, ids)
-        page_rows = [cache.page_rows[span.row] for span in self.spans]
-        # by sequence, at the time of the call
-        self.pages = tuple([tuple(row.pages) for row in page_rows])
-        # their addresses, where the table is
-        self.page_tables = tuple([(row.table, row.address) for row in page_rows])
-
-    @cached_property
-    def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines of the new positions, float32 [B, T, D/2] each."""
-        if rope.length_dependent(self.config):
-            spans = [(span.start, span.count, span.end) for span in self.spans]
-            tables = [rope.tables(self.config, *span) for span in spans]
-            return tuple(np.stack(parts) for parts in zip(*tables))
-        if len(self.spans) == 1:
-            start, end = self.spans[0].start, self.spans[0].end
-            return self._shared.cosines[None, start:end], self._shared.sines[None, start:end]
-        positions = np.array([span.start for span in self.spans])[:, None] + np.arange(self.count)
-        return self._shared.cosines[positions], self._shared.sines[positions]
-
-    def find_tables(self) -> tuple[int, int]:
-        """Addresses of `tables` of a single sequence, made only if the cache lacks them."""
-        if self._shared is None or "tables" in vars(self):
-            cosines, sines = self.tables
-            return cosines.ctypes.data, sines.ctypes.data
-        (cosines, sines), at = self._shared.addresses, self.spans[0].start * self._shared.row_bytes
-        return cosines + at, sines + at
-
-    def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
-        """Store a layer's new rows. key, value: float32 [B, G, T, D]."""
-        for span, pages, keys, values in zip(self.spans, self.pages, key, value):
-            self.cache.write(pages, layer, span.start, keys, values)
-
-    def stored(
-        self, layer: int, window: Window | None = None
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """By sequence, a layer's visible keys and values, [G, end - first_visible, D]."""
-        return [
-            tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
-            for span, pages in zip(self.spans, self.pages)
-        ]
-
-    def new_keys(self, layer: int) -> np.ndarray:
-        """A layer's keys stored by this call, [B, G, T, D]."""
-        rows, read = zip(self.spans, self.pages), self.cache.read
-        return np.stack([read(pages, layer, span.start, span.end)[0] for span, pages in rows])
-
-    def mask(self, window: Window | None = None) -> list[np.ndarray | None]:
-        """As in CallView, without "causal"."""
-        return [span.visible(window) for span in self.spans]

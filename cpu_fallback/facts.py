@@ -67,8 +67,7 @@ def has_integers(weight: Tensor | AffineWeight) -> bool:
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
-    """Bytes of all weights once packed in panels, at their stored width, whatever the activations'
-    dtype.
+    """Bytes of all weights in panels, at their stored width, whatever the activations' dtype.
 
     An embedding that is not the head too stays in the mapped file.
     """

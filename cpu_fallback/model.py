@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions, default_threads
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
@@ -20,7 +18,6 @@ from mlx_llama.core.system import machine
 from . import facts, ops, runtime
 from .cache import Cache
 from .kernels import compilation
-from .sampling import SamplingBatch
 from .weights import Weights
 
 
@@ -122,15 +119,3 @@ class Llama(BaseLlama):
         tokens = checked_tokens(tokens, self.config.vocab_size)
         with cache.view(tokens, index_pos, rows) as view:
             return self._runner.forward(tokens, view, *how)
-
-    def _step(
-        self,
-        tokens: np.ndarray,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        sampling: SamplingBatch,
-        rows: Sequence[int] | None,
-        masks: Masks | None,
-    ) -> np.ndarray:
-        logits = self._forward(tokens, index_pos, cache, rows, False, None)
-        return self._draw(logits, cache, sampling, rows, masks)

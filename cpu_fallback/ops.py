@@ -17,11 +17,12 @@ import numpy as np
 
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Biases, add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
 
 from .cache import View
 
 Matrix = np.ndarray | AffineWeight
+Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
 Stack = tuple[Matrix, ...]  # of all experts, by number
 # by number: (a [R, K], b [N, R]), float32 arrays, or panels for a compiled program
 Adapters = Mapping[int, Any]
@@ -59,9 +60,7 @@ def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
     return widen(weight[tokens])
 
 
-def linear(
-    x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None
-) -> np.ndarray:
+def linear(x: np.ndarray, weight: Matrices, bias: np.ndarray | None = None) -> np.ndarray:
     """As in core.ops. Widens weights a block of rows at a time, never a whole matrix."""
     rows = x.reshape(-1, x.shape[-1])
     parts = weight if isinstance(weight, tuple) else (weight,)
@@ -73,10 +72,7 @@ def linear(
 
 
 def gated_linear(
-    x: np.ndarray,
-    weight: Matrix | tuple[Matrix, ...],
-    bias: np.ndarray | None = None,
-    activation: str = "silu",
+    x: np.ndarray, weight: Matrices, bias: np.ndarray | None = None, activation: str = "silu"
 ) -> np.ndarray:
     return gate(linear(x, weight, bias), activation)
 
@@ -104,18 +100,9 @@ def xielu(x: np.ndarray, positive: float, negative: float, beta: float, eps: flo
     return curve + np.float32(beta) * x
 
 
-def mix_experts(
-    words: Any,
-    x: np.ndarray,
-    scores: np.ndarray,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
-    spec: ExpertsSpec,
-    activation: str = "silu",
-    biases: Biases | None = None,
-) -> np.ndarray:
+def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertStacks) -> np.ndarray:
     """`experts` of core.ops by the products of `words`."""
+    gate, up, down, spec, activation, (gate_bias, up_bias, down_bias) = stacks
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     out = np.zeros_like(rows)
@@ -124,8 +111,8 @@ def mix_experts(
         inputs, share, inner, outer = rows[tokens], shares[tokens, places, None], None, None
         if spec.scales_input:
             inputs, share = share * inputs, 1
-        if biases:
-            inner, outer = np.concatenate([biases[0][expert], biases[1][expert]]), biases[2][expert]
+        if gate_bias is not None:
+            inner, outer = np.concatenate([gate_bias[expert], up_bias[expert]]), down_bias[expert]
         hidden = words.gated_linear(inputs, (gate[expert], up[expert]), inner, activation)
         out[tokens] += share * words.linear(hidden, down[expert], outer)
     return out.reshape(x.shape)
@@ -243,8 +230,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope(x: np.ndarray, table: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
-    Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by its position's angle, as core.ops.rope_and_store.
 
     x: float32 [B, H, T, D]; table: cosines and sines of the positions, float32 [T, R/2] or [B, 1,
     T, R/2], R <= D: the other dimensions stay; returns [B, H, T, D].
@@ -266,8 +252,7 @@ def attention(
     cap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
-    al. 2023).
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads.
 
     query: float32 [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible,
     None for all; cap: softcap of the scores; sinks: [H], as in core.ops. Returns [B, H, T, D].

@@ -70,9 +70,7 @@ class SamplingBatch(BatchOptions):
 
 
 def _mask(logits: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray | Sequence[None]]:
-    """Logits float32 [B, V], -inf where a grammar forbids a token, and DRY's penalties by row.
-    masks: see Masks.
-    """
+    """Logits float32 [B, V], -inf where forbidden, and DRY's penalties by row. masks: see Masks."""
     vocabulary = logits.shape[1]
     words, penalties = np.split(masks, [-(-vocabulary // 32)], axis=1)
     bits = np.ascontiguousarray(words).view(np.uint8)

@@ -38,7 +38,7 @@ class Weights(BaseWeights):
         if compilation:
             self._compile(compilation)
 
-    def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
+    def _matrix(self, names: Sequence[str]) -> ops.Matrices:
         parts = self._parts(names)
         return parts[0] if len(parts) == 1 else parts
 
@@ -121,20 +121,12 @@ class Weights(BaseWeights):
             kinds.add((panels.ADAPTER, ""))
         looked_up = tensors[f"{table}.weight"]
         lookup = panels.Plan(looked_up, panels.weight_layout(looked_up))
-        recipe = Recipe(
-            compilation.target,
-            tuple(sorted(kinds, key=lambda kind: (kind[0].name, kind[1]))),
-            compilation.activation_bits,
-            self.config.head_dim,
-            self.config.activation,
-            compilation.cache_bits,
-            self.config.rope.dim,
-            self.config.attention_softcap,
-            self.config.num_experts > 0,
-            self.config.attention_sinks,
-            (lookup.layout, lookup.source) if lookup.source else None,
-        )
-        self.code = Code(recipe)
+        c, bits = self.config, compilation.activation_bits
+        sources = tuple(sorted(kinds, key=lambda kind: (kind[0].name, kind[1])))
+        heads = c.head_dim, c.activation, compilation.cache_bits, c.rope.dim, c.attention_softcap
+        has = c.num_experts > 0, c.attention_sinks
+        embedding = (lookup.layout, lookup.source) if lookup.source else None
+        self.code = Code(Recipe(compilation.target, sources, bits, *heads, *has, embedding))
         align = panels.Arena.ALIGN
         size = sum(-(-plan.nbytes // align) * align for plan in plans.values())
         file = panel_files.find(plans.values(), size, self.code.checksum)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.positions import CallView, Positions, Span, position_nbytes
 from mlx_llama.core.models import rope
@@ -17,13 +19,69 @@ from . import runtime
 from .kernels.storage import Storage, split_rows
 
 
+class View(CallView):
+    """Access to rows of a cache by one forward: reads stored keys and values, stores new ones.
+
+    tables: cosines and sines of the new positions, float32 [B, T, D/2].
+    """
+
+    def __init__(self, cache: Cache, tokens: Tensor, *call: Any):
+        super().__init__(cache, *tokens.shape, *call)
+        self.row_storage = [cache.row_storage[span.row] for span in self.spans]
+        for span, storage, new in zip(self.spans, self.row_storage, tokens):
+            cache.versions[span.row] += 1
+            storage.tokens[span.start : span.end] = new
+        if rope.length_dependent(self.config):
+            tables = [cache._make_tables(span.start, span.count, span.end) for span in self.spans]
+        else:
+            tables = [
+                tuple(part[span.start : span.end] for part in cache.tables) for span in self.spans
+            ]
+        self.tables = tuple(
+            part[0][None] if self.batch == 1 else torch.stack(part) for part in zip(*tables)
+        )
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store new keys and values of a layer, [B, G, T, D] each."""
+        for part, new in enumerate((key, value)):
+            for span, storage, rows in zip(self.spans, self.row_storage, split_rows(new)):
+                storage.write(layer, part, span.start, rows)
+
+    def stored(self, layer: int, window: Window | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Of each sequence, a layer's keys and values that its new queries see: [1, G, end -
+        first_visible, D] each, the new ones last."""
+        stored, dtype = [], self.cache.dtype
+        for span, storage in zip(self.spans, self.row_storage):
+            first, end = span.first_visible(window), span.end
+            if storage.numbers.dtype == dtype:
+                both = [part[:, :, first:end] for part in storage.layers[layer]]
+            else:
+                both = [storage.read(layer, part, first, end, dtype)[None] for part in (0, 1)]
+            stored.append(tuple(both))
+        return stored
+
+    def new_keys(self, layer: int) -> Tensor:
+        """Keys that this call stored in a layer, [B, G, T, D]."""
+        rows, dtype = zip(self.spans, self.row_storage), self.cache.dtype
+        keys = [storage.read(layer, 0, span.start, span.end, dtype) for span, storage in rows]
+        return torch.stack(keys)
+
+    def _make_mask(self, span: Span, window: Window) -> Tensor:
+        # Span.visible, computed on the device to avoid a copy from the host.
+        arange = partial(torch.arange, device=self.cache.device)
+        rows = arange(span.start, span.end)[:, None]
+        columns = arange(span.first_visible(window), span.end)[None]
+        return (columns <= rows) & (columns >= window.first(rows))
+
+
 class Cache(Positions):
     """Tokens, keys and values of `rows` sequences of up to `capacity` positions each, allocated by
     row, in steps.
 
-    bits: of keys and values, as in storage.stored_dtype. versions: count writes to a row and
-    changes of its storage.
+    bits: of keys and values, as in storage.stored_dtype. versions: counts of writes to a row.
     """
+
+    runtime, view_type = runtime, View
 
     def __init__(
         self,
@@ -39,7 +97,7 @@ class Cache(Positions):
         self.versions = [0] * rows
         self.row_storage: list[Storage | None] = [None] * rows
         # cosines and sines of all positions of any row
-        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.tables: tuple[Tensor, Tensor] | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:
@@ -48,23 +106,10 @@ class Cache(Positions):
         if is_all:
             self.tables = None
 
-    def free_memory(self) -> int | None:
-        """Bytes of free memory on the device; None: unknown."""
-        return runtime.free_memory(self.device)
-
-    def arrays(self) -> list[torch.Tensor]:
-        """Arrays that the next call depends on, to launch after a chunk of the prompt."""
+    def arrays(self) -> list[Tensor]:
         return [array for storage in self.row_storage if storage for array in storage.arrays()]
 
-    def view(
-        self,
-        tokens: torch.Tensor,
-        index_pos: int | Sequence[int],
-        rows: Sequence[int] | None = None,
-    ) -> View:
-        return View(self, tokens, index_pos, rows)
-
-    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> Tensor:
         recent = torch.full((len(parts), window), -1, dtype=torch.int32, device=self.device)
         for into, (row, start, end) in zip(recent, parts):
             if start < end:
@@ -92,9 +137,7 @@ class Cache(Positions):
                 storage.write(layer, part, 0, runtime.send(values, self.device)[None])
         self.versions[row] += 1
 
-    def _make_tables(
-        self, start: int, count: int, seq_len: int | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _make_tables(self, start: int, count: int, seq_len: int | None) -> tuple[Tensor, Tensor]:
         cosines, sines = rope.tables(self.config, start, count, seq_len)
         return runtime.send(cosines, self.device), runtime.send(sines, self.device)
 
@@ -117,66 +160,3 @@ class Cache(Positions):
         if tables is not self.tables:
             self.tables = tables
             self.versions = [version + 1 for version in self.versions]
-
-
-class View(CallView):
-    """Access to rows of a cache by one forward: reads stored keys and values, stores new ones.
-
-    tables: cosines and sines of the new positions, float32 [B, T, D/2].
-    """
-
-    def __init__(
-        self,
-        cache: Cache,
-        tokens: torch.Tensor,
-        index_pos: int | Sequence[int],
-        rows: Sequence[int] | None = None,
-    ):
-        super().__init__(cache, *tokens.shape, index_pos, rows)
-        self.row_storage = [cache.row_storage[span.row] for span in self.spans]
-        for span, storage, new in zip(self.spans, self.row_storage, tokens):
-            cache.versions[span.row] += 1
-            storage.tokens[span.start : span.end] = new
-        if rope.length_dependent(self.config):
-            tables = [cache._make_tables(span.start, span.count, span.end) for span in self.spans]
-        else:
-            tables = [
-                tuple(part[span.start : span.end] for part in cache.tables) for span in self.spans
-            ]
-        self.tables = tuple(
-            part[0][None] if self.batch == 1 else torch.stack(part) for part in zip(*tables)
-        )
-
-    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store new keys and values of a layer, [B, G, T, D] each."""
-        for part, new in enumerate((key, value)):
-            for span, storage, rows in zip(self.spans, self.row_storage, split_rows(new)):
-                storage.write(layer, part, span.start, rows)
-
-    def stored(
-        self, layer: int, window: Window | None = None
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each sequence, a layer's keys and values that its new queries see: [1, G, end -
-        first_visible, D] each, the new ones last."""
-        stored, dtype = [], self.cache.dtype
-        for span, storage in zip(self.spans, self.row_storage):
-            first, end = span.first_visible(window), span.end
-            if storage.numbers.dtype == dtype:
-                both = [part[:, :, first:end] for part in storage.layers[layer]]
-            else:
-                both = [storage.read(layer, part, first, end, dtype)[None] for part in (0, 1)]
-            stored.append(tuple(both))
-        return stored
-
-    def new_keys(self, layer: int) -> torch.Tensor:
-        """Keys that this call stored in a layer, [B, G, T, D]."""
-        rows, dtype = zip(self.spans, self.row_storage), self.cache.dtype
-        keys = [storage.read(layer, 0, span.start, span.end, dtype) for span, storage in rows]
-        return torch.stack(keys)
-
-    def _make_mask(self, span: Span, window: Window) -> torch.Tensor:
-        # Span.visible, computed on the device to avoid a copy from the host.
-        arange = partial(torch.arange, device=self.cache.device)
-        rows = arange(span.start, span.end)[:, None]
-        columns = arange(span.first_visible(window), span.end)[None]
-        return (columns <= rows) & (columns >= window.first(rows))

@@ -70,8 +70,7 @@ def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
 def preferred_dtype(tensors: Iterable[Tensor | AffineWeight], stored: str) -> str:
     """The activations' dtype, if the device has it. stored: the checkpoint's dtype.
 
-    GGUF's low-bit weights take bfloat16, in which the supported families were trained and whose
-    range they may need.
+    GGUF's low-bit weights take bfloat16, in which the families were trained, for its range.
     """
     return "bfloat16" if any(isinstance(weight, GGUFWeight) for weight in tensors) else stored
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions
@@ -123,7 +124,7 @@ class Llama(BaseLlama):
             "no CUDA graph, and a wait after each operation: shares count, not sums",
         )
 
-    def _call(self, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    def _call(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Call without gradients, on the model's device. Raises OutOfMemoryError."""
         on_gpu = self.device.type == "cuda"
         try:
@@ -146,10 +147,10 @@ class Llama(BaseLlama):
             "shorten the prompt, lower `prefill_step_size` or `ctx_size`, or close other programs"
         )
 
-    def _compute(self, tokens: torch.Tensor, *call: Any) -> torch.Tensor:
+    def _compute(self, tokens: Tensor, *call: Any) -> Tensor:
         if self._runner and (self._batch_invariant or tokens.shape[1] == 1):
             return self._runner.forward(tokens, *call)
-        if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
+        if not isinstance(tokens, Tensor) or tokens.device != self.device:
             tokens = runtime.send(tokens, self.device)
         else:
             # a step runs ahead of -1, which the host has not read yet
@@ -158,13 +159,13 @@ class Llama(BaseLlama):
 
     def _step(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         index_pos: int | Sequence[int],
         cache: Cache,
         sampling: SamplingBatch,
         rows: Sequence[int] | None,
         masks: Masks | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """As `step`. Several rows of more than one token are computed one by one, unless all are
         batch-invariant anyway. masks are called when the forward is queued. Raises ContextError
         unless there are options for each row, too."""
@@ -180,22 +181,18 @@ class Llama(BaseLlama):
             return self._runner.step(tokens, call, sampling, masks)
         chosen = [span.row for span in call.spans]
         if B == 1 or T == 1 or self._batch_invariant:
-            logits = self._forward(tokens, index_pos, cache, chosen, False, None)
-        else:
-            lengths = list(cache.lengths)
-            try:
-                logits = torch.cat(
-                    [
-                        self._forward(tokens[i : i + 1], span.start, cache, [span.row], False, None)
-                        for i, span in enumerate(call.spans)
-                    ]
-                )
-            except BaseException:
-                cache.lengths[:] = lengths
-                raise
-        return self._draw(logits, cache, sampling, chosen, masks, self._vocabulary)
+            return super()._step(tokens, index_pos, cache, sampling, chosen, masks)
+        lengths, logits = list(cache.lengths), []
+        try:
+            for i, span in enumerate(call.spans):
+                alone = tokens[i : i + 1], span.start, cache, [span.row], False, None
+                logits.append(self._forward(*alone))
+        except BaseException:
+            cache.lengths[:] = lengths
+            raise
+        return self._draw(torch.cat(logits), cache, sampling, chosen, masks, self._vocabulary)
 
-    def _draw(self, logits: torch.Tensor | np.ndarray, *arguments: Any) -> torch.Tensor:
+    def _draw(self, logits: Tensor | np.ndarray, *arguments: Any) -> Tensor:
         return super()._draw(
             runtime.send(logits, self.device) if isinstance(logits, np.ndarray) else logits,
             *arguments,

@@ -6,34 +6,36 @@ kernels/ops.py has the vocabulary of decoded tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Biases, add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
 
 from . import kernels, runtime
 from .cache import View
 from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
-Matrix = torch.Tensor | QuantizedMatrix
-Stack = torch.Tensor | QuantizedStack  # matrices [X, N, K] of all experts
+Matrix = Tensor | QuantizedMatrix
+Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
+Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
-Adapters = tuple[torch.Tensor, torch.Tensor]
+Adapters = tuple[Tensor, Tensor]
 
 
-def embed(tokens: torch.Tensor, weight: Matrix) -> torch.Tensor:
+def embed(tokens: Tensor, weight: Matrix) -> Tensor:
     return (
         weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else F.embedding(tokens, weight)
     )
 
 
-def linear(
-    x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    if isinstance(weight, torch.Tensor):
+def linear(x: Tensor, weight: Matrices, bias: Tensor | None = None) -> Tensor:
+    if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
     if isinstance(weight, QuantizedMatrix):
         product = weight.matmul(x)
@@ -43,15 +45,12 @@ def linear(
 
 
 def gated_linear(
-    x: torch.Tensor,
-    weight: Matrix | tuple[Matrix, ...],
-    bias: torch.Tensor | None = None,
-    activation: str = "silu",
-) -> torch.Tensor:
+    x: Tensor, weight: Matrices, bias: Tensor | None = None, activation: str = "silu"
+) -> Tensor:
     return gate(linear(x, weight, bias), activation)
 
 
-def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+def gate(gate_up: Tensor, activation: str) -> Tensor:
     if by_kernel := kernels.find_kernels(gate_up.device).decode:
         return by_kernel.gate(gate_up, activation)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -61,9 +60,7 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
-def xielu(
-    x: torch.Tensor, positive: float, negative: float, beta: float, eps: float
-) -> torch.Tensor:
+def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
     """As in core.ops, in float32."""
     if by_kernel := kernels.find_kernels(x.device).decode:
         return by_kernel.xielu(x, positive, negative, beta, eps)
@@ -73,45 +70,27 @@ def xielu(
     return (curve + beta * wide).to(x.dtype)
 
 
-_gate = gate  # `experts` has a parameter of this name
-
-
-def experts(
-    x: torch.Tensor,
-    scores: torch.Tensor,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
-    spec: ExpertsSpec,
-    activation: str = "silu",
-    biases: Biases | None = None,
-) -> torch.Tensor:
+def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     """As in core.ops. Single positions are computed row by row, without waiting for the device. A
     prompt with few rows per expert takes three grouped products by kernels; any other waits for the
     experts' counts and multiplies expert by expert."""
+    spec = stacks.spec
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     rows, shares = scale_inputs(rows, shares, spec)
     if x.shape[1] == 1:
         mixed = []
         for row, numbers, share in zip(rows.view(len(chosen), -1, rows.shape[-1]), chosen, shares):
-            gate_bias, up_bias, down_bias = _biases_of(biases, numbers)
-            parts = [
-                _multiply_chosen(row, gate, numbers, gate_bias),
-                _multiply_chosen(row, up, numbers, up_bias),
-            ]
-            hidden = _gate(torch.cat(parts, dim=-1), activation)
-            mixed.append(share @ _multiply_chosen(hidden, down, numbers, down_bias).float())
+            mixed.append(share @ _run_experts(_multiply_chosen, row, stacks, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
     by_kernels = kernels.find_kernels(x.device)
     if (
         by_kernels.decode
         and chosen.numel() <= by_kernels.packed.MOST_ROWS * spec.count
-        and (x.dtype != torch.float32 or isinstance(gate, QuantizedStack))
+        and (x.dtype != torch.float32 or isinstance(stacks.gate, QuantizedStack))
     ):
-        return by_kernels.decode.experts(
-            rows, chosen, shares, gate, up, down, activation, biases, is_grouped=True
-        ).view(x.shape)
+        mixed = by_kernels.decode.experts(rows, chosen, shares, stacks, is_grouped=True)
+        return mixed.view(x.shape)
     out = torch.zeros((len(chosen), x.shape[-1]), dtype=torch.float32, device=x.device)
     flat = chosen.reshape(-1)
     order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)
@@ -121,19 +100,13 @@ def experts(
             # a new tensor would wait for its copy
             number, tokens = numbers[expert : expert + 1], pairs // spec.used
             inputs = rows[pairs if spec.scales_input else tokens]
-            gate_bias, up_bias, down_bias = _biases_of(biases, number)
-            parts = [
-                _multiply_expert(inputs, gate, number, gate_bias),
-                _multiply_expert(inputs, up, number, up_bias),
-            ]
-            hidden = _gate(torch.cat(parts, dim=-1), activation)
-            outputs = _multiply_expert(hidden, down, number, down_bias)
+            outputs = _run_experts(_multiply_expert, inputs, stacks, number)
             # a token has an expert once
             out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]
     return out.to(x.dtype).view(x.shape)
 
 
-def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
+def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
     """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     scores = scores.float()
     largest, chosen = torch.topk(scores, spec.used, dim=-1)
@@ -144,54 +117,48 @@ def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tenso
     return chosen, torch.softmax(scores, dim=-1).gather(-1, chosen)
 
 
-def scale_inputs(
-    rows: torch.Tensor, shares: torch.Tensor, spec: ExpertsSpec
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and factors of outputs: [T, E], shares [T, used]; or inputs times shares, [T used, E],
-    and ones.
-    """
+def scale_inputs(rows: Tensor, shares: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
+    """Inputs [T, E], or times shares [T used, E], and factors of their outputs, [T, used]."""
     if not spec.scales_input:
         return rows, shares
     scaled = (rows[:, None] * shares[..., None]).to(rows.dtype)
     return scaled.view(-1, rows.shape[-1]), torch.ones_like(shares)
 
 
-def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _take(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> Tensor:
     """Matrices by number, int64 [n], as [n, N, K]."""
-    if isinstance(stack, torch.Tensor):
+    if isinstance(stack, Tensor):
         return stack.index_select(0, chosen)
     return stack.dequantize(chosen, dtype)
 
 
-def _biases_of(
-    biases: Biases | None, numbers: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Biases of gate, up and down by number, int64 [n], as [n, N]."""
-    if biases is None:
-        return None, None, None
-    gate, up, down = (bias.index_select(0, numbers) for bias in biases)
-    return gate, up, down
+def _run_experts(
+    multiply: Callable[..., Tensor], x: Tensor, stacks: ExpertStacks, numbers: Tensor
+) -> Tensor:
+    """Outputs of the experts of these numbers, int64 [n], by products as of `multiply`."""
+    gate_bias, up_bias, down_bias = (
+        None if bias is None else bias.index_select(0, numbers) for bias in stacks.biases
+    )
+    gate_up = multiply(x, stacks.gate, numbers, gate_bias), multiply(x, stacks.up, numbers, up_bias)
+    hidden = gate(torch.cat(gate_up, dim=-1), stacks.activation)
+    return multiply(hidden, stacks.down, numbers, down_bias)
 
 
-def _multiply_chosen(
-    x: torch.Tensor, stack: Stack, chosen: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _multiply_chosen(x: Tensor, stack: Stack, chosen: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n or 1, K]; bias: [n, N]."""
-    wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
+    wide = x if x.is_cuda or isinstance(stack, Tensor) else x.float()
     product = (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
     return product if bias is None else product + bias
 
 
-def _multiply_expert(
-    x: torch.Tensor, stack: Stack, number: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _multiply_expert(x: Tensor, stack: Stack, number: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [n, K] with the matrix `number`, int64 [1]; bias: [1, N]; returns [n, N]."""
-    wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
+    wide = x if x.is_cuda or isinstance(stack, Tensor) else x.float()
     product = F.linear(wide, _take(stack, number, wide.dtype)[0]).to(x.dtype)
     return product if bias is None else product + bias
 
 
-def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View) -> torch.Tensor:
+def adapt(product: Tensor, x: Tensor, adapters: Adapters, view: View) -> Tensor:
     down, up = adapters
     for row, number in enumerate(view.adapters):
         if number:
@@ -200,24 +167,22 @@ def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View
 
 
 def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
 
 
-def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+def scale(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
-def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+def softcap(x: Tensor, cap: float) -> Tensor:
     """As in core.ops, in float32."""
     return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
 
 
-def norm_heads(
-    heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec
-) -> torch.Tensor:
+def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: LayerSpec) -> Tensor:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
     if len(query_weight) == D:
@@ -227,20 +192,18 @@ def norm_heads(
     return torch.cat([query, key.reshape(value.shape), value], dim=-1)
 
 
-def scale_heads(query: torch.Tensor, weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+def scale_heads(query: Tensor, weight: Tensor, spec: LayerSpec) -> Tensor:
     return query * weight
 
 
-def split_heads(
-    heads: torch.Tensor, spec: LayerSpec
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split_heads(heads: Tensor, spec: LayerSpec) -> tuple[Tensor, Tensor, Tensor]:
     H, G = spec.heads, spec.key_value_heads
     B, T, _ = heads.shape
     parts = heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2)
     return parts.split_with_sizes((H, G, G), dim=1)
 
 
-def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
+def rope_and_store(heads: Tensor, view: View, spec: LayerSpec) -> Tensor:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = (
@@ -251,27 +214,24 @@ def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Te
     return query
 
 
-def attend(
-    query: torch.Tensor, view: View, spec: LayerSpec, sinks: torch.Tensor | None = None
-) -> torch.Tensor:
+def attend(query: Tensor, view: View, spec: LayerSpec, sinks: Tensor | None = None) -> Tensor:
     # Sequences have different lengths and separate storage.
     mixed = []
     for queries, (keys, values), mask in zip(
         split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)
     ):
-        mask = mask[-query.shape[2] :] if isinstance(mask, torch.Tensor) else mask
+        mask = mask[-query.shape[2] :] if isinstance(mask, Tensor) else mask
         mixed.append(attention(queries, keys, values, spec.scale, mask, spec.softcap, sinks))
     mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
     return mixed.transpose(1, 2).reshape(query.shape[0], -1, spec.heads * spec.head_dim)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
-    Hugging Face's layout).
+def rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate pairs (i, i + R/2) of each head by its position's angle, as core.ops.rope_and_store.
 
     x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, R/2] or [B, T, R/2], R
     <= D: other dimensions are copied; returns [B, H, T, D] in x's dtype.
@@ -289,16 +249,15 @@ def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Ten
 
 
 def attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
     scale: float,
-    mask: torch.Tensor | str | None = None,
+    mask: Tensor | str | None = None,
     cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
-    al. 2023).
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads.
 
     query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for
     all, "causal" if the last query is at the last key; cap: softcap of the scores; sinks: [H], as
@@ -307,11 +266,10 @@ def attention(
     T, L = query.shape[2], keys.shape[2]
     if isinstance(mask, str) and T == 1:
         mask = None
-    if cap:
-        return _unfused_attention(query, keys, values, scale, mask, cap, sinks)
     grouped, is_causal = query.shape[1] != keys.shape[1], isinstance(mask, str)
     if (
         query.is_cuda
+        and not cap
         and (mask is None or is_causal)
         and query.shape[-1] % 8 == 0
         and can_use_flash_attention(SDPAParams(query, keys, values, None, 0.0, False, grouped))
@@ -326,7 +284,7 @@ def attention(
         # total / (total + exp(sink)), the denominators without and with the sink
         kept = torch.sigmoid(logsumexp - sinks.float()[:, None])
         return (mixed * kept[..., None]).to(mixed.dtype)
-    if sinks is not None:
+    if cap or sinks is not None:
         return _unfused_attention(query, keys, values, scale, mask, cap, sinks)
     is_causal = is_causal and T == L
     if is_causal:
@@ -345,14 +303,14 @@ def attention(
 
 
 def _unfused_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
     scale: float,
-    mask: torch.Tensor | str | None,
+    mask: Tensor | str | None,
     cap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+    sinks: Tensor | None,
+) -> Tensor:
     """`attention` with a softcap or sinks, which fused kernels lack: 256 queries at a time."""
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []

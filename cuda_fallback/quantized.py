@@ -1,5 +1,4 @@
-"""QuantizedMatrix: a packed low-bit matrix, for torch's operations or for Triton's kernels
-(packed.py).
+"""QuantizedMatrix: a packed low-bit matrix, for torch's operations or Triton's kernels (packed.py).
 
 A code of `bits` bits is split into digits in one or two planes, whose widths divide a byte: 2, 4
 and 8 bits are one digit, 3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. For torch's operations a plane is
@@ -31,6 +30,7 @@ from types import ModuleType
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from mlx_llama.core.files.quantized import AffineWeight
 
@@ -41,16 +41,14 @@ PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
 SUPER_GROUP = 256  # weights that share a super scale
 
 _SLAB = 1 << 20  # weights that a thread packs at a time
-# Weights that torch's operations dequantise at a time, in about 17 launches: on a GPU a large
-# block, of 0.3 GB
+# Weights that torch's operations dequantise at a time, in some 17 launches: 0.3 GB on a GPU
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias over groups of `group_size`
-    columns.
+    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias by `group_size` columns.
 
     With two levels a group's scale is super_scales * scales, and its bias super_biases * biases.
     """
@@ -61,14 +59,14 @@ class QuantizedMatrix:
     offset: int
     # low plane: uint8 [N, K / P] for torch's operations, int32 [blocks * 16, steps * 16] for
     # kernels
-    low: torch.Tensor
+    low: Tensor
     # high plane: uint8 [N, K / P], or int32 [blocks * 16, steps * 4 * words of a step]
-    high: torch.Tensor | None
+    high: Tensor | None
     # [N, K / group_size], float32, float16 or bfloat16 as in the file; two levels: int8
-    scales: torch.Tensor
-    biases: torch.Tensor | None  # the same, two levels: uint8; None for zero
-    super_scales: torch.Tensor | None  # float16 [N, K / 256]; None for one level
-    super_biases: torch.Tensor | None
+    scales: Tensor
+    biases: Tensor | None  # the same, two levels: uint8; None for zero
+    super_scales: Tensor | None  # float16 [N, K / 256]; None for one level
+    super_biases: Tensor | None
     dtype: torch.dtype  # of the result of `rows`
     kernels: ModuleType | None = None  # packed.py; None for torch's operations
 
@@ -88,10 +86,10 @@ class QuantizedMatrix:
         N = sum(weight.shape[0] for weight in weights)
         widths = PLANES[first.bits]
 
-        def empty(columns: int, kind: torch.dtype) -> torch.Tensor:
+        def empty(columns: int, kind: torch.dtype) -> Tensor:
             return torch.empty((N, columns), dtype=kind, device=device)
 
-        def plane(width: int) -> torch.Tensor | None:
+        def plane(width: int) -> Tensor | None:
             if not width:
                 return None
             if not kernels:
@@ -160,10 +158,10 @@ class QuantizedMatrix:
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
-    def _scalings(self) -> tuple[torch.Tensor | None, ...]:
+    def _scalings(self) -> tuple[Tensor | None, ...]:
         return self.scales, self.biases, self.super_scales, self.super_biases
 
-    def matmul(self, x: torch.Tensor) -> torch.Tensor:
+    def matmul(self, x: Tensor) -> Tensor:
         """x @ w.T, accumulated in float32. x: [B, T, K] or [T, K]; returns [..., N] in x's dtype.
 
         A kernel multiplies the packed codes with a few positions of a prompt and with the rows of a
@@ -184,19 +182,19 @@ class QuantizedMatrix:
             torch.mm(flat, block.T, out=out[:, start : start + step])
         return out.to(x.dtype).reshape(*x.shape[:-1], N)
 
-    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+    def rows(self, tokens: Tensor) -> Tensor:
         """Dequantise rows by index. tokens: int32 or int64; returns [*tokens.shape, K]."""
         return self.dequantize(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
 
-    def dequantize(self, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, which: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """Rows as [n, K] in `dtype`, computed in float32. which: a slice, or int indices [n]."""
         if self.kernels:
             return self.kernels.dequantize(self, which, dtype)
 
-        def pick(part: torch.Tensor) -> torch.Tensor:
+        def pick(part: Tensor) -> Tensor:
             return part[which] if isinstance(which, slice) else part.index_select(0, which)
 
-        def scaling(part: torch.Tensor, above: torch.Tensor | None) -> torch.Tensor:
+        def scaling(part: Tensor, above: Tensor | None) -> Tensor:
             part = pick(part).float()
             if above is not None:
                 part = part.view(len(part), -1, SUPER_GROUP // self.group_size)
@@ -234,14 +232,14 @@ class QuantizedStack:
         """Bytes of codes, scales and biases."""
         return self.matrix.nbytes
 
-    def dequantize(self, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
         """Matrices by number, int64 [n], as [n, N, K]."""
         _, N, K = self.shape
         rows = chosen[:, None] * N + torch.arange(N, device=chosen.device)
         return self.matrix.dequantize(rows.view(-1), dtype).view(-1, N, K)
 
 
-def _pack_bytes(digits: torch.Tensor, width: int) -> torch.Tensor:
+def _pack_bytes(digits: Tensor, width: int) -> Tensor:
     """Pack digits uint8 [n, K] as bytes [n, K width / 8]."""
     parts = digits.chunk(8 // width, dim=1)
     packed = parts[0].clone()
@@ -250,16 +248,14 @@ def _pack_bytes(digits: torch.Tensor, width: int) -> torch.Tensor:
     return packed
 
 
-def _unpack_bytes(packed: torch.Tensor, width: int) -> torch.Tensor:
+def _unpack_bytes(packed: Tensor, width: int) -> Tensor:
     """Unpack bytes [n, columns] to digits uint8 [n, columns 8 / width]."""
     return torch.cat(
         [(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)], dim=1
     )
 
 
-def _pack_words(
-    digits: torch.Tensor, width: int, low: int, plane: torch.Tensor, start: int
-) -> None:
+def _pack_words(digits: Tensor, width: int, low: int, plane: Tensor, start: int) -> None:
     """Pack digits uint8 [n, K] into rows from `start` on. low: width of the low plane's digits."""
     n, K = digits.shape
     steps, units = plane.shape[1] * low // (16 * width), low // width  # units to a word

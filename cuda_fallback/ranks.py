@@ -1,5 +1,4 @@
-"""Tensor parallelism by torch.distributed: sums and gathers between processes, and draws from a
-shared vocabulary.
+"""Tensor parallelism by torch.distributed: sums, gathers, and draws from a shared vocabulary.
 
 On a GPU they are NCCL's operations, which a CUDA graph captures; on the CPU device gloo's. All
 processes queue the same operations in the same order.
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mlx_llama.core.backends import shards
 from mlx_llama.core.backends.interface import Masks
@@ -31,13 +31,13 @@ class Ranks:
         self.group, self.sent = group, 0
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def sum(self, x: Tensor) -> Tensor:
         self.sent += x.nbytes
         x = x.contiguous()
         dist.all_reduce(x, group=self.group)
         return x
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         self.sent += x.nbytes
         parts = x.new_empty((self.size, *x.shape))
         if x.is_cuda:
@@ -46,9 +46,7 @@ class Ranks:
             dist.all_gather(list(parts), x.contiguous(), group=self.group)
         return parts
 
-    def concatenate(
-        self, x: torch.Tensor, axis: int, widths: Sequence[int] | None = None
-    ) -> torch.Tensor:
+    def concatenate(self, x: Tensor, axis: int, widths: Sequence[int] | None = None) -> Tensor:
         if widths:
             x = torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1]))
         parts = list(self.gather(x))
@@ -56,7 +54,7 @@ class Ranks:
             parts = [part[..., :width] for part, width in zip(parts, widths)]
         return torch.cat(parts, dim=axis)
 
-    def select(self, condition: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def select(self, condition: Tensor, x: Tensor) -> Tensor:
         return torch.where(condition, x, 0)
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
@@ -85,7 +83,7 @@ def join() -> Ranks:
 class Vocabulary(shards.Vocabulary):
     """The vocabulary over all processes, and draws from it."""
 
-    def choose(self, scores: torch.Tensor) -> torch.Tensor:
+    def choose(self, scores: Tensor) -> Tensor:
         """The token of the largest score, the first of equals: int32 [B, 1]. scores: [B, V']."""
         score, best = scores.max(dim=-1, keepdim=True)
         pairs = self.ranks.gather(
@@ -97,11 +95,11 @@ class Vocabulary(shards.Vocabulary):
     def draw_rows(
         self,
         sampling: SamplingBatch,
-        logits: torch.Tensor,
+        logits: Tensor,
         positions: Sequence[int],
-        recent: torch.Tensor | None,
+        recent: Tensor | None,
         masks: Masks | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """`sampling` of this process's logits [B, V']."""
         if masks is not None or not sampling.kind.needs_best:
             return sampling(self.gather(logits), positions, recent, masks)

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.defaults import measure_kernels, primitives  # noqa: F401
 from mlx_llama.core.backends.load_options import Limits
@@ -63,8 +64,7 @@ def runs_ahead(device: torch.device) -> bool:
 def pick_dtype(
     dtype: str, stored: str, device: torch.device, exceeds_float16: bool = False
 ) -> torch.dtype:
-    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored`
-    one.
+    """Pick the dtype of activations and weights. dtype: a name, or "auto" for the `stored` one.
 
     "auto" turns a stored bfloat16 into float16 on a GPU without bfloat16, or into float32 for a
     model that overflows float16. Raises BackendError for "bfloat16" there.
@@ -86,7 +86,7 @@ def _has_bfloat16(device: torch.device) -> bool:
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def launch(*arrays: torch.Tensor) -> None:
+def launch(*arrays: Tensor) -> None:
     """Start the copy of `arrays[0]` to pinned memory, if it contains tokens: of all rows, one copy.
     Does not wait.
 
@@ -97,11 +97,11 @@ def launch(*arrays: torch.Tensor) -> None:
         tokens._arrival = _Arrival(tokens)
 
 
-def read(token: torch.Tensor) -> int:
+def read(token: Tensor) -> int:
     return read_all(token)[0]
 
 
-def read_all(*tokens: torch.Tensor) -> list[int]:
+def read_all(*tokens: Tensor) -> list[int]:
     arrivals = [vars(part).get("_arrival") for part in tokens]
     if None in arrivals:
         return torch.cat([part.reshape(-1) for part in tokens]).tolist()
@@ -109,12 +109,12 @@ def read_all(*tokens: torch.Tensor) -> list[int]:
     return [token for arrival in arrivals for token in arrival.tokens.flatten().tolist()]
 
 
-def count_each(numbers: torch.Tensor, count: int) -> list[int]:
+def count_each(numbers: Tensor, count: int) -> list[int]:
     """Count each of 0 .. count - 1 in int64 [n]. Waits for the device."""
     return torch.bincount(numbers, minlength=count).tolist()
 
 
-def send(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+def send(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """Copy a host array to the device, through pinned memory, without waiting."""
     tensor = torch.as_tensor(array)
     if tensor.device.type == "cpu" and device.type == "cuda":
@@ -125,14 +125,14 @@ def send(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor
 class _Arrival:
     """Asynchronous copy of tokens [B, T] to pinned memory, and the event of its end."""
 
-    def __init__(self, tokens: torch.Tensor):
+    def __init__(self, tokens: Tensor):
         self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         self.tokens.copy_(tokens, non_blocking=True)
         self.event = torch.cuda.Event()
         self.event.record(torch.cuda.current_stream(tokens.device))
 
 
-def to_numpy(array: torch.Tensor) -> np.ndarray:
+def to_numpy(array: Tensor) -> np.ndarray:
     array = array.detach().cpu()
     return (array.float() if array.is_floating_point() else array).numpy().copy()
 

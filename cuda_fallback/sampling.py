@@ -6,29 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import BatchOptions
 
 from . import runtime
-from .kernels.draw import (
-    IS_RANDOM,
-    SEED_HIGH,
-    SEED_LOW,
-    Values,
-    choose,
-    count_words,
-    exclude_top,
-    gumbel,
-    gumbel_table,
-    mask,
-    pack,
-    pack_logprobs,
-    process,
-    rated,
-    to_signed,
-)
+from .kernels import draw
+from .kernels.draw import Values, gumbel
 
 __all__ = ["SamplingBatch", "gumbel"]
 
@@ -42,70 +28,66 @@ class SamplingBatch(BatchOptions):
         super().__init__(options, device)
         self._values: Values | None = None
         self._ids: tuple[int, int] | None = None  # of the last call's tokens, first and last + 1
-        self._indices: torch.Tensor | None = None  # the same, one by one
+        self._indices: Tensor | None = None  # the same, one by one
 
     def __call__(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         positions: Sequence[int],
-        recent: torch.Tensor | None = None,
+        recent: Tensor | None = None,
         masks: Masks | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         allowed, dry = logits.float(), None
         if masks is not None:
-            allowed, dry = mask(allowed, runtime.send(masks(), self.device))
+            allowed, dry = draw.mask(allowed, runtime.send(masks(), self.device))
         scores, noisy = self._score(allowed, positions, recent, dry=dry)
-        tokens = choose(noisy)
+        tokens = draw.choose(noisy)
         if self.logprobs is None:
             return tokens
-        logits = rated(self.kind, self._on_device(), logits, scores, tokens)
-        return pack_logprobs(tokens, logits, self.logprobs)
+        logits = draw.rated(self.kind, self._on_device(), logits, scores, tokens)
+        return draw.pack_logprobs(tokens, logits, self.logprobs)
 
-    def rate(self, logits: torch.Tensor, tokens: np.ndarray, count: int) -> torch.Tensor:
-        return pack_logprobs(runtime.send(tokens, self.device), logits, count)
+    def rate(self, logits: Tensor, tokens: np.ndarray, count: int) -> Tensor:
+        return draw.pack_logprobs(runtime.send(tokens, self.device), logits, count)
 
     def score(
-        self,
-        logits: torch.Tensor,
-        positions: Sequence[int],
-        recent: torch.Tensor | None,
-        first: int = 0,
-    ) -> torch.Tensor:
+        self, logits: Tensor, positions: Sequence[int], recent: Tensor | None, first: int = 0
+    ) -> Tensor:
         """`processed` logits [B, V] of the tokens from `first` on, with noise if random."""
         return self._score(logits, positions, recent, first)[1]
 
     def _score(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         positions: Sequence[int],
-        recent: torch.Tensor | None,
+        recent: Tensor | None,
         first: int = 0,
-        dry: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dry: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Scores [B, V] without and with noise. Parameters as of `score`; dry: of DRY."""
-        scores = process(self.kind, self._on_device(), logits, recent, dry)
+        scores = draw.process(self.kind, self._on_device(), logits, recent, dry)
         if not self.kind.is_random:
             return scores, scores
         ids = first, first + scores.shape[1]
         if self._ids != ids:
             indices = torch.arange(*ids, dtype=torch.int32, device=self.device)
             self._ids, self._indices = ids, indices
-        positions = np.array([to_signed(int(position)) for position in positions], np.int32)
+        positions = np.array([draw.to_signed(int(position)) for position in positions], np.int32)
         sent = runtime.send(positions, self.device)[:, None]
         values = self._on_device()
         if self.kind.has_xtc:
-            scores = exclude_top(values, scores, sent)
-        seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-        noise = gumbel(seeds, sent, gumbel_table(self.device), self._indices)
-        return scores, torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
+            scores = draw.exclude_top(values, scores, sent)
+        seeds = tuple(values.integer(field).int() for field in (draw.SEED_LOW, draw.SEED_HIGH))
+        noise = gumbel(seeds, sent, draw.gumbel_table(self.device), self._indices)
+        return scores, torch.where(values.integer(draw.IS_RANDOM) > 0, scores + noise, scores)
 
-    def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
+    def processed(self, scores: Tensor, recent: Tensor | None = None) -> Tensor:
         """Scores [B, V] after biases, penalties, temperature and filters, which give -inf."""
-        return process(self.kind, self._on_device(), scores, recent)
+        return draw.process(self.kind, self._on_device(), scores, recent)
 
     def _on_device(self) -> Values:
         if self._values is None:
-            words = np.zeros((count_words(self.kind), len(self.options)), np.int64)
-            pack(self.options, self.kind, words)
+            words = np.zeros((draw.count_words(self.kind), len(self.options)), np.int64)
+            draw.pack(self.options, self.kind, words)
             self._values = Values(runtime.send(words, self.device))
         return self._values

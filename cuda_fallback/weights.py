@@ -60,7 +60,7 @@ class Weights(BlockWeights):
         # made when it is needed
         self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None
 
-    def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
+    def _matrix(self, names: Sequence[str]) -> ops.Matrices:
         blocks = self._read([f"{name}.weight" for name in names])
         return blocks[0] if len(blocks) == 1 else tuple(blocks)
 

@@ -1,8 +1,7 @@
 """The CPU's compiled path: LLVM vector code written from Python, weights in panels, a forward pass
 as one program.
 
-Without llvmlite the model runs in NumPy. All files but `compilation` are imported when a model is
-loaded.
+Without llvmlite the model runs in NumPy. All files but `compilation` are imported with a model.
 
     compilation               choice of an instruction set
     target, image             instruction sets, the cache of machine code, and loading it

@@ -32,8 +32,7 @@ def attend(
     scores,  # scratch: for each head 4 bytes per position, from first's block of 16 to end's
     scores_bytes,  # from one head's scores to the next
     scale: f32,
-    # The attention that follows, whose keys are prefetched; next_pages 0: they are in a cache
-    # already.
+    # The attention that follows, whose keys are prefetched; next_pages 0: they are cached.
     next_pages,
     next_keys,
     next_first,
@@ -90,16 +89,8 @@ def attend(
         ahead_count = prefetches.select((end - position).minimum(LANES), 0)
         with f.loop(heads) as h:
             prefetch_share(ahead, ahead_count, h, 1)
-            f.call(
-                score,
-                query + h * (4 * head_dim),
-                rows,
-                position,
-                first,
-                end,
-                scores + h * scores_bytes + b * (4 * LANES),
-                scale,
-            )
+            target = scores + h * scores_bytes + b * (4 * LANES)
+            f.call(score, query + h * (4 * head_dim), rows, position, first, end, target, scale)
     with f.loop(heads) as h:
         row = scores + h * scores_bytes
         top = Variable(f, f.constant(f32s, HIDDEN))
@@ -139,21 +130,14 @@ def attend(
         with f.if_then(ahead_count.compare("!=", 0)):
             ahead.set(f.load(i64, next_pages, ahead_number * 8) + next_keys)
         grouped = heads // HEADS_AT_ONCE * HEADS_AT_ONCE
-        for start_head, end_head, at_once in (
-            (f.constant(i64, 0), grouped, HEADS_AT_ONCE),
-            (grouped, heads, 1),
-        ):
+        shared = f.constant(i64, 0), grouped, HEADS_AT_ONCE
+        for start_head, end_head, at_once in (shared, (grouped, heads, 1)):
             with f.loop(end_head, start_head, at_once) as h:
                 prefetch_share(ahead.get(), ahead_count, h, at_once)
                 for piece in pieces:
-                    f.call(
-                        mixers[at_once][piece],
-                        shares + h * scores_bytes,
-                        scores_bytes,
-                        rows + 4 * piece,
-                        count,
-                        out + h * (4 * head_dim) + 4 * piece,
-                    )
+                    weights = shares + h * scores_bytes, scores_bytes
+                    target = out + h * (4 * head_dim) + 4 * piece
+                    f.call(mixers[at_once][piece], *weights, rows + 4 * piece, count, target)
 
 
 @kernel
@@ -181,8 +165,7 @@ def _score_block(
             products = f.fma(f.load(f32s, row, 4 * LANES * c), parts[c], products)
         sums.append(products)
     # Reduce 16 vectors to a vector of their sums by adding pairs of lanes of pairs of vectors, four
-    # times: twice within quarters of vectors, then whole quarters, so that every shuffle is one
-    # instruction.
+    # times: twice within quarters, then whole quarters, so that every shuffle is one instruction.
     for size, lanes in (
         (1, [0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30]),
         (4, [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27]),

@@ -2,8 +2,7 @@
 
 A decoded token reads every weight once, so the prefetches of its products decide what share of the
 memory's bandwidth they get. The best distances differ between processors. Candidates give the same
-bits. Each product runs over panels far larger than the caches, on all threads, with candidates in
-turn.
+bits. Each product runs over panels larger than the caches, on all threads, candidates in turn.
 """
 
 from __future__ import annotations
@@ -163,11 +162,6 @@ class _Run:
         return self.threads * self.panels * self.panel_bytes / (time.perf_counter() - started)
 
     def _run_part(self, part: int) -> None:
-        self.sweep(
-            self.arena.address + part * self.panels * self.panel_bytes,
-            self.x.ctypes.data,
-            self.out[part].ctypes.data,
-            self.panels,
-            self.panel_bytes,
-            self.blocks,
-        )
+        weights = self.arena.address + part * self.panels * self.panel_bytes
+        x, out = self.x.ctypes.data, self.out[part].ctypes.data
+        self.sweep(weights, x, out, self.panels, self.panel_bytes, self.blocks)

@@ -88,8 +88,7 @@ def _extract_field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int)
     """Shift every byte of int32 [16] right by `move` bits (left if negative), and mask it."""
     if gfni and move and mask & 1:
         # One instruction: bit i of the result is the parity of the byte and row 7 - i of a bit
-        # matrix. Higher planes use shifts, which are as fast: their mask and the "or" after it
-        # become one instruction.
+        # matrix. Higher planes use shifts, which are as fast: mask and "or" become one instruction.
         rows = [1 << i + move if mask >> i & 1 else 0 for i in reversed(range(8))]
         matrix = f.constant(vector(i8, 64), rows * 8)
         name, kind, zero = "llvm.x86.vgf2p8affineqb.512", matrix.type, f.constant(i8, 0)

@@ -21,6 +21,10 @@ i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 f16, f32 = ir.HalfType(), ir.FloatType()
 
 
+# coefficients of `Function.exp` after the first
+_EXP = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
 class _BFloatType(ir.HalfType):
     """bfloat16, which llvmlite lacks, to pass vectors to intrinsics; no constants."""
 
@@ -362,13 +366,7 @@ class Function:
         r = self.fma(n, real(-0.693359375), x)
         r = self.fma(n, real(2.12194440e-4), r)
         p = real(1.9875691500e-4)
-        for c in (
-            1.3981999507e-3,
-            8.3334519073e-3,
-            4.1665795894e-2,
-            1.6666665459e-1,
-            5.0000001201e-1,
-        ):
+        for c in _EXP:
             p = self.fma(p, r, real(c))
         y = self.fma(p, r * r, r) + real(1.0)
         return y * ((n.to_int() + 127) << 23).bitcast(f32s)
@@ -422,6 +420,14 @@ class Function:
         index.add_incoming(builder.add(index, i64(step)), builder.block)
         builder.branch(head)
         builder.position_at_end(after)
+
+    def loop_numbers(self, count: Value) -> Iterator[tuple[ir.Type, Value]]:
+        """Loops over float32 numbers, LANES at a time, then the rest: (type to load, offset)."""
+        whole = count // LANES * LANES
+        with self.loop(whole, 0, LANES) as d:
+            yield f32s, d * 4
+        with self.loop(count, whole) as d:
+            yield f32, d * 4
 
     @contextmanager
     def forever(self) -> Iterator[Callable[[Value], None]]:

@@ -104,8 +104,7 @@ class _Block:
                 f.load(vector(i32, 4), f.load(i64, self.rows, 8 * row), at, align=1)
                 for row in range(ROWS)
             ]
-            # quads[j]: rows j, j + 4, j + 8, j + 12; then a transposition of 4 x 4 words in each
-            # quarter
+            # quads[j]: rows j, j + 4, j + 8, j + 12; then transpose 4 x 4 words in each quarter
             first, every = list(range(8)), list(range(16))
             quads = [
                 parts[j]
@@ -306,19 +305,9 @@ def _nvfp4(block: _Block) -> _Scales:
 
 
 _SCALES: dict[str, Callable[[_Block], _Scales]] = {
-    "Q4_0": _one_level,
-    "Q4_1": _one_level_biases,
-    "Q5_0": _one_level,
-    "Q5_1": _one_level_biases,
-    "Q8_0": _one_level,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q4_k,
-    "Q6_K": _q6_k,
-    "Q8_K": lambda block: {"scales": [block.word(0)] * 2},
-    "IQ4_NL": _one_level,
-    "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
-    "NVFP4": _nvfp4,
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"), _one_level),
+    **dict.fromkeys(("Q4_1", "Q5_1"), _one_level_biases),
+    **dict.fromkeys(("Q4_K", "Q5_K"), _q4_k),
+    **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs},
+    **{"Q8_K": lambda block: {"scales": [block.word(0)] * 2}, "MXFP4": _mxfp4, "NVFP4": _nvfp4},
 }

@@ -46,8 +46,7 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], clo
         portion, kind, counters = (
             f.load_word(op, at[name]) for name in ("portion", "kind", "counters")
         )
-        # A thread starts with its own share of the items, which stays in its caches, then helps the
-        # others.
+        # A thread starts with its share of the items, which stays in its caches, then helps others.
         with f.loop(f.threads) as turn:
             owner = (f.thread + turn) % f.threads
             begin, end = owner * items // f.threads, (owner + 1) * items // f.threads
@@ -73,8 +72,7 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], clo
 
 @kernel
 def _barrier(f: Function, sync, threads) -> None:
-    """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and
-    the round.
+    """Wait for all threads. sync: two i64 on two cache lines, the number of arrivals and the round.
 
     On weakly ordered processors (Arm) an operation sees all stores made before the barrier: each
     arrival releases its thread's stores and acquires those of earlier arrivals; the last arrival

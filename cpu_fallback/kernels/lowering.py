@@ -18,7 +18,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
-from .panels import Panels
+from .panels import Panels, Plan
 from .products import panels_at_once
 from .program import Code, Program
 from .recipe import split_tokens
@@ -143,30 +143,14 @@ class Adjusted(Symbol):
         if not len(source.array):
             raise ValueError("the workspace has no buffer for normed or scaled outputs")
         self.product.place(source)
+        program, groups = self.trace.program, buffer.array.shape[1] // GROUP
         if self.cap:
-            self.trace.program.add(
-                "softcap",
-                1,
-                per_token=True,
-                target=source,
-                groups=buffer.array.shape[1] // GROUP,
-                cap=self.cap,
-            )
+            program.add("softcap", 1, True, target=source, groups=groups, cap=self.cap)
         else:
-            self.trace.program.add(
-                "adjust",
-                1,
-                per_token=True,
-                delta=source,
-                weight=self.weight or 0,
-                factor=self.factor,
-                target=buffer,
-                accumulate=int(accumulate),
-                groups=buffer.array.shape[1] // GROUP,
-                width=self.trace.config.hidden_size,
-                eps=self.eps,
-                scratch=w.scratch,
-            )
+            norm = dict(weight=self.weight or 0, eps=self.eps, scratch=w.scratch)
+            norm |= dict(factor=self.factor, width=self.trace.config.hidden_size)
+            target = dict(target=buffer, accumulate=int(accumulate))
+            program.add("adjust", 1, True, delta=source, groups=groups, **norm, **target)
         self.columns = Columns(self.trace, buffer, 0, self.product.parts[0][1])
         for name in self.marks:
             self.trace.probe(name, self)
@@ -181,8 +165,7 @@ class Mark:
     last: int
     # after operation last - 1, read(tokens) returns the values, float32 [tokens, ...]
     read: Callable[[int], np.ndarray]
-    # The buffer that operations first .. last - 1 accumulate to. Zeroed before them, it has their
-    # sum only.
+    # The buffer that operations first .. last - 1 accumulate to. Zeroed, it has their sum.
     zeroed: Buffer | None = None
 
     def shift(self, by: int) -> Mark:
@@ -329,9 +312,7 @@ class Trace:
         of_experts: bool = False,
         scales: bool = False,
     ) -> Buffer:
-        """Append packing of x in each layout; returns its buffer. of_experts: by tiles; scales:
-        times the experts' shares.
-        """
+        """Append packing of x in each layout; returns x's buffer. scales: times experts' shares."""
         w, b = self.workspace, None
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
@@ -361,24 +342,14 @@ class Trace:
             routed["shares"] = r.shares if scales else 0
             if scales and source != "norm":
                 raise ValueError("only a norm's numbers are multiplied by shares when packed")
+        is_gated = isinstance(x, Gated) and source != "xielu"
+        inputs = dict(a=a, b=b or a, b_bytes=x.up.row_bytes if is_gated else 0, groups=groups)
+        width, eps = (self.config.hidden_size, x.eps) if is_norm else (1, self.config.rms_norm_eps)
+        inputs |= dict(part=part, width=width, eps=eps, scratch=w.scratch, **routed)
         for layout in layouts:
-            self.program.add(
-                kind(layout, source),
-                parts,
-                per_token=True,
-                wait=layout is layouts[-1],
-                a=a,
-                b=b or a,
-                b_bytes=x.up.row_bytes if isinstance(x, Gated) and source != "xielu" else 0,
-                groups=groups,
-                part=part,
-                x=w.activations[layout],
-                x_bytes=groups // SPAN * layout.record(1),
-                width=self.config.hidden_size if is_norm else 1,
-                eps=x.eps if is_norm else self.config.rms_norm_eps,
-                scratch=w.scratch,
-                **routed,
-            )
+            records = dict(x=w.activations[layout], x_bytes=groups // SPAN * layout.record(1))
+            wait = layout is layouts[-1]
+            self.program.add(kind(layout, source), parts, True, wait=wait, **inputs, **records)
         return a
 
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
@@ -409,7 +380,7 @@ class Trace:
     ) -> None:
         """Append the products of each tile with its expert's matrix. bias: float32 [experts, N]."""
         plan, used = stack[0].plan, self.config.num_experts_per_tok
-        layout, columns = self.code.recipe.activation_layout(plan.layout), packed.array.shape[1]
+        columns = packed.array.shape[1]
         if plan.columns > columns or plan.panels * ROWS > out.array.shape[1]:
             raise ValueError(
                 f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}, outputs "
@@ -428,23 +399,21 @@ class Trace:
             plan.panels,
         )
         part = pad(part, panels_at_once(self.code.recipe.target, plan.layout, 1))
-        self.program.add(
-            experts_kind(plan.layout),
-            used * -(-plan.panels // part),
-            per_token=True,
-            wait=wait,
-            weights=addresses,
-            panel_bytes=plan.panel_bytes,
-            panels=plan.panels,
-            part=part,
-            blocks=plan.blocks,
-            x=self.workspace.activations[layout],
-            x_bytes=columns // WIDTH * layout.record(1),
-            out=out,
-            tiles=self.workspace.routing.tiles,
-            biases=0 if bias is None else biases,
-            bias_bytes=biases.row_bytes,
-        )
+        operands = dict(weights=addresses, panels=plan.panels, part=part, out=out)
+        operands["tiles"] = self.workspace.routing.tiles
+        operands |= dict(biases=0 if bias is None else biases, bias_bytes=biases.row_bytes)
+        kind, items = experts_kind(plan.layout), used * -(-plan.panels // part)
+        self.program.add(kind, items, True, wait=wait, **operands, **self._inputs(plan, columns))
+
+    def _inputs(self, plan: Plan, columns: int) -> dict[str, int | Buffer]:
+        """Operands of a product: sizes of its panels, and packed activations."""
+        layout = self.code.recipe.activation_layout(plan.layout)
+        return {
+            "panel_bytes": plan.panel_bytes,
+            "blocks": plan.blocks,
+            "x": self.workspace.activations[layout],
+            "x_bytes": columns // WIDTH * layout.record(1),
+        }
 
     def add_low_rank(
         self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int
@@ -454,9 +423,8 @@ class Trace:
         inner = self._multiply_one(a, self.pack(x, [layout]), None, wait=True)
         self.program.direct(inner, w.low_rank)
         width = pad(a.plan.rows, GROUP)
-        self.program.add(
-            "select", 1, per_token=True, target=w.low_rank, groups=width // GROUP, adapter=adapter
-        )
+        groups = width // GROUP
+        self.program.add("select", 1, True, target=w.low_rank, groups=groups, adapter=adapter)
         packed = self.pack(Columns(self, w.low_rank, 0, width), [layout])
         for part, (at, _) in zip(b, product.parts, strict=True):
             operation = self._multiply_one(part, packed, None, wait=part is b[-1])
@@ -466,8 +434,7 @@ class Trace:
     def _multiply_one(
         self, matrix: Panels, packed: Buffer, bias: np.ndarray | None, wait: bool
     ) -> int:
-        plan, layout = matrix.plan, self.code.recipe.activation_layout(matrix.plan.layout)
-        columns = packed.array.shape[1]
+        plan, columns = matrix.plan, packed.array.shape[1]
         if plan.columns > columns:
             raise ValueError(
                 f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}"
@@ -475,18 +442,8 @@ class Trace:
         portion = max(1, (1 << 16 if self.decode else 1 << 17) // plan.panel_bytes)
         portion = min(portion, max(1, plan.panels // (2 * self.threads)))
         portion = pad(portion, panels_at_once(self.code.recipe.target, plan.layout, 1))
-        return self.program.add(
-            product_kind(plan.layout),
-            plan.panels,
-            portion,
-            wait=wait,
-            weights=matrix.address,
-            panel_bytes=plan.panel_bytes,
-            blocks=plan.blocks,
-            x=self.workspace.activations[layout],
-            x_bytes=columns // WIDTH * layout.record(1),
-            out=0,
-            out_bytes=0,
-            bias=0 if bias is None else self.copy_vector(bias),
-            accumulate=0,
-        )
+        operands = dict(weights=matrix.address, out=0, out_bytes=0, accumulate=0)
+        operands["bias"] = 0 if bias is None else self.copy_vector(bias)
+        operands |= self._inputs(plan, columns)
+        kind = product_kind(plan.layout)
+        return self.program.add(kind, plan.panels, portion=portion, wait=wait, **operands)

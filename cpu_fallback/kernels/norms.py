@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .emit import LANES, Function, Value, Variable, f32, f32s, i32, kernel
 from .layouts import GROUP
+from .records import Operation
 
 
 @kernel
@@ -17,56 +18,87 @@ def sum_of_squares(f: Function, a, groups, out) -> None:
     f.store(f.reduce_sum(sums[0].get() + sums[1].get()), out)
 
 
-@kernel
-def norm_head(f: Function, x, weight, width, eps: f32) -> None:
-    """RMS norm of one head in place. x, weight: float32 [width]."""
-    vectorised = width // LANES * LANES
-    sums, rest = Variable(f, f.zero(f32s)), Variable(f, f.constant(f32, 0.0))
-    with f.loop(vectorised, 0, LANES) as d:
-        value = f.load(f32s, x, d * 4)
-        sums.set(f.fma(value, value, sums.get()))
-    with f.loop(width, vectorised) as d:
-        value = f.load(f32, x, d * 4)
-        rest.set(rest.get() + value * value)
-    mean = (f.reduce_sum(sums.get()) + rest.get()) / width.truncate(i32).to_float()
-    scale = f.constant(f32, 1.0) / f.math("sqrt", mean + eps)
-    with f.loop(vectorised, 0, LANES) as d:
-        f.store(f.load(f32s, x, d * 4) * scale.splat() * f.load(f32s, weight, d * 4), x, d * 4)
-    with f.loop(width, vectorised) as d:
-        f.store(f.load(f32, x, d * 4) * scale * f.load(f32, weight, d * 4), x, d * 4)
+def root_mean_square(f: Operation, a: Value, groups: Value) -> Value:
+    """RMS of a row, by the operation's width and eps."""
+    scratch = f.scratch + f.thread * 64
+    f.call(sum_of_squares(f.module), a, groups, scratch)
+    return f.math("sqrt", f.load(f32, scratch) / f.load_float("width") + f.load_float("eps"))
 
 
-@kernel
-def scale_head(f: Function, x, weight, size) -> None:
-    """x *= weight. x, weight: float32 [size]."""
-    vectorised = size // LANES * LANES
-    with f.loop(vectorised, 0, LANES) as d:
-        f.store(f.load(f32s, x, d * 4) * f.load(f32s, weight, d * 4), x, d * 4)
-    with f.loop(size, vectorised) as d:
-        f.store(f.load(f32, x, d * 4) * f.load(f32, weight, d * 4), x, d * 4)
+def adjust(f: Operation) -> None:
+    """target = delta * factor (* weight / RMS, unless weight is 0) (+ target, if accumulate)."""
+    weight, groups = f.weight, f.groups
+    has_weight, accumulates = weight.compare("!=", 0), f.accumulate.compare("!=", 0)
+    with f.loop(f.hi, f.lo) as token:
+        delta, target = f.delta + token * f.delta_bytes, f.target + token * f.target_bytes
+        factor = Variable(f, f.load_float("factor"))
+        with f.if_then(has_weight):
+            factor.set(factor.get() / root_mean_square(f, delta, groups))
+        factor = factor.get().splat()
+        with f.loop(groups * (GROUP // LANES)) as i:
+            at = i * (4 * LANES)
+            value = Variable(f, f.load(f32s, delta, at) * factor)
+            with f.if_then(has_weight):
+                value.set(value.get() * f.load(f32s, weight, at))
+            with f.if_then(accumulates):
+                value.set(value.get() + f.load(f32s, target, at))
+            f.store(value.get(), target, at)
 
 
-@kernel
-def adjust(f: Function, delta, weight, factor: f32, target, accumulate, groups) -> None:
-    """target = delta * factor (* weight, unless 0) (+ target, if accumulate): float32."""
-    with f.loop(groups * (GROUP // LANES)) as i:
-        at = i * (4 * LANES)
-        value = Variable(f, f.load(f32s, delta, at) * factor.splat())
-        with f.if_then(weight.compare("!=", 0)):
-            value.set(value.get() * f.load(f32s, weight, at))
-        with f.if_then(accumulate.compare("!=", 0)):
-            value.set(value.get() + f.load(f32s, target, at))
-        f.store(value.get(), target, at)
-
-
-@kernel
-def softcap(f: Function, x, groups, cap: f32) -> None:
-    """x = cap * tanh(x / cap) in place. x: float32 [32 groups]."""
-    with f.loop(groups * (GROUP // LANES)) as i:
-        at = i * (4 * LANES)
-        f.store(apply_softcap(f, f.load(f32s, x, at), cap.splat()), x, at)
+def softcap(f: Operation) -> None:
+    """target = cap * tanh(target / cap)."""
+    target, target_bytes, groups, cap = f.target, f.target_bytes, f.groups, f.load_float("cap")
+    with f.loop(f.hi, f.lo) as token, f.loop(groups * (GROUP // LANES)) as i:
+        at = target + token * target_bytes + i * (4 * LANES)
+        f.store(apply_softcap(f, f.load(f32s, at), cap.splat()), at)
 
 
 def apply_softcap(f: Function, x: Value, cap: Value) -> Value:
     """cap * tanh(x / cap) of 16 numbers."""
     return cap - cap * 2.0 / (f.exp(x * 2.0 / cap) + 1.0)
+
+
+def select(f: Operation) -> None:
+    """Zeros in the rows of tokens that do not have the adapter of this number."""
+    target, target_bytes, groups, adapter = f.target, f.target_bytes, f.groups, f.adapter
+    with f.loop(f.hi, f.lo) as token, f.if_then(f.place(token)["adapter"].compare("!=", adapter)):
+        with f.loop(groups * (GROUP // LANES)) as i:
+            f.store(f.zero(f32s), target + token * target_bytes, i * (4 * LANES))
+
+
+def norm_heads(f: Operation) -> None:
+    """RMS norm of every head of query and key, in place."""
+    eps = f.load_float("eps")
+    queries = f.heads, f.query_width, f.query_weight
+    keys, keys_at = (f.key_heads, f.key_width, f.key_weight), f.keys_at
+    with f.loop(f.hi, f.lo) as token:
+        row = f.qkv + token * f.qkv_bytes
+        for first, (count, width, weight) in ((row, queries), (row + keys_at, keys)):
+            with f.loop(count) as h:
+                f.call(_norm_head(f.module), first + h * width * 4, weight, width, eps)
+
+
+@kernel
+def _norm_head(f: Function, x, weight, width, eps: f32) -> None:
+    """RMS norm of one head in place. x, weight: float32 [width]."""
+    sums, rest = Variable(f, f.zero(f32s)), Variable(f, f.zero(f32))
+    for type_, at in f.loop_numbers(width):
+        value = f.load(type_, x, at)
+        if type_ is f32s:
+            sums.set(f.fma(value, value, sums.get()))
+        else:
+            rest.set(rest.get() + value * value)
+    mean = (f.reduce_sum(sums.get()) + rest.get()) / width.truncate(i32).to_float()
+    scale = f.constant(f32, 1.0) / f.math("sqrt", mean + eps)
+    for type_, at in f.loop_numbers(width):
+        by = scale.splat() if type_ is f32s else scale
+        f.store(f.load(type_, x, at) * by * f.load(type_, weight, at), x, at)
+
+
+def scale_heads(f: Operation) -> None:
+    """Each head of the queries times weight, in place."""
+    qkv, qkv_bytes, heads, size, weight = f.qkv, f.qkv_bytes, f.heads, f.size, f.weight
+    with f.loop(f.hi, f.lo) as token, f.loop(heads) as h:
+        x = qkv + token * qkv_bytes + h * size * 4
+        for type_, at in f.loop_numbers(size):
+            f.store(f.load(type_, x, at) * f.load(type_, weight, at), x, at)

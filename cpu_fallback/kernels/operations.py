@@ -7,40 +7,13 @@ from functools import partial
 
 from ..pages import PAGE
 from . import attention, layouts, norms, packing, paging, products, rope, routing, unpacked
-from .emit import LANES, Function, Module, Value, Variable, f32, f32s, i64
+from .emit import Function, Module, Value, Variable, f32, i64
 from .layouts import GROUP, ActivationLayout, Layout
 from .recipe import Recipe, expert_tiles, tiles
-from .records import CONTEXT, FIELDS, PLACE, experts_kind, gather_kind, pack_kind, product_kind
+from .records import Operation, experts_kind, gather_kind, pack_kind, product_kind
 from .target import Target
 
-_OPERATION = {"op": i64, "lo": i64, "hi": i64, "thread": i64, "context": i64}
 Writer = Callable[[Module, str], Function]  # writes an operation's function of this name
-
-
-class _Operation(Function):
-    """An operation's function under construction. Operands are attributes, like parameters."""
-
-    def __init__(self, module: Module, name: str):
-        self.fields = FIELDS[name.split()[0]]
-        super().__init__(module, "op " + name, _OPERATION)
-
-    def __getattr__(self, name: str) -> Value:
-        if name in self.__dict__["fields"]:
-            return self.load_word(self.op, self.fields[name])
-        return super().__getattr__(name)
-
-    def load_float(self, name: str) -> Value:
-        """A float32 operand, in the low half of its word."""
-        return self.load(f32, self.op, 8 * self.fields[name])
-
-    def load_context(self, name: str) -> Value:
-        """A word of the context."""
-        return self.load_word(self.context, CONTEXT[name])
-
-    def place(self, token: Value) -> dict[str, Value]:
-        """A token's record of PLACE."""
-        record = self.load_context("places") + token * (8 * len(PLACE))
-        return {name: self.load_word(record, index) for name, index in PLACE.items()}
 
 
 def operations(recipe: Recipe) -> dict[str, Writer]:
@@ -61,13 +34,10 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
             experts_kind(pair[0]): (_experts, target, *pair, tile_sizes) for pair in layouts_of
         }
         writers |= {gather_kind(*pair): (_gather, *pair) for pair in packed}
-        writers |= {"route": (_route, tile_sizes), "combine": (_combine,)}
+        writers |= {"route": (routing.route, tile_sizes), "combine": (routing.combine,)}
+    simple = norms.adjust, norms.softcap, norms.select, norms.norm_heads, norms.scale_heads
+    writers |= {write.__name__: (write,) for write in simple}
     writers |= {
-        "adjust": (_adjust,),
-        "softcap": (_softcap,),
-        "select": (_select,),
-        "norm_heads": (_norm_heads,),
-        "scale_heads": (_scale_heads,),
         "rotate": (_rotate, head_dim, bits, recipe.rotary_dim or head_dim),
         "attend": (_attend, head_dim, bits, recipe.softcap, recipe.has_sinks),
     }
@@ -77,7 +47,7 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
 def _build(write: Callable[..., None], *arguments) -> Function:
     """The function that write(f, *constants) writes. arguments: constants, module and name."""
     *constants, module, name = arguments
-    f = _Operation(module, name)
+    f = Operation(module, name)
     write(f, *constants)
     return f.finish()
 
@@ -110,7 +80,7 @@ def _call_for_panels(
         start = last
 
 
-def _product(f: _Operation, target: Target, layout: Layout, x_layout: ActivationLayout) -> None:
+def _product(f: Operation, target: Target, layout: Layout, x_layout: ActivationLayout) -> None:
     sizes = tiles(target, x_layout)
     kernels = _product_kernels(f, target, layout, x_layout, sizes)
     weights, panel_bytes, blocks = f.weights, f.panel_bytes, f.blocks
@@ -120,21 +90,13 @@ def _product(f: _Operation, target: Target, layout: Layout, x_layout: Activation
 
     def multiply(size: int, token: Value, start: Value) -> None:
         """Multiply the panels start .. hi - 1 with the tile that starts at `token`."""
-        _call_for_panels(
-            f,
-            kernels[size],
-            start,
-            f.hi,
-            lambda p: (
-                weights + p * panel_bytes,
-                x + token * x_bytes,
-                out + p * (4 * layouts.ROWS) + token * out_bytes,
-                out_bytes,
-                blocks,
-                has_bias.select(bias + p * (4 * layouts.ROWS), 0),
-                accumulate,
-            ),
-        )
+
+        def write_arguments(p: Value) -> tuple[Value, ...]:
+            operands, at = (weights + p * panel_bytes, x + token * x_bytes), p * (4 * layouts.ROWS)
+            outputs = out + at + token * out_bytes, out_bytes
+            return *operands, *outputs, blocks, has_bias.select(bias + at, 0), accumulate
+
+        _call_for_panels(f, kernels[size], start, f.hi, write_arguments)
 
     tokens = f.load_context("tokens")
     *smaller, full = sizes
@@ -147,19 +109,10 @@ def _product(f: _Operation, target: Target, layout: Layout, x_layout: Activation
         with f.if_then(count.compare(">=", unpacked.MIN_TILES)):
             first.set(f.lo + (f.hi - f.lo) // unpacked.PANELS * unpacked.PANELS)
             with f.loop(first.get(), f.lo, unpacked.PANELS) as p:
-                f.call(
-                    kernel,
-                    weights + p * panel_bytes,
-                    panel_bytes,
-                    blocks,
-                    x,
-                    x_bytes * full,
-                    count,
-                    out + p * (4 * layouts.ROWS),
-                    out_bytes,
-                    has_bias.select(bias + p * (4 * layouts.ROWS), 0),
-                    accumulate,
-                )
+                panels = weights + p * panel_bytes, panel_bytes, blocks
+                at = p * (4 * layouts.ROWS)
+                outputs = out + at, out_bytes, has_bias.select(bias + at, 0), accumulate
+                f.call(kernel, *panels, x, x_bytes * full, count, *outputs)
     with f.loop(count) as tile:
         multiply(full, tile * full, first.get())
     rest = tokens - count * full
@@ -168,7 +121,7 @@ def _product(f: _Operation, target: Target, layout: Layout, x_layout: Activation
             multiply(size, count * full, f.lo)
 
 
-def _pack(f: _Operation, x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]) -> None:
+def _pack(f: Operation, x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]) -> None:
     part, groups = f.part, f.groups
     parts = (groups + part - 1) // part
     tokens, full = f.load_context("tokens"), sizes[-1]
@@ -181,73 +134,57 @@ def _pack(f: _Operation, x_layout: ActivationLayout, source: str, sizes: tuple[i
         token, start = first + inside % count, inside // count * part
         row = token + f.load_context("first_row")
         a, b = f.a + row * f.a_bytes, f.b + row * f.b_bytes
-        factor = _norm_factor(f, source, a, groups)
+        factor = _factor(f, source, a, groups)
         size = f.constant(i64, full)
         for smaller in reversed(sizes[:-1]):
             size = rest.compare("<=", smaller).select(f.constant(i64, smaller), size)
-        at = start * (4 * GROUP)
-        out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
-
-        def write_arguments() -> tuple[Value, ...]:
-            other = b if source == "xielu" else b + at
-            return a + at, other, factor, (groups - start).minimum(part), out, token - first, size
-
-        _call_pack(f, x_layout, source, size, write_arguments)
+        count = (groups - start).minimum(part)
+        _call_pack(f, x_layout, source, (a, b, factor), (start, count), first, token - first, size)
 
 
-def _norm_factor(f: _Operation, source: str, a: Value, groups: Value) -> Value:
+def _factor(f: Operation, source: str, a: Value, groups: Value) -> Value:
     """1 / RMS of a row, 1 unless the source is a norm."""
-    if source != "norm":
-        return f.constant(f32, 1.0)
-    scratch = f.scratch + f.thread * 64
-    f.call(norms.sum_of_squares(f.module), a, groups, scratch)
-    width, eps = f.load_float("width"), f.load_float("eps")
-    return f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch) / width + eps)
+    one = f.constant(f32, 1.0)
+    return one / norms.root_mean_square(f, a, groups) if source == "norm" else one
 
 
 def _call_pack(
-    f: Function,
+    f: Operation,
     x_layout: ActivationLayout,
     source: str,
+    numbers: tuple[Value, Value, Value],
+    groups: tuple[Value, Value],
+    first: Value,
+    index: Value,
     size: Value,
-    write_arguments: Callable[[], tuple[Value, ...]],
 ) -> None:
-    """Call packing.pack for a tile of one token, or for larger tiles."""
+    """Call packing.pack for a tile of one token, or for larger tiles.
+
+    numbers: addresses of rows of a and b, and the factor; groups: first group and their count;
+    first: row of the tile.
+    """
+    (a, b, factor), (start, count) = numbers, groups
+    at = start * (4 * GROUP)
+    b = b if source == "xielu" else b + at
+    out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
     with f.if_else(size.compare("==", 1)) as branches:
         for branch, single in zip(branches, (True, False)):
             with branch:
-                f.call(packing.pack(f.module, x_layout, source, single), *write_arguments())
-
-
-def _route(f: _Operation, sizes: tuple[int, ...]) -> None:
-    choose, sort = routing.choose(f.module), routing.sort(f.module, sizes)
-    tokens = f.load_context("tokens")
-    with f.loop(f.hi, f.lo):
-        f.call(
-            choose,
-            f.scores,
-            f.scores_bytes,
-            tokens,
-            f.experts,
-            f.used,
-            f.sharing,
-            f.chosen,
-            f.shares,
-        )
-        f.call(sort, f.chosen, tokens * f.used, f.experts, f.counts, f.tiles, f.order, f.rows)
+                pack = packing.pack(f.module, x_layout, source, single)
+                f.call(pack, a + at, b, factor, count, out, index, size)
 
 
 class _Tile:
     """A tile's record. number: from 0."""
 
-    def __init__(self, f: _Operation, number: Value):
+    def __init__(self, f: Operation, number: Value):
         self._f, self._record = f, f.tiles + (number + 1) * (8 * len(routing.TILE))
 
     def __getattr__(self, name: str) -> Value:
         return self._f.load_word(self._record, routing.TILE[name])
 
 
-def _gather(f: _Operation, x_layout: ActivationLayout, source: str) -> None:
+def _gather(f: Operation, x_layout: ActivationLayout, source: str) -> None:
     part, groups = f.part, f.groups
     parts = (groups + part - 1) // part
     tiles, is_sorted = f.load_word(f.tiles, 0), f.is_sorted.compare("!=", 0)
@@ -255,29 +192,19 @@ def _gather(f: _Operation, x_layout: ActivationLayout, source: str) -> None:
     with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
         tile, start = _Tile(f, item // parts), item % parts * part
         first, size = tile.row, tile.size
-        at = start * (4 * GROUP)
-        out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
         with f.loop(tile.count) as index:
             assignment = f.load_word(f.order + (first + index) * 8, 0)
             row = is_sorted.select(first + index, assignment // f.used)
             a, b = f.a + row * f.a_bytes, f.b + row * f.b_bytes
-            factor = Variable(f, _norm_factor(f, source, a, groups))
+            factor = Variable(f, _factor(f, source, a, groups))
             with f.if_then(shares.compare("!=", 0)):
                 factor.set(factor.get() * f.load(f32, shares, assignment * 4))
-
-            def write_arguments() -> tuple[Value, ...]:
-                count = (groups - start).minimum(part)
-                return a + at, b + at, factor.get(), count, out, index, size
-
-            _call_pack(f, x_layout, source, size, write_arguments)
+            numbers, count = (a, b, factor.get()), (groups - start).minimum(part)
+            _call_pack(f, x_layout, source, numbers, (start, count), first, index, size)
 
 
 def _experts(
-    f: _Operation,
-    target: Target,
-    layout: Layout,
-    x_layout: ActivationLayout,
-    sizes: tuple[int, ...],
+    f: Operation, target: Target, layout: Layout, x_layout: ActivationLayout, sizes: tuple[int, ...]
 ) -> None:
     kernels = _product_kernels(f, target, layout, x_layout, sizes)
     panels, part, panel_bytes = f.panels, f.part, f.panel_bytes
@@ -304,83 +231,7 @@ def _experts(
                 _call_for_panels(f, kernels[size], start, end, write_arguments)
 
 
-def _combine(f: _Operation) -> None:
-    combine = routing.combine(f.module)
-    outputs, outputs_bytes, used = f.outputs, f.outputs_bytes, f.used
-    vectors, accumulate = f.vectors, f.accumulate
-    with f.loop(f.hi, f.lo) as token:
-        at = token * used
-        f.call(
-            combine,
-            outputs,
-            outputs_bytes,
-            f.rows + at * 8,
-            f.shares + at * 4,
-            used,
-            vectors,
-            f.out + token * f.out_bytes,
-            accumulate,
-        )
-
-
-def _adjust(f: _Operation) -> None:
-    adjust, squares = norms.adjust(f.module), norms.sum_of_squares(f.module)
-    weight, groups = f.weight, f.groups
-    with f.loop(f.hi, f.lo) as token:
-        delta = f.delta + token * f.delta_bytes
-        factor = Variable(f, f.load_float("factor"))
-        with f.if_then(weight.compare("!=", 0)):
-            scratch = f.scratch + f.thread * 64
-            f.call(squares, delta, groups, scratch)
-            mean = f.load(f32, scratch) / f.load_float("width")
-            factor.set(factor.get() / f.math("sqrt", mean + f.load_float("eps")))
-        f.call(
-            adjust,
-            delta,
-            weight,
-            factor.get(),
-            f.target + token * f.target_bytes,
-            f.accumulate,
-            groups,
-        )
-
-
-def _softcap(f: _Operation) -> None:
-    softcap = norms.softcap(f.module)
-    target, target_bytes, groups, cap = f.target, f.target_bytes, f.groups, f.load_float("cap")
-    with f.loop(f.hi, f.lo) as token:
-        f.call(softcap, target + token * target_bytes, groups, cap)
-
-
-def _select(f: _Operation) -> None:
-    target, target_bytes, groups, adapter = f.target, f.target_bytes, f.groups, f.adapter
-    with f.loop(f.hi, f.lo) as token:
-        with f.if_then(f.place(token)["adapter"].compare("!=", adapter)):
-            with f.loop(groups * (GROUP // LANES)) as i:
-                f.store(f.zero(f32s), target + token * target_bytes, i * (4 * LANES))
-
-
-def _norm_heads(f: _Operation) -> None:
-    norm = norms.norm_head(f.module)
-    eps = f.load_float("eps")
-    queries = f.heads, f.query_width, f.query_weight
-    keys, keys_at = (f.key_heads, f.key_width, f.key_weight), f.keys_at
-    with f.loop(f.hi, f.lo) as token:
-        row = f.qkv + token * f.qkv_bytes
-        for first, (count, width, weight) in ((row, queries), (row + keys_at, keys)):
-            with f.loop(count) as h:
-                f.call(norm, first + h * width * 4, weight, width, eps)
-
-
-def _scale_heads(f: _Operation) -> None:
-    scale = norms.scale_head(f.module)
-    heads, size, weight = f.heads, f.size, f.weight
-    with f.loop(f.hi, f.lo) as token:
-        with f.loop(heads) as h:
-            f.call(scale, f.qkv + token * f.qkv_bytes + h * size * 4, weight, size)
-
-
-def _rotate(f: _Operation, head_dim: int, cache_bits: int | None, rotary_dim: int) -> None:
+def _rotate(f: Operation, head_dim: int, cache_bits: int | None, rotary_dim: int) -> None:
     layout = paging.page_layout(head_dim, cache_bits)
     rotate, store = rope.rotate(f.module, rotary_dim), paging.store(f.module, head_dim, cache_bits)
     table_at, query_table_at = f.table_at, f.query_table_at
@@ -393,28 +244,17 @@ def _rotate(f: _Operation, head_dim: int, cache_bits: int | None, rotary_dim: in
         key, value = (row + start + h * (4 * head_dim) for start in (f.keys_at, f.values_at))
         with f.if_then(rotates):
             with f.loop(shared) as query:
-                f.call(
-                    rotate,
-                    row + (h * shared + query) * (4 * head_dim),
-                    cosine + query_table_at,
-                    sine + query_table_at,
-                )
+                angles = cosine + query_table_at, sine + query_table_at
+                f.call(rotate, row + (h * shared + query) * (4 * head_dim), *angles)
             f.call(rotate, key, cosine + table_at, sine + table_at)
         page, at = f.load(i64, place["pages"], position // PAGE * 8), h * PAGE + position % PAGE
-        for source, numbers, scales in (
-            (key, f.page_keys, f.key_scales),
-            (value, f.page_values, f.value_scales),
-        ):
-            f.call(
-                store,
-                source,
-                page + numbers + at * layout.row_bytes,
-                page + scales + at * (2 * layout.groups),
-            )
+        numbers, scales = at * layout.row_bytes, at * (2 * layout.groups)
+        f.call(store, key, page + f.page_keys + numbers, page + f.key_scales + scales)
+        f.call(store, value, page + f.page_values + numbers, page + f.value_scales + scales)
 
 
 def _attend(
-    f: _Operation, head_dim: int, cache_bits: int | None, cap: float | None, has_sinks: bool
+    f: Operation, head_dim: int, cache_bits: int | None, cap: float | None, has_sinks: bool
 ) -> None:
     layout = paging.page_layout(head_dim, cache_bits)
     attend = attention.attend(f.module, head_dim, cache_bits, cap=cap, has_sinks=has_sinks)
@@ -444,24 +284,10 @@ def _attend(
         token, h, pages, first, end = locate(item)
         _, next_h, next_pages, next_first, next_end = locate((item + 1).minimum(last))
         at, scales_at = h * (PAGE * layout.row_bytes), h * (PAGE * 2 * layout.groups)
-        f.call(
-            attend,
-            f.qkv + token * f.qkv_bytes + h * head,
-            pages,
-            keys + at,
-            values + at,
-            key_scales + scales_at,
-            value_scales + scales_at,
-            f.out + token * f.out_bytes + h * head,
-            first,
-            end,
-            shared,
-            scores,
-            f.load_context("scores_head_bytes"),
-            scale,
-            several_rows.select(next_pages, 0),
-            keys + next_h * (PAGE * layout.row_bytes),
-            next_first,
-            next_end,
-            sinks + h * (shared * 4),
-        )
+        query, out = f.qkv + token * f.qkv_bytes + h * head, f.out + token * f.out_bytes + h * head
+        stored = keys + at, values + at, key_scales + scales_at, value_scales + scales_at
+        visible, scratch = (first, end, shared), (scores, f.load_context("scores_head_bytes"))
+        next_keys = keys + next_h * (PAGE * layout.row_bytes)
+        following = several_rows.select(next_pages, 0), next_keys, next_first, next_end
+        sink = sinks + h * (shared * 4)
+        f.call(attend, query, pages, *stored, out, *visible, *scratch, scale, *following, sink)

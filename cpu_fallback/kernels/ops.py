@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import Biases
+from mlx_llama.core.models.spec import LayerSpec, Window
+from mlx_llama.core.ops import ExpertStacks
 
 from .. import ops
 from .layouts import ROWS
@@ -103,57 +103,30 @@ def _direct(product: Product, *buffers: Buffer) -> None:
             product.trace.program.direct(number, buffer)
 
 
-def experts(
-    x: Symbol,
-    scores: Product,
-    gate: tuple[Panels, ...],
-    up: tuple[Panels, ...],
-    down: tuple[Panels, ...],
-    spec: ExpertsSpec,
-    activation: str = "silu",
-    biases: Biases | None = None,
-) -> Product:
+def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
+    gate, up, down, spec, activation, (gate_bias, up_bias, down_bias) = stacks
     trace = x.trace
     r = trace.workspace.routing
     scores.place(r.scores)
-    trace.program.add(
-        "route",
-        1,
-        scores=r.scores,
-        experts=spec.count,
-        used=spec.used,
-        sharing=SHARING.index(
-            "sigmoid" if spec.scoring == "sigmoid" else "chosen" if spec.normalises else "all"
-        ),
-        chosen=r.chosen,
-        shares=r.shares,
-        counts=r.counts,
-        tiles=r.tiles,
-        order=r.order,
-        rows=r.row_of,
-    )
+    sharing = "sigmoid" if spec.scoring == "sigmoid" else "chosen" if spec.normalises else "all"
+    choice = dict(scores=r.scores, experts=spec.count, used=spec.used, chosen=r.chosen)
+    sorting = dict(counts=r.counts, tiles=r.tiles, order=r.order, rows=r.row_of)
+    choice |= dict(sharing=SHARING.index(sharing), shares=r.shares)
+    trace.program.add("route", 1, **choice, **sorting)
     find = trace.code.recipe.activation_layout
     layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
     packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, spec.scales_input)
     gated = Gated(trace, activation, *trace.workspace.hidden_units[gate[0].plan.rows])
-    gate_bias, up_bias, down_bias = biases or (None, None, None)
     trace.multiply_experts(gate, gate_bias, packed, gated.gate, wait=False)
     trace.multiply_experts(up, up_bias, packed, gated.up)
     packed = trace.pack(gated, layouts[2:], of_experts=True)
     trace.multiply_experts(down, down_bias, packed, r.outputs)
     width = trace.config.hidden_size
+    sources = dict(outputs=r.outputs, rows=r.row_of, used=spec.used)
+    sources["shares"] = r.ones if spec.scales_input else r.shares
+    vectors = pad(width, ROWS) // ROWS
     operation = trace.program.add(
-        "combine",
-        1,
-        per_token=True,
-        outputs=r.outputs,
-        rows=r.row_of,
-        shares=r.ones if spec.scales_input else r.shares,
-        used=spec.used,
-        vectors=pad(width, ROWS) // ROWS,
-        out=0,
-        out_bytes=0,
-        accumulate=0,
+        "combine", 1, True, **sources, vectors=vectors, out=0, out_bytes=0, accumulate=0
     )
     return Product(trace, scores.first, [operation], [(0, width)])
 
@@ -163,34 +136,18 @@ def norm_heads(
 ) -> Columns:
     trace = heads.trace
     query, key, _ = _place_heads(heads, spec)
-    trace.program.add(
-        "norm_heads",
-        1,
-        per_token=True,
-        qkv=query.buffer,
-        heads=query.width // len(query_weight),
-        key_heads=key.width // len(key_weight),
-        query_width=len(query_weight),
-        key_width=len(key_weight),
-        keys_at=4 * key.at,
-        query_weight=trace.copy_vector(query_weight),
-        key_weight=trace.copy_vector(key_weight),
-        eps=spec.eps,
-    )
+    operands = dict(qkv=query.buffer, keys_at=4 * key.at, eps=spec.eps)
+    operands |= dict(query_width=len(query_weight), query_weight=trace.copy_vector(query_weight))
+    operands |= dict(key_width=len(key_weight), key_weight=trace.copy_vector(key_weight))
+    heads_of = dict(heads=query.width // len(query_weight), key_heads=key.width // len(key_weight))
+    trace.program.add("norm_heads", 1, True, **operands, **heads_of)
     return query
 
 
 def scale_heads(query: Columns, weight: np.ndarray, spec: LayerSpec) -> Columns:
     trace = query.trace
-    trace.program.add(
-        "scale_heads",
-        1,
-        per_token=True,
-        qkv=query.buffer,
-        heads=spec.heads,
-        size=spec.head_dim,
-        weight=trace.copy_vector(weight),
-    )
+    sizes, copied = dict(heads=spec.heads, size=spec.head_dim), trace.copy_vector(weight)
+    trace.program.add("scale_heads", 1, True, qkv=query.buffer, **sizes, weight=copied)
     return query
 
 
@@ -200,28 +157,19 @@ def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Colum
 
 def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
     query, key, value = _place_heads(heads, spec)
-    heads.trace.program.add(
-        "rotate",
-        spec.key_value_heads,
-        portion=1 if heads.trace.decode else spec.key_value_heads,
-        per_token=True,
-        qkv=query.buffer,
-        heads=spec.heads,
-        key_heads=spec.key_value_heads,
-        keys_at=4 * key.at,
-        values_at=4 * value.at,
-        rotates=int(spec.rotates),
-        table_at=4 * spec.angles.start,
-        query_table_at=4 * spec.query_angles.start,
-        **_page_offsets(heads.trace, spec),
-    )
+    operands = _page_offsets(heads.trace, spec) | dict(qkv=query.buffer, rotates=int(spec.rotates))
+    operands |= dict(heads=spec.heads, keys_at=4 * key.at, values_at=4 * value.at)
+    tables = dict(table_at=4 * spec.angles.start, query_table_at=4 * spec.query_angles.start)
+    portion = 1 if heads.trace.decode else spec.key_value_heads
+    heads.trace.program.add("rotate", spec.key_value_heads, True, portion, **operands, **tables)
     return query
 
 
 def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
-    """Offsets of the layer's keys and values in a page, as operands."""
+    """Offsets of the layer's keys and values in a page, as operands; and the number of heads."""
     pages, i = trace.workspace.pages, spec.index
     return {
+        "key_heads": spec.key_value_heads,
         "page_keys": pages.numbers(i, 0),
         "page_values": pages.numbers(i, 1),
         "key_scales": pages.scales(i, 0),
@@ -241,20 +189,12 @@ def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Colu
 
 def attend(query: Columns, view: View, spec: LayerSpec, sinks: np.ndarray | None = None) -> Columns:
     out = query.trace.workspace.mixed
-    query.trace.program.add(
-        "attend",
-        spec.key_value_heads,
-        per_token=True,
-        qkv=query.buffer,
-        shared=spec.heads // spec.key_value_heads,
-        key_heads=spec.key_value_heads,
-        out=out,
-        window=spec.window.size if spec.window else NO_WINDOW,
-        is_chunk=int(spec.window is not None and spec.window.is_chunk),
-        scale=spec.scale,
-        sinks=0 if sinks is None else query.trace.copy_vector(sinks),
-        **_page_offsets(query.trace, spec),
-    )
+    operands = _page_offsets(query.trace, spec) | dict(qkv=query.buffer, out=out, scale=spec.scale)
+    operands["shared"] = spec.heads // spec.key_value_heads
+    operands["sinks"] = 0 if sinks is None else query.trace.copy_vector(sinks)
+    window = spec.window or Window(NO_WINDOW)
+    operands |= dict(window=window.size, is_chunk=int(window.is_chunk))
+    query.trace.program.add("attend", spec.key_value_heads, True, **operands)
     return Columns(query.trace, out, 0, spec.heads * spec.head_dim)
 
 

@@ -16,8 +16,7 @@ def store(f: Function, x, out, scales, *, head_dim: int, cache_bits: int | None)
     """Store one head's row of a key or value in a page. x: float32 [D]; out: float32 [D], with
     cache_bits 16 float16.
 
-    cache_bits 8: out: int8 codes [D]; scales: float16, one per CACHE_GROUP, the largest magnitude /
-    127, as pages.quantise.
+    cache_bits 8: out: int8 codes [D]; scales: float16, one per CACHE_GROUP, as of pages.quantise.
     """
     if not cache_bits:
         vectorised = head_dim // LANES * LANES

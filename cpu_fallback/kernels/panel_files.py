@@ -1,5 +1,4 @@
-"""Panels in the cache folder: written in the background of a file's first load, mapped by later
-loads.
+"""Panels in the cache folder: written behind a file's first load, mapped by later ones.
 
 A mapping needs no packing and is shared by processes. It is used in place if the system maps it in
 huge pages. Products are a tenth slower from small pages, so panels are then packed into memory. A
@@ -45,8 +44,7 @@ _is_ending = threading.Event()
 
 
 def find(plans: Iterable[Plan], nbytes: int, checksum: Checksum) -> PanelFile | None:
-    """The file for the panels of `plans`, `nbytes` together, which may not exist; None if they are
-    not cached.
+    """The file for the panels of `plans`, `nbytes` together, which may not exist; None: not cached.
 
     Raises OptionsError for a malformed MLX_LLAMA_CACHE_SIZE.
     """

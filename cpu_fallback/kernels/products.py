@@ -1,8 +1,7 @@
 """Products of panels with packed activations.
 
 Every sum has a fixed order, the same for one token and a tile, so results do not depend on threads,
-on tiles, or on whether a position was decoded or part of a prompt. Addresses and counts are i64;
-the callers check them.
+tiles, or whether a position was decoded or part of a prompt. Callers check addresses and counts.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ def product(
     panels > 1 (float weights and float activations only): multiply this many consecutive panels.
     """
     if isinstance(layout, FloatLayout):
-        sums = (_float_sums if x_layout == layouts.FLOAT else _bfloat16_sums)(
-            f, target, layout, tokens, panels
-        )
+        sums = _float_sums(f, target, layout, x_layout == layouts.BFLOAT16, tokens, panels)
     elif x_layout.kind == "float":
         sums = _dequantised_sums(f, target, layout, tokens, panels)
     else:
@@ -92,61 +89,41 @@ def store_output(f: Function, value: Value, at: Value, panel: int) -> None:
 
 
 def _float_sums(
-    f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int
+    f: Function, target: Target, layout: FloatLayout, pairs: bool, tokens: int, panels: int
 ) -> list[Variable]:
+    """Products of float weights, 8 inputs at a time. pairs: of bfloat16 numbers, two inputs to an
+    instruction, for which subnormal numbers count as zero; else of float32 numbers.
+    """
     unroll, width = 8, layouts.WIDTHS[layout.dtype] * layouts.ROWS
+    interleaved = [16 * half + row for row in range(16) for half in range(2)]
     sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
-    steps = f.blocks * (GROUP // unroll)
-    panel_bytes = f.blocks * layout.block_bytes
+    steps, panel_bytes = f.blocks * (GROUP // unroll), f.blocks * layout.block_bytes
     with f.loop(steps) as i:
-        weights, x = f.weights + i * (unroll * width), f.x + i * (unroll * 4 * tokens)
-        if tokens > 1:
-            for panel in range(panels):  # of the next panels
-                f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
-        else:
-            for panel in range(panels):
-                for level, distance in target.prefetch(layout.name):
-                    f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
-        for u in range(unroll):
-            for panel in range(panels):
-                w = f.load_as_float32(
-                    layout.dtype, weights + panel_bytes * panel if panel else weights, u * width
-                )
-                for t in range(tokens):
-                    total = sums[panel * tokens + t]
-                    value = f.load(f32, x, 4 * (u * tokens + t)).splat()
-                    total.set(f.fma(w, value, total.get()))
-    return sums
-
-
-def _bfloat16_sums(
-    f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int
-) -> list[Variable]:
-    """As _float_sums, with activations in bfloat16; subnormal numbers count as zero."""
-    unroll, width, pairs = 8, 2 * layouts.ROWS, vector(bf16, 32)
-    sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
-    panel_bytes = f.blocks * layout.block_bytes
-    with f.loop(f.blocks * (GROUP // unroll)) as i:
-        weights, x = f.weights + i * (unroll * width), f.x + i * (unroll * 2 * tokens)
+        weights = f.weights + i * (unroll * width)
+        x = f.x + i * (unroll * (2 if pairs else 4) * tokens)
         for panel in range(panels):
-            if tokens > 1:
+            if tokens > 1:  # of the next panels
                 f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
             else:
                 for level, distance in target.prefetch(layout.name):
                     f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
-        for u in range(0, unroll, 2):
+        for u in range(0, unroll, 1 + pairs):
             for panel in range(panels):
                 first = weights + panel_bytes * panel if panel else weights
-                columns = f.load(vector(i16, 32), first, u * width)
-                w = columns.shuffle(
-                    [16 * half + row for row in range(16) for half in range(2)]
-                ).bitcast(pairs)
+                if pairs:
+                    w = f.load(vector(i16, 32), first, u * width).shuffle(interleaved)
+                    w = w.bitcast(vector(bf16, 32))
+                else:
+                    w = f.load_as_float32(layout.dtype, first, u * width)
                 for t in range(tokens):
                     total = sums[panel * tokens + t]
-                    both = f.load(i32, x, 4 * (u // 2 * tokens + t)).splat().bitcast(pairs)
-                    total.set(
-                        f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", f32s, total.get(), w, both)
-                    )
+                    value = f.load(i32 if pairs else f32, x, 4 * (u // (1 + pairs) * tokens + t))
+                    value = value.splat()
+                    if pairs:
+                        name, both = "llvm.x86.avx512bf16.dpbf16ps.512", value.bitcast(w.type)
+                        total.set(f.intrinsic(name, f32s, total.get(), w, both))
+                    else:
+                        total.set(f.fma(w, value, total.get()))
     return sums
 
 
@@ -186,15 +163,8 @@ def _integer_sums(
         record = f.x + span * x_layout.record(tokens)
         inner = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
 
-        def add_group(
-            block: Value,
-            subs: Value,
-            g: Value,
-            span_group: Value,
-            rows: range,
-            inner: list[Variable],
-        ) -> None:
-            """g: the group's number in its block; span_group: in the span; inner: sums by token."""
+        def add_group(block, subs, g, span_group, rows: range, inner: list[Variable]) -> None:
+            """g: number of the group in its block; span_group: in the span; inner: by token."""
             codes = codes_of(f, target, layout, block, g, tokens, rows)
             scales = Scales(f, layout, block, rows, subs)
             for half in range(halves):
@@ -266,8 +236,7 @@ def _products(
     chunks: list[tuple[int, Value]],
     starts: list[Value],
 ) -> list[Value]:
-    """By token, int32 [rows]: its start plus the sum over chunks (number, codes) of code *
-    activation code.
+    """By token, int32 [rows]: its start plus sums over chunks (number, codes) of products of codes.
 
     Integer sums may have any order: chains of at most CHAIN sums for a single token, which a core
     overlaps, else one chain per plane.

@@ -5,8 +5,7 @@ items from shared counters in small portions, so that the others finish a delaye
 barrier follows, unless the next operation is independent. A second record, the context, holds the
 arguments of a call, such as the number of tokens and where each token's row keeps its pages. Tokens
 are packed and multiplied in tiles: full ones, then the smallest that holds the rest. Every tile
-sums in the same order, so the same records serve a decoded token, a few rows and a prompt, with the
-same bits.
+sums in the same order, so a decoded token, a few rows and a prompt get the same bits.
 """
 
 from __future__ import annotations
@@ -69,17 +68,16 @@ class Program:
         self,
         kind: str,
         items: int,
-        portion: int = 1,
         per_token: bool = False,
+        portion: int = 1,
         wait: bool = True,
         **operands: int | float | Buffer,
     ) -> int:
         """Append an operation with all `operands` of its kind; returns its index. wait=False: omit
         the barrier after it.
 
-        A Buffer is its address, and its row_bytes unless they are given, too.
-        Raises TypeError or ValueError for wrong operands, ValueError for a kind that the code
-        lacks.
+        A Buffer is its address, and its row_bytes unless they are given, too. Raises TypeError or
+        ValueError for wrong operands or an unknown kind.
         """
         names = set(FIELDS[kind.split()[0]]) - set(COMMON)
         values = _expand(operands, names)
@@ -89,14 +87,8 @@ class Program:
             raise ValueError(
                 f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}"
             )
-        values |= {
-            "kind": self.code.kinds[kind],
-            "items": items,
-            "per_token": int(per_token),
-            "portion": max(1, portion),
-            "wait": int(wait),
-            "counters": 0,
-        }
+        common = self.code.kinds[kind], items, int(per_token), max(1, portion), int(wait), 0
+        values |= zip(COMMON, common)
         if bad := {
             name: value for name, value in values.items() if not isinstance(value, int) or value < 0
         }:
@@ -150,8 +142,7 @@ class Program:
         returns the interpreter's call.
 
         context: int64 [words of CONTEXT]. ticks: int64 [threads, 1 + 2 operations], where a clocked
-        run writes the clock (see interpreter.py). Raises ValueError for another context, or before
-        `finish`.
+        run writes the clock (see interpreter.py). Raises ValueError.
         """
         if context is self._context and last is None and ticks is None:
             self._counter_bytes[:] = self._zeros

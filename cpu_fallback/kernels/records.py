@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .emit import Function, Module, Value, f32, i64
 from .layouts import ActivationLayout, Layout
 
 WORDS = 32  # of a record
@@ -25,8 +26,7 @@ _CACHED = "page_keys page_values key_scales value_scales"  # offsets in a page
 OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
     "product": "weights panel_bytes blocks x x_bytes out out_bytes bias accumulate",
-    # items: tokens. delta times factor (and weight, after a norm, unless weight is 0) -> target (+
-    # target)
+    # items: tokens. delta times factor (and a norm's weight, unless 0) -> target (+ target)
     "adjust": "delta delta_bytes weight factor target target_bytes accumulate groups width eps"
     " scratch",
     "softcap": f"{_STREAM} cap",  # items: tokens
@@ -49,8 +49,7 @@ OPERANDS = {
     # of a are the tiles' rows; 0: tokens. shares: of the assignments, to multiply by; or 0
     "gather": f"{_PACKED} tiles order used is_sorted shares",
     # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = its
-    # expert's panels times x[row]; weights: address of the addresses of all experts' panels;
-    # biases: 0 for none
+    # expert's panels times x[row]; weights: addresses of all experts' panels; biases: or 0
     "experts": "weights panel_bytes panels part blocks x x_bytes out out_bytes tiles biases"
     " bias_bytes",
     # items: tokens. The sum of outputs times shares -> out (+ out)
@@ -88,3 +87,33 @@ def experts_kind(layout: Layout) -> str:
 
 def gather_kind(x_layout: ActivationLayout, source: str) -> str:
     return f"gather {source} {x_layout.name}"
+
+
+class Operation(Function):
+    """An operation's function under construction, of items lo .. hi - 1 of a record.
+
+    Operands are attributes, like parameters.
+    """
+
+    def __init__(self, module: Module, name: str):
+        self.fields = FIELDS[name.split()[0]]
+        parameters = dict.fromkeys(("op", "lo", "hi", "thread", "context"), i64)
+        super().__init__(module, "op " + name, parameters)
+
+    def __getattr__(self, name: str) -> Value:
+        if name in self.__dict__["fields"]:
+            return self.load_word(self.op, self.fields[name])
+        return super().__getattr__(name)
+
+    def load_float(self, name: str) -> Value:
+        """A float32 operand, in the low half of its word."""
+        return self.load(f32, self.op, 8 * self.fields[name])
+
+    def load_context(self, name: str) -> Value:
+        """A word of the context."""
+        return self.load_word(self.context, CONTEXT[name])
+
+    def place(self, token: Value) -> dict[str, Value]:
+        """A token's record of PLACE."""
+        record = self.load_context("places") + token * (8 * len(PLACE))
+        return {name: self.load_word(record, index) for name, index in PLACE.items()}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 
-from .emit import LANES, Function, Value, Variable, f32, f32s, i64, kernel
+from .emit import LANES, Function, Value, Variable, f32, f32s, i64
+from .records import Operation
 
 # Shares: a softmax over all experts, over the chosen ones, or each score's sigmoid
 SHARING = ("all", "chosen", "sigmoid")
@@ -24,19 +25,24 @@ def max_rows(assignments: int, experts: int, full: int) -> int:
     return min(assignments * 2, assignments + experts * (full - 1)) + full
 
 
-@kernel
-def choose(
-    f: Function,
-    scores,  # float32 [tokens][experts], rows scores_bytes apart
-    scores_bytes,
-    tokens,
-    experts,
-    used,
-    sharing,  # of SHARING
-    chosen,  # int64 [tokens][used], largest score first
-    shares,  # float32 [tokens][used]
-) -> None:
-    """Choose the `used` experts of largest score of each token, and compute their shares."""
+def route(f: Operation, sizes: tuple[int, ...]) -> None:
+    """Choose the `used` experts of largest score of each token, compute their shares, and sort the
+    assignments by expert, in tiles of these sizes, powers of two from 1 on.
+
+    scores: float32 [tokens][experts], rows scores_bytes apart; sharing: of SHARING; chosen: int64
+    [tokens][used], largest score first; shares: float32 [tokens][used]; counts: int64 [experts],
+    scratch; tiles: int64 [1 + assignments][4]; order: int64, the assignment of each row; rows: the
+    row of each assignment.
+    """
+    with f.loop(f.hi, f.lo):
+        tokens = f.load_context("tokens")
+        _choose(f, tokens)
+        _sort(f, tokens * f.used, sizes)
+
+
+def _choose(f: Operation, tokens: Value) -> None:
+    scores, scores_bytes, experts, used = f.scores, f.scores_bytes, f.experts, f.used
+    sharing, chosen, shares = f.sharing, f.chosen, f.shares
     is_sigmoid, one = sharing.compare("==", SHARING.index("sigmoid")), f.constant(f32, 1.0)
     with f.loop(tokens) as token:
         row, at = scores + token * scores_bytes, token * used
@@ -74,20 +80,9 @@ def _exp(f: Function, x: Value) -> Value:
     return f.exp(x.splat()).extract_lane(0)
 
 
-@kernel
-def sort(
-    f: Function,
-    chosen,  # int64 [assignments]
-    assignments,
-    experts,
-    counts,  # int64 [experts], scratch
-    tiles,  # int64 [1 + assignments][4]
-    order,  # the assignment of each row
-    rows,  # the row of each assignment
-    *,
-    sizes: tuple[int, ...],
-) -> None:
-    """Sort assignments by expert, in tiles of these sizes, powers of two from 1 on."""
+def _sort(f: Operation, assignments: Value, sizes: tuple[int, ...]) -> None:
+    chosen, experts, counts, tiles, order = f.chosen, f.experts, f.counts, f.tiles, f.order
+    rows = f.rows
     full = sizes[-1]
     with f.loop(experts) as expert:
         f.store(f.zero(i64), counts + expert * 8)
@@ -106,13 +101,8 @@ def sort(
                 size = count.compare("<=", smaller).select(f.constant(i64, smaller), size)
             number.set(number.get() + 1)
             record = tiles + number.get() * (8 * len(TILE))
-            for name, value in (
-                ("expert", expert),
-                ("row", row.get()),
-                ("count", count),
-                ("size", size),
-            ):
-                f.store(value, record, 8 * TILE[name])
+            for word, value in enumerate((expert, row.get(), count, size)):  # as in TILE
+                f.store(value, record, 8 * word)
             row.set(row.get() + size)
             left.set(left.get() - count)
     f.store(number.get(), tiles)
@@ -124,27 +114,31 @@ def sort(
         f.store(i, order + at * 8)
 
 
-@kernel
-def combine(
-    f: Function,
-    outputs,  # rows of float32 [vectors][16], outputs_bytes apart
-    outputs_bytes,
-    rows,  # int64 [used]
-    shares,  # float32 [used]
-    used,
-    vectors,
-    out,
-    accumulate,
-) -> None:
-    """out = sum of shares times a token's rows of `outputs` (+ out, if accumulate)."""
-    with f.loop(vectors) as i:
-        at = i * (4 * LANES)
-        total = Variable(f, f.zero(f32s))
+def combine(f: Operation) -> None:
+    """out = sum of shares times a token's rows of `outputs` (+ out, if accumulate). outputs: rows
+    of float32 [vectors][16]; rows: int64 [tokens][used]; shares: float32 [tokens][used].
+    """
+    outputs, outputs_bytes, rows, shares, used = (
+        f.outputs,
+        f.outputs_bytes,
+        f.rows,
+        f.shares,
+        f.used,
+    )
+    vectors, out, out_bytes, accumulates = (
+        f.vectors,
+        f.out,
+        f.out_bytes,
+        f.accumulate.compare("!=", 0),
+    )
+    with f.loop(f.hi, f.lo) as token, f.loop(vectors) as i:
+        at, total = i * (4 * LANES), Variable(f, f.zero(f32s))
         with f.loop(used) as place:
-            row = outputs + f.load(i64, rows, place * 8) * outputs_bytes
-            total.set(
-                f.fma(f.load(f32s, row, at), f.load(f32, shares, place * 4).splat(), total.get())
-            )
-        with f.if_then(accumulate.compare("!=", 0)):
-            total.set(total.get() + f.load(f32s, out, at))
-        f.store(total.get(), out, at)
+            number = token * used + place
+            row = outputs + f.load(i64, rows, number * 8) * outputs_bytes
+            share = f.load(f32, shares, number * 4).splat()
+            total.set(f.fma(f.load(f32s, row, at), share, total.get()))
+        target = out + token * out_bytes
+        with f.if_then(accumulates):
+            total.set(total.get() + f.load(f32s, target, at))
+        f.store(total.get(), target, at)

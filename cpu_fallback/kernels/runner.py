@@ -56,8 +56,7 @@ class Runner:
         self, forward: Callable, config: LlamaConfig, code: Code, threads: int, rank: int = 0
     ):
         """forward(tokens, view, all_positions): the decoder over the words of ops.py. It is lowered
-        for rows without adapters and for each set of adapters that occurs in a call. rank: of the
-        adapters, as in Workspace.
+        for rows without adapters and each set of adapters in a call. rank: as in Workspace.
         """
         self.config, self.code, self.threads, self.team = config, code, threads, Team(code, threads)
         bits, expert_rows = code.recipe.cache_bits, expert_tiles(code.recipe.target)[-1]
@@ -145,8 +144,7 @@ class Runner:
         Stores keys and values in `view`.
 
         Single tokens of several rows run together, prompts one after another. probe: as in
-        model.forward. Raises ContextError for another model's cache, ValueError for arrays that the
-        machine code cannot take.
+        model.forward. Raises ContextError for another model's cache, ValueError for unfit arrays.
         """
         self._check(tokens, view)
         batch, count = tokens.shape

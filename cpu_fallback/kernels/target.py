@@ -1,5 +1,4 @@
-"""Instruction sets of this machine, and machine code for them: compiled once, cached on disk,
-verified before use.
+"""Instruction sets of this machine, and machine code: compiled once, cached on disk, verified.
 
 Cached code is loaded without LLVM (image.py).
 """
@@ -46,8 +45,7 @@ _MAGIC = b"mlx_llama compiled 2\n"
 _CODE_LIMIT = 1 << 26  # bytes of a cached file
 
 # Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and
-# layout ("any": all others). Results do not depend on them. The command bench measures candidates
-# and writes the best here.
+# layout ("any": all others). Results do not depend on them. The command bench writes the best here.
 PREFETCHES = Path(__file__).with_name("prefetches.json")
 Prefetch = tuple[tuple[int, int], ...]  # (level of the cache, or 0 for a single use; bytes ahead)
 # Lines of /proc/cpuinfo that identify a processor, on x86-64 and on ARM
@@ -175,19 +173,9 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni, bf16 = (wide and f"+{name}" in features.split(",") for name in ("gfni", "avx512bf16"))
     prefetches, _ = find_prefetches(find_host().cpu if host else "any", name)
-    return Target(
-        name,
-        triple or find_host().triple,
-        cpu,
-        features,
-        dot,
-        tile,
-        float_tile,
-        prefetches,
-        4096 if dot == "vnni" else 0,
-        gfni,
-        bf16,
-    )
+    machine = name, triple or find_host().triple, cpu, features, dot
+    ahead = 4096 if dot == "vnni" else 0
+    return Target(*machine, tile, float_tile, prefetches, ahead, gfni, bf16)
 
 
 def available() -> list[str]:

@@ -48,11 +48,9 @@ class Machine(Protocol):
 
 
 class Team:
-    """Threads that sleep unless they ran recently; number 0 is the caller's. The caller serialises
-    runs.
+    """Threads that sleep unless they ran recently; number 0 is the caller's, who serialises runs.
 
-    A run is a single call of machine code, so that an interrupt (Ctrl-C) is raised before or after
-    it.
+    A run is a single call of machine code, which an interrupt (Ctrl-C) cannot split.
     """
 
     def __init__(self, machine: Machine, threads: int):
@@ -170,19 +168,10 @@ def _state(f: Function, number: Value) -> Value:
 
 def _walk(f: Function, thread: Value) -> None:
     """Make the box's call as a thread."""
-    walk, program, count, context, times, times_bytes = (
-        f.load_word(f.box, index) for index in range(len(_CALL))
-    )
-    f.call_address(
-        walk,
-        list(WALK.values()),
-        program,
-        count,
-        thread,
-        f.threads,
-        context,
-        times + thread * times_bytes,
-    )
+    words = (f.load_word(f.box, index) for index in range(len(_CALL)))
+    walk, program, count, context, times, times_bytes = words
+    arguments = program, count, thread, f.threads, context, times + thread * times_bytes
+    f.call_address(walk, list(WALK.values()), *arguments)
 
 
 def wait(f: Function, polls: Variable) -> None:

@@ -64,14 +64,8 @@ def product(
             f.call(unpack, start, panel_bytes, in_span, scratch)
             record = x + first * x_tile_bytes + span * x_layout.record(tile)
             with f.loop(count) as t:
-                f.call(
-                    multiply,
-                    scratch,
-                    record + t * x_tile_bytes,
-                    x_tile_bytes,
-                    in_span * layout.groups,
-                    sums + t * (tile * panels * VECTOR),
-                )
+                inputs, target = record + t * x_tile_bytes, sums + t * (tile * panels * VECTOR)
+                f.call(multiply, scratch, inputs, x_tile_bytes, in_span * layout.groups, target)
         rows = out + first * tile * out_stride
         with f.loop(count * tile) as t:
             for panel in range(panels):
@@ -86,8 +80,7 @@ class _Scratch:
     def __init__(self, layout: LowBitLayout, panels: int):
         self.halves = 2 if layout.group_size == 16 else 1
         self.codes = 0  # [8 groups][8 chunks][panels][16 rows][4 bytes]
-        # float32 [8 groups][2 halves][panels][16 rows]; scales of whole groups are in the first
-        # half
+        # float32 [8 groups][2 halves][panels][16 rows]; those of whole groups in the first
         self.scales = SPAN * 8 * panels * VECTOR
         self.biases = self.scales + SPAN * 2 * panels * VECTOR
         self.outer = self.biases + SPAN * 2 * panels * VECTOR  # [panels][16 rows]

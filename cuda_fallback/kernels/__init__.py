@@ -1,6 +1,4 @@
-"""Triton's kernels and the CUDA graphs of decoded tokens: whether they run on a device, and why
-not.
-"""
+"""Triton's kernels and CUDA graphs of decoded tokens: whether they run on a device, and why not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The state of decoded tokens (state.py) in Triton's kernels: a row's fields, and pointers to its
-keys and values.
-"""
+"""Fields of the state of decoded tokens (state.py) in Triton's kernels, and pointers from them."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ def field(state, index, row):
 
 @triton.jit
 def address(state, index, row, like):
-    """The pointer in a row's field, to elements of `like`'s type; PyTorch aligns storage to 16
-    bytes.
-    """
+    """The pointer in a row's field, to elements of `like`'s type; torch aligns it to 16 bytes."""
     return tl.multiple_of(field(state, index, row).to(tl.pointer_type(like.dtype.element_ty)), 16)
 
 
@@ -34,8 +30,6 @@ def address(state, index, row, like):
 def head_address(
     state, layer, part, head, position, row, like, G, WIDTH: tl.constexpr, FIELD: tl.constexpr
 ):
-    """The pointer to WIDTH elements of a key head (part 0) or value head (1) at a row's
-    position.
-    """
+    """The pointer to WIDTH elements of a key head (part 0) or value head (1) at a position."""
     line = ((2 * layer + part) * G + head) * field(state, ALLOCATED, row) + position
     return address(state, FIELD, row, like) + line * WIDTH

@@ -9,6 +9,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
@@ -27,63 +28,6 @@ _JOINED = 32  # pieces that `_join` sums per iteration
 _LOG2_E = math.log2(math.e)
 _LOG2_OF_E = tl.constexpr(_LOG2_E)
 TILE = 16384  # bytes of keys per iteration of `_attend`; shared memory holds a few tiles in flight
-
-
-@triton.jit
-def _store_codes(
-    state,
-    layer,
-    source,
-    table,
-    codes,
-    scales,
-    part,
-    g,
-    row,
-    position,
-    G,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    STRIDE: tl.constexpr,
-    OFFSET: tl.constexpr,
-    ROTATES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """Store a head of keys (part 0), rotated, or values (1) as storage.quantize does."""
-    GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
-    group = tl.arange(0, BLOCK)[:, None]
-    d = group * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = d < D
-    value = tl.load(source + d, mask=inside, other=0)
-    if ROTATES:
-        if part == 0:
-            angle, turns = (
-                position * STRIDE + OFFSET + tl.where(d < HALF, d, d - HALF),
-                d < 2 * HALF,
-            )
-            cosine = tl.load(address(state, COSINES, row, table) + angle, mask=turns, other=1)
-            sine = tl.load(address(state, SINES, row, table) + angle, mask=turns, other=0)
-            other = tl.load(
-                source + tl.where(d < HALF, d + HALF, d - HALF), mask=turns, other=0
-            ).to(tl.float32)
-            other = tl.where(d < HALF, -other, other)
-            value = (value.to(tl.float32) * cosine + other * sine).to(value.dtype)
-    wide = value.to(tl.float32)
-    largest = tl.max(tl.abs(wide), axis=1)[:, None]
-    scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), _LARGEST_SCALE).to(tl.float16)
-    by = scale.to(tl.float32)
-    code = tl.div_rn(wide, tl.where(by > 0, by, 1))
-    # rounds to even: 1.5 * 2**23 has no fraction
-    code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)
-    code = tl.minimum(tl.maximum(code, -127), 127)
-    tl.store(
-        head_address(state, layer, part, g, position, row, codes, G, D, NUMBERS) + d,
-        code.to(tl.int8),
-        mask=inside,
-    )
-    target = head_address(state, layer, part, g, position, row, scales, G, GROUPS, SCALES)
-    tl.store(target + group, scale, mask=group < GROUPS)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -146,27 +90,34 @@ def _store_rotated(
                 tl.store(
                     target + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D
                 )
-        else:
-            _store_codes(
-                state,
-                layer,
-                source,
-                table,
-                codes,
-                scales,
-                part,
-                g,
-                row,
-                position,
-                G,
-                D,
-                HALF,
-                STRIDE,
-                OFFSET,
-                ROTATES,
-                BLOCKS,
-                GROUP,
-            )
+        else:  # as storage.quantize does
+            GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+            group = tl.arange(0, BLOCKS)[:, None]
+            at = group * GROUP + tl.arange(0, GROUP)[None, :]
+            within = at < D
+            value = tl.load(source + at, mask=within, other=0)
+            if ROTATES:
+                if part == 0:
+                    angle = position * STRIDE + OFFSET + tl.where(at < HALF, at, at - HALF)
+                    turns = at < 2 * HALF
+                    cosine = tl.load(address(state, COSINES, row, table) + angle, turns, other=1)
+                    sine = tl.load(address(state, SINES, row, table) + angle, turns, other=0)
+                    paired = source + tl.where(at < HALF, at + HALF, at - HALF)
+                    other = tl.load(paired, mask=turns, other=0).to(tl.float32)
+                    other = tl.where(at < HALF, -other, other)
+                    value = (value.to(tl.float32) * cosine + other * sine).to(value.dtype)
+            wide = value.to(tl.float32)
+            largest = tl.max(tl.abs(wide), axis=1)[:, None]
+            scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), _LARGEST_SCALE).to(tl.float16)
+            by = scale.to(tl.float32)
+            code = tl.div_rn(wide, tl.where(by > 0, by, 1))
+            # rounds to even: 1.5 * 2**23 has no fraction
+            code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)
+            code = tl.minimum(tl.maximum(code, -127), 127)
+            target = head_address(state, layer, part, g, position, row, codes, G, D, NUMBERS)
+            tl.store(target + at, code.to(tl.int8), mask=within)
+            target = head_address(state, layer, part, g, position, row, scales, G, GROUPS, SCALES)
+            tl.store(target + group, scale, mask=group < GROUPS)
 
 
 @triton.jit
@@ -184,9 +135,7 @@ def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def _weigh(score, seen, top, factor, cap):
-    """(new maximum, factor for the previous sums, weights) of scores [R, KEYS]. factor, cap: of
-    `_attend`.
-    """
+    """(new maximum, factor for previous sums, weights) of scores [R, KEYS], see `_attend`."""
     if cap is not None:
         # cap * tanh(score / cap)
         score = (cap - 2 * cap / (tl.exp(2 * score * factor / cap) + 1)) / factor
@@ -316,12 +265,9 @@ def _load_codes(
         scale = scale.to(dtype)
         n0, n1 = ((four << 24) >> 24).to(dtype), ((four << 16) >> 24).to(dtype)
         n2, n3 = ((four << 8) >> 24).to(dtype), (four >> 24).to(dtype)
-    return (
-        _scaled(n0, scale, KEYS, BLOCKS, WORDS),
-        _scaled(n1, scale, KEYS, BLOCKS, WORDS),
-        _scaled(n2, scale, KEYS, BLOCKS, WORDS),
-        _scaled(n3, scale, KEYS, BLOCKS, WORDS),
-    )
+    n0, n1 = _scaled(n0, scale, KEYS, BLOCKS, WORDS), _scaled(n1, scale, KEYS, BLOCKS, WORDS)
+    n2, n3 = _scaled(n2, scale, KEYS, BLOCKS, WORDS), _scaled(n3, scale, KEYS, BLOCKS, WORDS)
+    return n0, n1, n2, n3
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -477,9 +423,9 @@ def _read_keys(
 
 
 def store_rotated(
-    state: torch.Tensor,
+    state: Tensor,
     layer: int,
-    heads: torch.Tensor,
+    heads: Tensor,
     H: int,
     G: int,
     D: int,
@@ -489,14 +435,12 @@ def store_rotated(
     offset: int = 0,
     query_offset: int = 0,
     stride: int | None = None,
-) -> torch.Tensor:
-    """Rotate queries and keys for each row's position, and store keys and values. Returns the
-    queries [B, H, 1, D].
+) -> Tensor:
+    """Rotate queries and keys by position, and store keys and values. Returns queries [B, H, 1, D].
 
     heads: [B, .., (H + 2 G) D]: queries, keys, values of a position; rotates: False to store keys
     unrotated; bits: of the cache, as in stored_dtype; half: pairs to rotate, None for D / 2, by the
-    angles from `offset` (queries: `query_offset`) on of the tables' rows of `stride` angles, None
-    for `half`.
+    angles from `offset` (queries: `query_offset`) on of tables' rows of `stride` angles (`half`).
     """
     B, half = len(heads), half or D // 2
     query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)
@@ -512,25 +456,23 @@ def store_rotated(
     return query
 
 
-def _stored(like: torch.Tensor, bits: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Empty tensors of the types of a cache's keys and values, and of their scales. like: of the
-    activations' type.
-    """
+def _stored(like: Tensor, bits: int | None) -> tuple[Tensor, Tensor | None]:
+    """Empty tensors of the types of a cache's numbers and scales. like: of activations' type."""
     scales = torch.empty(0, dtype=torch.float16, device=like.device) if bits == 8 else None
     return torch.empty(0, dtype=stored_dtype(like.dtype, bits), device=like.device), scales
 
 
 def attend(
-    state: torch.Tensor,
+    state: Tensor,
     layer: int,
-    query: torch.Tensor,
+    query: Tensor,
     G: int,
     window: Window | None,
     scale: float,
     bits: int | None = None,
     cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention of the token at each row's position to the row's keys up to there. query: [B, H, 1,
     D], for 8 bits D a multiple of 4; bits: as in `store_rotated`; cap: softcap of the scores;
     sinks: [H], as in core.ops; returns [B, 1, H D]. Raises ValueError."""
@@ -562,28 +504,18 @@ def attend(
 
 
 def pieces_of(G: int) -> int:
-    """Number of programs for the positions of each of G key heads. A row's programs fill a large
-    GPU.
-    """
+    """Programs for the positions of each of G key heads: a row's programs fill a large GPU."""
     return max(PIECES, triton.next_power_of_2(triton.cdiv(PROGRAMS, G)))
 
 
 def keys_at_a_time(D: int, itemsize: int) -> int:
-    """Positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, fewer for larger
-    ones.
-    """
+    """Positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, else fewer."""
     return min(64, max(16, TILE // (triton.next_power_of_2(D) * itemsize)))
 
 
 def read_keys(
-    state: torch.Tensor,
-    layer: int,
-    B: int,
-    G: int,
-    D: int,
-    dtype: torch.dtype,
-    bits: int | None = None,
-) -> torch.Tensor:
+    state: Tensor, layer: int, B: int, G: int, D: int, dtype: torch.dtype, bits: int | None = None
+) -> Tensor:
     """A layer's stored keys at the rows' positions: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
     sizes = (G, D, triton.next_power_of_2(D), CACHE_GROUP)
@@ -594,9 +526,7 @@ def read_keys(
 def try_heads(
     config: LlamaConfig, dtype: torch.dtype, device: torch.device, bits: int | None = None
 ) -> None:
-    """Compile and launch `attend` for a model's heads. bits: of keys and values. Raises Triton's
-    errors.
-    """
+    """Compile and launch `attend` for a model's heads and cache. Raises Triton's errors."""
     H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     storage = Storage.allocate(config, 1, dtype, bits, device)
     state, table = new_state(), torch.zeros((1, D), device=device)

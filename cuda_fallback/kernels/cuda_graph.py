@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView, Span
@@ -40,8 +41,7 @@ KEPT = 24  # graphs per model
 
 
 class Capture:
-    """CUDA graphs of functions that take and return nothing, with a common pool for intermediate
-    results.
+    """CUDA graphs of functions that take and return nothing, with a common pool of memory.
 
     A replay may overwrite results of other graphs: queue their use before it.
     """
@@ -87,7 +87,7 @@ class Step:
 
     def __init__(
         self,
-        compute: Callable[..., torch.Tensor],
+        compute: Callable[..., Tensor],
         view: StateView,
         draws: bool = True,
         vocabulary: Vocabulary | None = None,
@@ -97,9 +97,9 @@ class Step:
         self.parts: list[Callable[[], None]] = [self.work]
         if view.kind.has_masks or not draws:
             self.parts = [self.forward, self.draw] if draws else [self.forward]
-        self.logits: torch.Tensor | None = None  # [B, 1, V]
+        self.logits: Tensor | None = None  # [B, 1, V]
         # tokens int32 [B, 1], or [B, C] with log-probabilities
-        self.drawn: torch.Tensor | None = None
+        self.drawn: Tensor | None = None
         self.is_tried = self.is_captured = False
 
     def run(self, masks: Masks | None = None) -> None:
@@ -156,7 +156,7 @@ class _Ready:
     versions: tuple[int, ...]  # of the cache's rows: nothing else has written to them
     spans: tuple[Span, ...]
     adapters: tuple[int, ...]
-    tokens: torch.Tensor
+    tokens: Tensor
     sampling: SamplingBatch
 
     def is_for(
@@ -168,7 +168,7 @@ class _Ready:
         kind: Kind,
     ) -> bool:
         is_same = (
-            isinstance(tokens, torch.Tensor)
+            isinstance(tokens, Tensor)
             and tokens.device == self.tokens.device
             and self.tokens.is_set_to(tokens)
         )
@@ -194,19 +194,14 @@ class Runner:
 
     def __init__(
         self,
-        compute: Callable[..., torch.Tensor],
+        compute: Callable[..., Tensor],
         build_view: Callable[[int, Kind], StateView],
         device: torch.device,
         capture: Callable[[Callable[[], None]], Callable[[], None]] | None,
         vocabulary: Vocabulary | None = None,
     ):
-        self.compute, self.build_view, self.device, self.capture = (
-            compute,
-            build_view,
-            device,
-            capture,
-        )
-        self.vocabulary = vocabulary
+        self.compute, self.build_view, self.device = compute, build_view, device
+        self.capture, self.vocabulary = capture, vocabulary
         self.notices: tuple[str, ...] = ()
         # by (rows, kind), least recently used first
         self._steps: OrderedDict[tuple, Step] = OrderedDict()
@@ -216,21 +211,21 @@ class Runner:
 
     def forward(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         index_pos: int | Sequence[int],
         cache: Cache,
         rows: Sequence[int] | None = None,
         all_positions: bool = False,
         probe=None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Logits [B, 1, V] after `tokens` [B, T], checked ids, or with `all_positions` [B, T, V].
 
         Up to MAX_ROWS tokens are rows of a forward, so a position has the bits of a decoded token.
         probe: as in the model's forward; called at the end. Raises ContextError.
         """
         B, T = tokens.shape
-        logits: list[torch.Tensor] = []
-        probed: dict[str, list[torch.Tensor]] = {}
+        logits: list[Tensor] = []
+        probed: dict[str, list[Tensor]] = {}
         with self._lock:
             self._follow_streams()
             with CallView(cache, B, T, index_pos, rows) as call:
@@ -248,7 +243,7 @@ class Runner:
                     _count_writes(cache, part)
                     step.view.point(cache, tokens.reshape(-1, 1)[at : at + MAX_ROWS], part)
                     if probe:
-                        seen: dict[str, torch.Tensor] = {}
+                        seen: dict[str, Tensor] = {}
                         step.view.listener = seen.__setitem__
                         try:
                             result = self.compute(step.view.tokens, step.view, True)
@@ -265,12 +260,8 @@ class Runner:
                 return torch.cat(logits).view(B, T // stride, -1)
 
     def step(
-        self,
-        tokens: torch.Tensor,
-        call: CallView,
-        sampling: SamplingBatch,
-        masks: Masks | None = None,
-    ) -> torch.Tensor:
+        self, tokens: Tensor, call: CallView, sampling: SamplingBatch, masks: Masks | None = None
+    ) -> Tensor:
         """As the model's step, for `tokens` [B, 1], checked ids, at the positions of `call`."""
         kind = sampling.kind._replace(has_masks=masks is not None)
         with self._lock:
@@ -290,13 +281,13 @@ class Runner:
 
     def _step(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         spans: tuple[Span, ...],
         cache: Cache,
         sampling: SamplingBatch,
         kind: Kind,
         masks: Masks | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         ready, self._ready = self._ready, None  # the call after an interrupted step sets the state
         if ready and ready.is_for(cache, spans, tokens, sampling, kind):
             step, sampling = ready.step, ready.sampling
@@ -321,9 +312,7 @@ class Runner:
         return drawn
 
     def _follow_streams(self) -> None:
-        """Order this step behind the last, which another thread may have queued on another
-        stream.
-        """
+        """Order this step behind the last, which may be on another thread's stream."""
         if self.device.type != "cuda":
             return
         current = torch.cuda.current_stream(self.device)
@@ -336,12 +325,8 @@ class Runner:
         bucket = 1 << (rows - 1).bit_length()
         key = bucket, kind
         if key not in self._steps:
-            self._steps[key] = Step(
-                self.compute,
-                self.build_view(bucket, kind or Kind()),
-                kind is not None,
-                self.vocabulary,
-            )
+            view = self.build_view(bucket, kind or Kind())
+            self._steps[key] = Step(self.compute, view, kind is not None, self.vocabulary)
         self._steps.move_to_end(key)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)
@@ -372,7 +357,7 @@ class Runner:
         )
 
 
-def _by_sequence(array: torch.Tensor, B: int, T: int) -> torch.Tensor:
+def _by_sequence(array: Tensor, B: int, T: int) -> Tensor:
     """Reshape for a probe: [B T, 1, E] to [B, T, E], [B T, H, 1, D] to [B, H, T, D]."""
     array = array.unflatten(0, (B, T))
     return array.squeeze(2) if array.ndim == 4 else array.squeeze(3).transpose(1, 2)

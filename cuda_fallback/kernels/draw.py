@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
@@ -20,47 +21,24 @@ from mlx_llama.core.generation.sampling import Kind, RowNumbers
 
 from .. import runtime
 
-# Options of a row as the device reads them: 64-bit words. top-p is a float64, the others are
-# float32 or integers.
-(
-    SEED_LOW,
-    SEED_HIGH,
-    IS_RANDOM,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    MIN_P,
-    REPETITION,
-    PRESENCE,
-    FREQUENCY,
-    WINDOW,
-    XTC_CHANCE,
-    XTC_THRESHOLD,
-    RATES_SAMPLED,
-    BIASES,
-) = range(15)
+# Options of a row as the device reads them: 64-bit words, integers, float32 and top-p in float64.
+SEED_LOW, SEED_HIGH, IS_RANDOM, TOP_K, WINDOW, XTC_CHANCE, RATES_SAMPLED = range(7)
+TEMPERATURE, MIN_P, REPETITION, PRESENCE, FREQUENCY, XTC_THRESHOLD, TOP_P, BIASES = range(7, 15)
 _UNIT = 1 << 40  # of probabilities that are summed as integers
 
 
 def to_signed(word: int) -> int:
-    """A 32-bit word as int32 holds it; torch's int32 wraps like unsigned arithmetic, only shifts
-    must be masked.
-    """
+    """A 32-bit word as int32 holds it: torch's int32 wraps as unsigned arithmetic does."""
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >> 31 else word
 
 
 def gumbel(
-    seed: int | tuple[torch.Tensor, torch.Tensor],
-    position: int | torch.Tensor,
-    table: torch.Tensor,
-    indices: torch.Tensor,
-) -> torch.Tensor:
-    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 arange
-    [V].
+    seed: int | tuple[Tensor, Tensor], position: int | Tensor, table: Tensor, indices: Tensor
+) -> Tensor:
+    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 [V].
 
-    seed, position: ints, or words low and high and positions by row, int32 [B, 1]. Returns float32
-    [V] or [B, V].
+    seed, position: ints, or words low and high and positions, int32 [B, 1]; float32 [V] or [B, V].
     """
     if isinstance(seed, int):
         low, high = (torch.full_like(indices[:1], to_signed(word)) for word in rng.split_seed(seed))
@@ -71,9 +49,7 @@ def gumbel(
     return table[((k.view(torch.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET).long()]
 
 
-def _threefry(
-    low: torch.Tensor, high: torch.Tensor, position: torch.Tensor, indices: torch.Tensor
-) -> torch.Tensor:
+def _threefry(low: Tensor, high: Tensor, position: Tensor, indices: Tensor) -> Tensor:
     """core.rng.threefry2x32. low, high: words of the seed; the others as of `gumbel`."""
     keys = (low, high, low ^ high ^ to_signed(rng.PARITY))
     x0 = indices + low
@@ -89,7 +65,7 @@ def _threefry(
 
 
 @functools.cache
-def gumbel_table(device: torch.device) -> torch.Tensor:
+def gumbel_table(device: torch.device) -> Tensor:
     """core.rng's table on a device."""
     with torch.inference_mode(False):
         return runtime.send(rng.gumbel_table(), device)
@@ -104,62 +80,41 @@ def count_words(kind: Kind) -> int:
 class Values:
     """A batch's options on the device, by row: views of packed words, [B, 1], biases [B, n]."""
 
-    words: torch.Tensor  # int64 [count_words, B]
+    words: Tensor  # int64 [count_words, B]
 
-    def integer(self, field: int) -> torch.Tensor:
+    def integer(self, field: int) -> Tensor:
         return self.words[field, :, None]
 
-    def number(self, field: int) -> torch.Tensor:
+    def number(self, field: int) -> Tensor:
         return self.words[field].view(torch.float32)[::2, None]  # the low words
 
-    def double(self, field: int) -> torch.Tensor:
+    def double(self, field: int) -> Tensor:
         return self.words[field].view(torch.float64)[:, None]
 
-    def biases(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def biases(self, count: int) -> tuple[Tensor, Tensor]:
         """Token ids int64 and values float32, [B, count] each."""
-        ids, values = (
-            self.words[BIASES : BIASES + count],
-            self.words[BIASES + count : BIASES + 2 * count],
-        )
+        ids, values = self.words[BIASES : BIASES + 2 * count].split(count)
         return ids.T, values.view(torch.float32)[:, ::2].T
 
 
 def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) -> None:
-    """Write the options of row i to the words [:, i]. words: int64 zeros [count_words(kind), B or
-    more].
-    """
+    """Write the options of row i to words[:, i]. words: int64 zeros [count_words, B or more]."""
     numbers, doubles = words.view(np.float32)[:, ::2], words.view(np.float64)
     for i, o in enumerate(options):
         row = RowNumbers.of(o)
-        words[SEED_LOW : SEED_HIGH + 1, i] = row.seed
-        words[IS_RANDOM, i], words[TOP_K, i], words[WINDOW, i], words[XTC_CHANCE, i] = (
-            row.is_random,
-            row.top_k,
-            row.window,
-            row.xtc_chance,
-        )
-        numbers[XTC_THRESHOLD, i] = row.xtc_threshold
-        words[RATES_SAMPLED, i] = row.rates_sampled
-        numbers[TEMPERATURE, i], doubles[TOP_P, i], numbers[MIN_P, i] = (
-            row.temperature,
-            row.top_p,
-            row.min_p,
-        )
-        numbers[REPETITION : FREQUENCY + 1, i] = (
-            row.repetition_penalty,
-            row.presence_penalty,
-            row.frequency_penalty,
-        )
+        words[SEED_LOW : TOP_K + 1, i] = *row.seed, row.is_random, row.top_k
+        words[WINDOW : RATES_SAMPLED + 1, i] = row.window, row.xtc_chance, row.rates_sampled
+        penalties = row.repetition_penalty, row.presence_penalty, row.frequency_penalty
+        numbers[TEMPERATURE:TOP_P, i] = row.temperature, row.min_p, *penalties, row.xtc_threshold
+        doubles[TOP_P, i] = row.top_p
         if o.logit_bias:
             words[BIASES : BIASES + len(o.logit_bias), i] = list(o.logit_bias)
             start = BIASES + kind.biases
             numbers[start : start + len(o.logit_bias), i] = list(o.logit_bias.values())
 
 
-def mask(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Logits float32 [B, V], -inf where a grammar forbids a token, and DRY's penalties, float32 [B,
-    V] or None. masks: see Masks.
-    """
+def mask(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Logits float32 [B, V], -inf where forbidden, and DRY's penalties. masks: see Masks."""
     words, dry = masks.tensor_split([-(-logits.shape[1] // 32)], dim=1)
     ids = torch.arange(logits.shape[1], device=logits.device)
     bits = words[:, ids >> 5] >> (ids & 31) & 1
@@ -168,12 +123,8 @@ def mask(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def process(
-    kind: Kind,
-    values: Values,
-    scores: torch.Tensor,
-    recent: torch.Tensor | None,
-    dry: torch.Tensor | None = None,
-) -> torch.Tensor:
+    kind: Kind, values: Values, scores: Tensor, recent: Tensor | None, dry: Tensor | None = None
+) -> Tensor:
     """Scores float32 [B, V] after biases, penalties, temperature and filters; recent: int32 [B,
     W]; dry: penalties float32 [B, V].
     """
@@ -194,8 +145,7 @@ def process(
         scores = scores.masked_fill((scores < least) & (asked > 0), -math.inf)
     if kind.has_top_p:
         ordered = torch.sort(scores, dim=-1, descending=True).values
-        # Summed as integers, whose order does not matter: a GPU adds floats in one that changes
-        # from run to run.
+        # Summed as integers, in any order: a GPU's order of floats changes from run to run.
         shares = ((ordered.double() - ordered[:, :1]).exp() * _UNIT).long()
         sums = shares.cumsum(-1)
         before = sums - shares  # of all likelier tokens; 0 for the first, which stays
@@ -209,7 +159,7 @@ def process(
     return scores
 
 
-def exclude_top(values: Values, scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def exclude_top(values: Values, scores: Tensor, positions: Tensor) -> Tensor:
     """XTC: -inf for all likely tokens but the least likely of them, by the draw of a position.
     positions: int32 [B, 1].
     """
@@ -226,9 +176,7 @@ def exclude_top(values: Values, scores: torch.Tensor, positions: torch.Tensor) -
     return scores.masked_fill(likely & (scores > least) & is_on, -math.inf)
 
 
-def rated(
-    kind: Kind, values: Values, logits: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor
-) -> torch.Tensor:
+def rated(kind: Kind, values: Values, logits: Tensor, scores: Tensor, tokens: Tensor) -> Tensor:
     """Logits [B, V] whose log-probabilities are reported. scores: from whose softmax rows with a
     temperature drew `tokens`, int32 [B, 1].
     """
@@ -239,18 +187,14 @@ def rated(
     return torch.where(values.integer(RATES_SAMPLED) > 0, final, logits.float())
 
 
-def choose(scores: torch.Tensor) -> torch.Tensor:
-    """The index of the largest score of each row, int32 [B, 1]; -1 if it is not finite. NaN counts
-    as the largest.
-    """
+def choose(scores: Tensor) -> Tensor:
+    """The index of each row's largest score, int32 [B, 1]; -1 if any is NaN or it is infinite."""
     best, tokens = scores.max(dim=-1, keepdim=True)
     return torch.where(best.abs() < math.inf, tokens.int(), -1)
 
 
-def pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> torch.Tensor:
-    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2
-    count].
-    """
+def pack_logprobs(tokens: Tensor, logits: Tensor, count: int) -> Tensor:
+    """core.backends.logprobs.pack. tokens: int32 [B, 1]; returns int32 [B, 2 + 2 count]."""
     values = torch.log_softmax(logits.float(), dim=-1)
     top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
     chosen, top = values.gather(1, tokens.long().clamp(min=0)), top[:, :count].contiguous()
@@ -259,7 +203,7 @@ def pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> tor
     )
 
 
-def _penalise(values: Values, scores: torch.Tensor, recent: torch.Tensor) -> torch.Tensor:
+def _penalise(values: Values, scores: Tensor, recent: Tensor) -> Tensor:
     width = recent.shape[1]
     age = torch.arange(width, 0, -1, device=scores.device)
     seen = torch.where(age <= values.integer(WINDOW), recent + 1, 0).long()  # 0 falls out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from . import packed
 from .packed import gated
@@ -110,8 +111,8 @@ def _xielu(x, out, positive, negative, beta, eps, N, BLOCK: tl.constexpr):
 
 
 def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """(x + delta, its RMS norm times weight). x, delta: [..., E]; weight: [E]."""
     E, x, delta = x.shape[-1], x.contiguous(), None if delta is None else delta.contiguous()
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
@@ -124,17 +125,9 @@ def add_rms_norm(
 
 
 def norm_heads(
-    heads: torch.Tensor,
-    query_weight: torch.Tensor,
-    key_weight: torch.Tensor,
-    H: int,
-    G: int,
-    D: int,
-    eps: float,
-) -> torch.Tensor:
-    """RMS norm over each head of query and key. heads: [..., (H + 2 G) D]: queries, keys, values;
-    weights: [D].
-    """
+    heads: Tensor, query_weight: Tensor, key_weight: Tensor, H: int, G: int, D: int, eps: float
+) -> Tensor:
+    """RMS norm of each head of queries and keys. heads: [..., (H + 2 G) D]; weights: [D]."""
     heads = heads.contiguous()
     out, block = torch.empty_like(heads), triton.next_power_of_2(D)
     grid, weights = (H + 2 * G, heads.numel() // heads.shape[-1]), (query_weight, key_weight)
@@ -143,7 +136,7 @@ def norm_heads(
     return out
 
 
-def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate pairs (i, i + D/2) of each head by their position's angle. x: [B, H, T, D], the last
     axis contiguous; cosines, sines: float32 [T, D/2] or [B, T, D/2]; returns [B, H, T, D],
     contiguous."""
@@ -157,7 +150,7 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
     return out
 
 
-def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+def gate(gate_up: Tensor, activation: str) -> Tensor:
     """activation(gate) * up, rounded once. gate_up: [..., 2 F], the gate first; activation: as in
     core.ops.gate; returns [..., F]."""
     gate_up = gate_up.contiguous()
@@ -168,9 +161,7 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return out
 
 
-def xielu(
-    x: torch.Tensor, positive: float, negative: float, beta: float, eps: float
-) -> torch.Tensor:
+def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
     """As ops.xielu, rounded once. x: any shape."""
     x = x.contiguous()
     out, grid = torch.empty_like(x), (triton.cdiv(x.numel(), _BLOCK),)

@@ -1,22 +1,21 @@
 """The vocabulary (core.ops) by Triton's kernels, for decoded tokens seen through a StateView: x is
 [rows, 1, E].
 
-Importing it needs the package triton. A row's bits do not depend on the others, nor on their
-number.
+Importing it needs the package triton. A row's bits do not depend on the others.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import Biases
+from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.ops import ExpertStacks
 
 from .. import ops as plain
 from ..ops import (  # noqa: F401, the same words
     Adapters,
-    Matrix,
-    Stack,
+    Matrices,
     add,
     embed,
     last_position,
@@ -30,10 +29,8 @@ from .decode import add_rms_norm, gate, xielu  # noqa: F401, the same word
 from .state import StateView
 
 
-def linear(
-    x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    if isinstance(weight, torch.Tensor):
+def linear(x: Tensor, weight: Matrices, bias: Tensor | None = None) -> Tensor:
+    if isinstance(weight, Tensor):
         return decode.multiply(x, weight, bias)
     if isinstance(weight, tuple):
         product = torch.cat([linear(x, block) for block in weight], dim=-1)
@@ -43,45 +40,29 @@ def linear(
 
 
 def gated_linear(
-    x: torch.Tensor,
-    weight: Matrix | tuple[Matrix, ...],
-    bias: torch.Tensor | None = None,
-    activation: str = "silu",
-) -> torch.Tensor:
-    if isinstance(weight, torch.Tensor):
+    x: Tensor, weight: Matrices, bias: Tensor | None = None, activation: str = "silu"
+) -> Tensor:
+    if isinstance(weight, Tensor):
         return decode.multiply_gated(x, weight, bias, activation)
     return gate(linear(x, weight, bias), activation)
 
 
-def experts(
-    x: torch.Tensor,
-    scores: torch.Tensor,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
-    spec: ExpertsSpec,
-    activation: str = "silu",
-    biases: Biases | None = None,
-) -> torch.Tensor:
+def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), spec)
-    rows, shares = plain.scale_inputs(rows, shares, spec)
-    return decode.experts(rows, chosen, shares, gate, up, down, activation, biases).view(x.shape)
+    chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), stacks.spec)
+    rows, shares = plain.scale_inputs(rows, shares, stacks.spec)
+    return decode.experts(rows, chosen, shares, stacks).view(x.shape)
 
 
-def adapt(
-    product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: StateView
-) -> torch.Tensor:
+def adapt(product: Tensor, x: Tensor, adapters: Adapters, view: StateView) -> Tensor:
     return decode.adapt(view.state, product, x, *adapters)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return add_rms_norm(x, None, weight, eps)[1]
 
 
-def norm_heads(
-    heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec
-) -> torch.Tensor:
+def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: LayerSpec) -> Tensor:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     if len(query_weight) == D:
         return decode.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
@@ -92,34 +73,13 @@ def norm_heads(
     )
 
 
-def rope_and_store(heads: torch.Tensor, view: StateView, spec: LayerSpec) -> torch.Tensor:
-    return decode.store_rotated(
-        view.state,
-        spec.index,
-        heads,
-        spec.heads,
-        spec.key_value_heads,
-        spec.head_dim,
-        spec.rotates,
-        view.bits,
-        spec.angles.stop - spec.angles.start,
-        spec.angles.start,
-        spec.query_angles.start,
-        view.table_width,
-    )
+def rope_and_store(heads: Tensor, view: StateView, spec: LayerSpec) -> Tensor:
+    shape, angles = (spec.heads, spec.key_value_heads, spec.head_dim), spec.angles
+    turns = angles.stop - angles.start, angles.start, spec.query_angles.start, view.table_width
+    how = spec.rotates, view.bits, *turns
+    return decode.store_rotated(view.state, spec.index, heads, *shape, *how)
 
 
-def attend(
-    query: torch.Tensor, view: StateView, spec: LayerSpec, sinks: torch.Tensor | None = None
-) -> torch.Tensor:
-    return decode.attend(
-        view.state,
-        spec.index,
-        query,
-        spec.key_value_heads,
-        spec.window,
-        spec.scale,
-        view.bits,
-        spec.softcap,
-        sinks,
-    )
+def attend(query: Tensor, view: StateView, spec: LayerSpec, sinks: Tensor | None = None) -> Tensor:
+    how = spec.key_value_heads, spec.window, spec.scale, view.bits, spec.softcap, sinks
+    return decode.attend(view.state, spec.index, query, *how)

@@ -1,5 +1,4 @@
-"""Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires the package
-triton.
+"""Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires triton.
 
 `multiply` runs on tensor cores for 1 to 32 rows of x, bound by memory bandwidth. A thread loads
 sixteen bytes of codes, which quantized.py lays out so that a shift and a mask make an operand of
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT
@@ -34,12 +34,10 @@ from .state import MAX_ROWS  # noqa: F401
 MOST_ROWS = 32
 
 # Rows of x per program: the columns of a tensor-core instruction; Triton before 3.5 takes two
-# instructions at least
 _LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5) else 16
 _MOST_TILE = 32
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-# per program, 16 rows of w each; on capability 9.0, four would take instructions with another order
-# of sums
+# per program, 16 rows of w each; on capability 9.0, four would change the order of sums
 WARPS = 2
 # maximum number of programs where K is split: some 130 multiprocessors have room for 8 each
 PROGRAMS = 1056
@@ -50,21 +48,17 @@ _SWIGLU_ALPHA, _SWIGLU_LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_L
 
 
 def _helper(function: Callable) -> Callable:
-    """Compile a function that kernels call; the interpreter would spend a millisecond on each call
-    of a compiled function.
-    """
+    """Compile a function that kernels call, but for the interpreter, where calls would be slow."""
     return function if IS_INTERPRETED.value else triton.jit(function)
 
 
 @_helper
 def _factor(values, i: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
-    """Scales or biases float32 [rows]: number i after the pointers `values`, EACH to a 32-bit word;
-    1: as stored.
-    """
+    """Scales or biases float32 [rows]: number i after the pointers, EACH to a 32-bit word."""
     # Without `else`, Triton compiles what follows a `return` of a constant condition as well, and
     # shifts of a float16 are an error.
     if EACH == 1:
-        return tl.load(values + i).to(tl.float32)
+        return tl.load(values).to(tl.float32)
     else:
         word = tl.load(values + i // EACH)
         if KIND == "int8":
@@ -80,9 +74,7 @@ def _factor(values, i: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
 
 @_helper
 def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
-    """values[:, i] of values [R, COUNT, C], COUNT a power of two up to 8, without moving data
-    between threads.
-    """
+    """values[:, i] of [R, COUNT, C], COUNT a power of two up to 8; no moves between threads."""
     for half in tl.static_range(3):
         if COUNT >> (half + 1):
             halves = tl.reshape(values, (values.shape[0], 2, COUNT >> (half + 1), values.shape[-1]))
@@ -116,8 +108,7 @@ def _operand(
     BY: tl.constexpr = shift - PLACE
     first = ((word >> BY if BY >= 0 else word << -BY) & MASK) | magic
     second = ((word >> BY + LOW if BY + LOW >= 0 else word << -BY - LOW) & MASK) | magic
-    # not |, for which the compiler would join the planes before the masks and need another
-    # instruction
+    # not |, for which the compiler would need another instruction to join the planes
     if HIGH:
         ABOVE: tl.constexpr = ((1 << HIGH) - 1) * 0x10001 << PLACE + BITS
         UP: tl.constexpr = BITS + PLACE - above
@@ -128,9 +119,7 @@ def _operand(
 
 @_helper
 def _join(first, second, DTYPE: tl.constexpr):
-    """Join the numbers in the halves of words [R, 4] and [R, 4] to [R, 16]. float32: the halves are
-    integers.
-    """
+    """Join the numbers (float32: integers) in the halves of words [R, 4] and [R, 4] to [R, 16]."""
     pairs = tl.join(first, second)
     if DTYPE == tl.float32:
         numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
@@ -249,12 +238,10 @@ def _multiply(
     n = row - begin
     row = tl.minimum(row, rows - 1).to(tl.int64)
     block = tl.minimum(block + lane // 32, (rows - 1) // 16)
-    # A zero that the compiler cannot fold: a mask with a constant in a register takes one
-    # instruction less.
+    # A zero that the compiler cannot fold: masks of registers take an instruction less.
     none = row.to(tl.int32)[:, None] >> 31
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
-    # Another zero: the compiler keeps one of an operand's equal registers and copies it for every
-    # product.
+    # Another zero: the compiler would copy one of an operand's equal registers for every product.
     zero = tl.broadcast_to(rows - row.to(tl.int32)[:, None] >> 31, (16 * WARPS, 4))
     minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
@@ -338,29 +325,18 @@ def _multiply(
                             HIGH,
                         )
                     product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
+                at = 0
                 if EACH == 1:
-                    group = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
-                    scale = _factor(scales + group, 0, EACH, SCALES)
+                    at = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
                 elif not ADVANCES:
-                    word = step * (2 * COLUMNS // GROUP // EACH)
-                    scale = _factor(
-                        scales + word, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES
-                    )
-                else:
-                    scale = _factor(scales, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES)
+                    at = step * (2 * COLUMNS // GROUP // EACH)
+                scale = _factor(scales + at, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES)
                 if super_scales is not None:
                     scaled += scale[:, None] * product
                 else:
                     total += scale[:, None] * product
                 if biases is not None:
-                    if EACH == 1:
-                        bias = _factor(biases + group, 0, EACH, BIASES)
-                    elif not ADVANCES:
-                        bias = _factor(
-                            biases + word, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES
-                        )
-                    else:
-                        bias = _factor(biases, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES)
+                    bias = _factor(biases + at, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES)
                     if super_scales is not None:
                         biased += bias[:, None] * plain
                     else:
@@ -401,9 +377,7 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _finish(sums, bias, out, M, N, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """out[m, n] = sums[:, m, n].sum() + bias[n], in order; with ACTIVATION: activation of that,
-    times the same of N + n.
-    """
+    """out[m, n] = sums[:, m, n].sum() + bias[n], in order; ACTIVATION: times that of N + n."""
     GATED: tl.constexpr = ACTIVATION != ""
     m, n = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wide = N * 2 if GATED else N
@@ -555,20 +529,14 @@ def try_out(device: torch.device) -> None:
     multiply(matrix, torch.zeros((1, 16), dtype=torch.float16, device=device))
 
 
-def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
-    """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's
-    dtype.
-    """
+def multiply(matrix: QuantizedMatrix, x: Tensor) -> Tensor:
+    """x @ w.T from the packed codes, summed in float32. x: [M, K]; returns [M, N] in x's dtype."""
     return _launch(matrix, x, None, None, len(x), matrix.shape[0])
 
 
 def multiply_chosen(
-    matrix: QuantizedMatrix,
-    x: torch.Tensor,
-    chosen: torch.Tensor,
-    count: int,
-    groups: Groups | None = None,
-) -> torch.Tensor:
+    matrix: QuantizedMatrix, x: Tensor, chosen: Tensor, count: int, groups: Groups | None = None
+) -> Tensor:
     """Multiply each row with some of the `count` matrices [N, K] that `matrix` concatenates.
 
     chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]; groups:
@@ -580,14 +548,12 @@ def multiply_chosen(
 class Groups(NamedTuple):
     """Products in tiles that share a matrix."""
 
-    chosen: torch.Tensor  # matrix of each tile, int64 [tiles]
-    members: torch.Tensor  # products of each tile, int64 [tiles, TILE], -1: none
+    chosen: Tensor  # matrix of each tile, int64 [tiles]
+    members: Tensor  # products of each tile, int64 [tiles, TILE], -1: none
 
 
-def group_rows(chosen: torch.Tensor, count: int) -> Groups:
-    """Group products by matrix, without waiting for the device. chosen: int64 [T, used], of `count`
-    matrices.
-    """
+def group_rows(chosen: Tensor, count: int) -> Groups:
+    """Group products by matrix, without waiting. chosen: int64 [T, used], of `count` matrices."""
     flat, width = chosen.reshape(-1), _MOST_TILE
     order = torch.argsort(flat, stable=True)
     sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(
@@ -614,13 +580,8 @@ def tile(M: int) -> int:
 
 
 def _launch(
-    matrix: QuantizedMatrix,
-    x: torch.Tensor,
-    chosen: torch.Tensor | None,
-    groups: Groups | None,
-    M: int,
-    N: int,
-) -> torch.Tensor:
+    matrix: QuantizedMatrix, x: Tensor, chosen: Tensor | None, groups: Groups | None, M: int, N: int
+) -> Tensor:
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
     width, members = tile(M) if chosen is None else _LEAST_TILE, None
     if matrix.bits < 4:
@@ -643,45 +604,20 @@ def _launch(
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
     each, scalings = _scalings(matrix, steps)
-    run(
-        _multiply,
-        (tiles * blocks, parts),
-        x.contiguous(),
-        chosen,
-        members,
-        matrix.low,
-        matrix.high,
-        *scalings,
-        matrix.super_scales,
-        matrix.super_biases,
-        sums,
-        M,
-        tiles,
-        N,
-        rows,
-        K,
-        M // len(x),
-        *_constants(matrix),
-        SAMPLES=samples,
-        TILE=width,
-        WARPS=WARPS,
-        PART=part,
-        **number_constants(x.dtype, matrix.bits, matrix.offset),
-        EACH=each,
-        SCALES=_name(matrix.scales),
-        BIASES=_name(matrix.biases),
-        num_warps=WARPS,
-        num_stages=1,
-        enable_fp_fusion=True,
-    )
+    w = matrix.low, matrix.high, *scalings, matrix.super_scales, matrix.super_biases
+    sizes = M, tiles, N, rows, K, M // len(x), *_constants(matrix)
+    constants = dict(SAMPLES=samples, TILE=width, WARPS=WARPS, PART=part, EACH=each)
+    constants |= dict(SCALES=_name(matrix.scales), BIASES=_name(matrix.biases))
+    constants |= number_constants(x.dtype, matrix.bits, matrix.offset)
+    constants |= dict(num_warps=WARPS, num_stages=1, enable_fp_fusion=True)
+    grid = tiles * blocks, parts
+    run(_multiply, grid, x.contiguous(), chosen, members, *w, sums, *sizes, **constants)
     if parts > 1:
         add_parts(sums, out)
     return out
 
 
-def add_parts(
-    sums: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None, activation: str = ""
-) -> None:
+def add_parts(sums: Tensor, out: Tensor, bias: Tensor | None = None, activation: str = "") -> None:
     """out = sums.sum(0) + bias, in order; with an activation: of its first half, times the second.
     sums: float32 [parts, M, N], or [parts, M, 2 N].
     """
@@ -690,10 +626,8 @@ def add_parts(
     run(_finish, grid, sums, bias, out, M, N, parts, activation, _BLOCK)
 
 
-def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tensor | None]]:
-    """(scales per word, scales and biases as int32) if each step has whole words of them, else (1,
-    as stored).
-    """
+def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[Tensor | None]]:
+    """(scales per word, scalings as int32) if steps have whole words, else (1, as stored)."""
     groups, each = matrix.scales.shape[1], 4 // matrix.scales.itemsize
     if (
         each == 1  # float32
@@ -723,8 +657,7 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
     }[dtype]
 
     def twice(number: int) -> int:
-        # NumPy, since a captured step must not make host tensors. These numbers are exact in
-        # bfloat16.
+        # NumPy, since a captured step must not make host tensors. All are exact in bfloat16.
         wide = int(np.float32(number).view(np.uint32))
         half = {
             torch.float32: number,
@@ -735,61 +668,31 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
         return word - (1 << 32) if word >> 31 else word
 
     base = first + second
-    return dict(
-        PLACE=place,
-        MAGIC=twice(first),
-        HIGHER=twice(second) if second else 0,
-        MINUS=twice(-base - offset),
-        FOLD=-1 / (base + offset),
-    )
+    constants = dict(PLACE=place, MAGIC=twice(first), HIGHER=twice(second) if second else 0)
+    return constants | dict(MINUS=twice(-base - offset), FOLD=-1 / (base + offset))
 
 
-def _name(part: torch.Tensor | None) -> str:
+def _name(part: Tensor | None) -> str:
     return "" if part is None else str(part.dtype).removeprefix("torch.")
 
 
-def dequantize(
-    matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """Rows as [n, K] in `dtype`, rounded as by torch's operations. which: a slice, or int indices
-    [n].
-    """
+def dequantize(matrix: QuantizedMatrix, which: slice | Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [n, K] in `dtype`, rounded as torch's operations do. which: a slice, or indices [n]."""
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
     units = triton.cdiv(K * PLANES[matrix.bits][0], 128)
     passes = triton.cdiv(min(units, _COLUMNS * PLANES[matrix.bits][0] // 128), _UNITS)
-    run(
-        _dequantize,
-        (n, triton.cdiv(units, _UNITS * passes)),
-        rows,
-        matrix.low,
-        matrix.high,
-        matrix.scales,
-        matrix.biases,
-        matrix.super_scales,
-        matrix.super_biases,
-        out,
-        start,
-        K,
-        *_constants(matrix),
-        PASSES=passes,
-        UNITS=_UNITS,
-        num_warps=_UNITS // 8,
-        enable_fp_fusion=False,
-    )
+    scalings = matrix.scales, matrix.biases, matrix.super_scales, matrix.super_biases
+    sizes = start, K, *_constants(matrix), passes, _UNITS
+    grid, options = (n, triton.cdiv(units, _UNITS * passes)), dict(enable_fp_fusion=False)
+    w = matrix.low, matrix.high, *scalings
+    run(_dequantize, grid, rows, *w, out, *sizes, num_warps=_UNITS // 8, **options)
     return out
 
 
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
     """LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
     low, high = PLANES[matrix.bits]
-    return (
-        low,
-        high,
-        matrix.group_size,
-        matrix.offset,
-        SUPER_GROUP,
-        32 // low,
-        matrix.low.shape[1] // 16,
-    )
+    groups = matrix.group_size, matrix.offset, SUPER_GROUP
+    return low, high, *groups, 32 // low, matrix.low.shape[1] // 16

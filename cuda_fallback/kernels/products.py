@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from mlx_llama.core.ops import Biases
+from mlx_llama.core.ops import ExpertStacks
 
 from . import packed
 from .addresses import ADAPTER, field
@@ -46,8 +47,7 @@ def _multiply(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """out[m, n] = w[n] @ x[m] + bias[n]; with ACTIVATION: of w[n] @ x[m], times w[N + n] @ x[m]. x:
-    [M, K].
+    """out[m, n] = w[n] @ x[m] + bias[n]; ACTIVATION: of w[n] @ x[m], times w[N + n] @ x[m].
 
     A program multiplies TILE rows of x with each weight that it loads. Threads split the columns
     alone, so TILE does not change the order of a sum. chosen: int64 [M], for w[chosen[m] * N + n] @
@@ -107,8 +107,7 @@ def multiply_tile(
     COLUMNS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """out[part, m, n] = w[n] @ x[m] over PART columns, on tensor cores. x: [M, K]; out: [parts, M,
-    N].
+    """out[part, m, n] = w[n] @ x[m] over PART columns, on tensor cores. out: [parts, M, N].
 
     The order of a sum does not depend on TILE, the rows of x per program. chosen, members: of
     `packed.Groups`, for w[chosen[tile] * N + n] @ x[m // SHARED]; or None.
@@ -163,9 +162,7 @@ def _combine(outputs, shares, out, E, USED: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _shrink(state, x, a, out, R, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """out[row, r] = a[adapter of the row, r] @ x[row], float32; nothing in a row without an
-    adapter. R: a multiple of ROWS.
-    """
+    """out[row, r] = a[adapter of the row, r] @ x[row], float32. R: a multiple of ROWS."""
     row = tl.program_id(1).to(tl.int64)
     adapter = field(state, ADAPTER, row)
     if adapter != 0:
@@ -185,9 +182,7 @@ def _shrink(state, x, a, out, R, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
 def _expand(
     state, inner, b, product, N, R: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """product[row, n] += b[adapter of the row, n] @ inner[row]; nothing in a row without an
-    adapter.
-    """
+    """product[row, n] += b[adapter of the row, n] @ inner[row]; nothing without an adapter."""
     row = tl.program_id(1).to(tl.int64)
     adapter = field(state, ADAPTER, row)
     if adapter != 0:
@@ -203,18 +198,14 @@ def _expand(
         tl.store(product + row * N + n, (before + total).to(product.dtype.element_ty), mask=n < N)
 
 
-def multiply(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """x @ weight.T + bias, summed in float32. x: [..., K]; weight: [N, K]; bias: [N]; returns [...,
-    N] in x's dtype.
-    """
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, summed in float32. x: [..., K]; weight: [N, K]; returns x's dtype."""
     return _product(x, weight, bias, len(weight), "")
 
 
 def multiply_chosen(
-    x: torch.Tensor, stack: torch.Tensor, chosen: torch.Tensor, groups: packed.Groups | None = None
-) -> torch.Tensor:
+    x: Tensor, stack: Tensor, chosen: Tensor, groups: packed.Groups | None = None
+) -> Tensor:
     """Multiply each row with some matrices of a stack [X, N, K]. chosen: int64 [T, used]; x: [T,
     K], each row for all of its matrices, or [T used, K]; groups: as in packed.multiply_chosen.
     Returns [T used, N] in x's dtype."""
@@ -225,24 +216,21 @@ def multiply_chosen(
 
 
 def multiply_gated(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str = "silu",
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "silu"
+) -> Tensor:
     """activation(gate) * up, rounded once. x: [..., K]; weight: [2 F, K], the gate's rows first;
     activation: as in core.ops.gate; returns [..., F]."""
     return _product(x, weight, bias, len(weight) // 2, activation)
 
 
 def _product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     N: int,
     activation: str,
-    chosen: torch.Tensor | None = None,
-) -> torch.Tensor:
+    chosen: Tensor | None = None,
+) -> Tensor:
     K = weight.shape[1]
     if chosen is None and x.dtype == weight.dtype != torch.float32:
         return _product_of_tiles(x, weight, bias, N, activation)
@@ -261,17 +249,15 @@ def _product(
 
 
 def _product_of_tiles(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     N: int,
     activation: str,
     groups: packed.Groups | None = None,
     products: int = 0,
-) -> torch.Tensor:
-    """Multiply 16-bit numbers. The order of sums depends on the matrix alone. products: number of
-    rows in `groups`.
-    """
+) -> Tensor:
+    """Multiply 16-bit numbers, as of `multiply_tile`. products: number of rows in `groups`."""
     K, x, weight = weight.shape[1], x.contiguous(), weight.contiguous()
     rows, wide = x.numel() // K, 2 * N if activation else N
     columns = min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
@@ -293,39 +279,28 @@ def _product_of_tiles(
 
 
 def experts(
-    rows: torch.Tensor,
-    chosen: torch.Tensor,
-    shares: torch.Tensor,
-    gate_stack: Any,
-    up_stack: Any,
-    down_stack: Any,
-    activation: str,
-    biases: Biases | None = None,
-    is_grouped: bool = False,
-) -> torch.Tensor:
+    rows: Tensor, chosen: Tensor, shares: Tensor, stacks: ExpertStacks, is_grouped: bool = False
+) -> Tensor:
     """Mix the MLPs of each row's experts. rows: [T, E], or [T used, E], one for each expert;
-    chosen: int64 [T, used]; shares: float32 [T, used]; stacks: tensors [X, N, K] or
-    QuantizedStacks; biases: of the three, [X, N]; is_grouped: read an expert once for 32 of its
-    rows, in a prompt. Returns [T, E]."""
-    groups = packed.group_rows(chosen, gate_stack.shape[0]) if is_grouped else None
+    chosen: int64 [T, used]; shares: float32 [T, used]; stacks: of tensors or QuantizedStacks;
+    is_grouped: read an expert once for 32 of its rows, in a prompt. Returns [T, E]."""
+    groups = packed.group_rows(chosen, stacks.gate.shape[0]) if is_grouped else None
 
-    def multiply(x: torch.Tensor, stack: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        if isinstance(stack, torch.Tensor):
+    def multiply(x: Tensor, stack: Any, bias: Tensor | None) -> Tensor:
+        if isinstance(stack, Tensor):
             product = multiply_chosen(x, stack, chosen, groups)
         else:
             product = packed.multiply_chosen(stack.matrix, x, chosen, stack.count, groups)
         return product if bias is None else product + bias.index_select(0, chosen.reshape(-1))
 
-    gate_bias, up_bias, down_bias = biases or (None, None, None)
-    parts = [multiply(rows, gate_stack, gate_bias), multiply(rows, up_stack, up_bias)]
-    hidden = gate(torch.cat(parts, dim=-1), activation)
-    return combine(multiply(hidden, down_stack, down_bias), shares)
+    gate_bias, up_bias, down_bias = stacks.biases
+    parts = [multiply(rows, stacks.gate, gate_bias), multiply(rows, stacks.up, up_bias)]
+    hidden = gate(torch.cat(parts, dim=-1), stacks.activation)
+    return combine(multiply(hidden, stacks.down, down_bias), shares)
 
 
-def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """Sum each token's rows times their shares. outputs: [T used, E]; shares: float32 [T, used];
-    returns [T, E].
-    """
+def combine(outputs: Tensor, shares: Tensor) -> Tensor:
+    """Sum each token's rows of outputs [T used, E] times shares, float32 [T, used]: [T, E]."""
     (T, used), E = shares.shape, outputs.shape[1]
     out = torch.empty((T, E), dtype=outputs.dtype, device=outputs.device)
     grid = (T, triton.cdiv(E, _BLOCK))
@@ -333,9 +308,7 @@ def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def adapt(
-    state: torch.Tensor, product: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-) -> torch.Tensor:
+def adapt(state: Tensor, product: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """product + (x @ a.T) @ b.T by each row's adapter, x @ a.T in float32. product: [B, 1, N],
     overwritten; x: [B, 1, K]; a: [adapters, R, K], R a multiple of 8; b: [adapters, N, R]."""
     (_, R, K), (B, _, N) = a.shape, product.shape

@@ -1,6 +1,4 @@
-"""The state of decoded tokens in device memory, by row, and the view of a cache's rows through
-it.
-"""
+"""The state of decoded tokens in device memory, and the view of a cache's rows through it."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.positions import CACHE_GROUP, Span
 from mlx_llama.core.generation.sampling import Kind
@@ -24,8 +23,7 @@ MAX_ROWS = 32  # of one step
 
 # Fields of the state, each int64 [MAX_ROWS]: the token's position, the next position, the token,
 # allocated positions of the row's storage; addresses of its tokens (0: a padding row), keys and
-# values, their scales, and the tables; the number of its adapter, 0 for none. The words of sampling
-# follow.
+# values, their scales, and the tables; the number of its adapter or 0. Words of sampling follow.
 POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPTER, WORDS = range(
     11
 )
@@ -41,35 +39,24 @@ def pack_row(
     i: int,
     position: int,
     storage: Storage,
-    tables: tuple[torch.Tensor, torch.Tensor],
+    tables: tuple[Tensor, Tensor],
     token: int = 0,
     allocated: int | None = None,
     adapter: int = 0,
 ) -> None:
     """Set row i of a state on the host to `token` at `position` of a storage, and to an adapter.
 
-    allocated: positions of the storage; 0 for scratch memory of a head's size, to which all heads
-    write.
+    allocated: positions of the storage; 0 for scratch memory that all heads write to.
     """
-    is_scratch = allocated == 0
+    tokens = 0 if allocated == 0 else storage.tokens.data_ptr()
     allocated = len(storage.tokens) - 1 if allocated is None else allocated
-    state[:WORDS, i] = (
-        position,
-        position + 1,
-        token,
-        allocated,
-        0 if is_scratch else storage.tokens.data_ptr(),
-        storage.numbers.data_ptr(),
-        0 if storage.scales is None else storage.scales.data_ptr(),
-        tables[0].data_ptr(),
-        tables[1].data_ptr(),
-        adapter,
-    )
+    scales = 0 if storage.scales is None else storage.scales.data_ptr()
+    addresses = tokens, storage.numbers.data_ptr(), scales, *(part.data_ptr() for part in tables)
+    state[:WORDS, i] = position, position + 1, token, allocated, *addresses, adapter
 
 
 class StateView(View):
-    """The view of decoded tokens, one per row, whose positions, tokens and caches kernels read from
-    `state`.
+    """The view of decoded tokens, one per row, which kernels read from `state`.
 
     It has no reference to a cache, so a CUDA graph of its operations serves any rows of any cache.
     rows: of the batch, with padding. kind: features of the sampling whose options follow the state.
@@ -88,14 +75,8 @@ class StateView(View):
         bits: int | None = None,
         kind: Kind = Kind(),
     ):
-        self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = (
-            config,
-            dtype,
-            kernels,
-            rows,
-            bits,
-            kind,
-        )
+        self.config, self.dtype, self.kernels = config, dtype, kernels
+        self.rows, self.bits, self.kind = rows, bits, kind
         self.state = torch.zeros(
             (WORDS + count_words(kind), MAX_ROWS), dtype=torch.int64, device=device
         )
@@ -111,7 +92,7 @@ class StateView(View):
         )
         words = -(-config.vocab_size // 32)
         # of grammars, and penalties of DRY
-        self.masks: torch.Tensor | None = None
+        self.masks: Tensor | None = None
         if kind.has_masks:
             width = words + kind.has_dry * config.vocab_size
             self.masks = torch.zeros((rows, width), dtype=torch.int32, device=device)
@@ -121,25 +102,17 @@ class StateView(View):
     def point(
         self,
         cache: Cache,
-        tokens: Sequence[Sequence[int]] | torch.Tensor,
+        tokens: Sequence[Sequence[int]] | Tensor,
         spans: Sequence[Span],
         sampling: SamplingBatch | None = None,
     ) -> None:
-        """Set the next tokens to `tokens` [B, 1], checked ids, at the spans' positions, and store
-        them in the cache.
-        """
-        on_device = isinstance(tokens, torch.Tensor)
+        """Make `tokens` [B, 1], checked ids, the next ones, stored at the spans' positions."""
+        on_device = isinstance(tokens, Tensor)
         state = new_state(count_words(self.kind))
         for i, span in enumerate(spans):
-            pack_row(
-                state,
-                i,
-                span.start,
-                cache.row_storage[span.row],
-                cache.tables,
-                0 if on_device else int(tokens[i][0]),
-                adapter=cache.adapters[span.row],
-            )
+            token, adapter = 0 if on_device else int(tokens[i][0]), cache.adapters[span.row]
+            place = span.start, cache.row_storage[span.row], cache.tables
+            pack_row(state, i, *place, token, adapter=adapter)
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables, allocated=0)
         if sampling is not None:
@@ -153,19 +126,15 @@ class StateView(View):
         """Set the masks of the first rows, see Masks."""
         _upload(masks, self.masks[: len(masks)])
 
-    def advance(self, tokens: torch.Tensor) -> None:
-        """Set the next tokens to `tokens`, int32 [B, 1], at the next positions, and store them in
-        the cache.
-        """
+    def advance(self, tokens: Tensor) -> None:
+        """Make `tokens`, int32 [B, 1], the next ones, stored at the next positions."""
         self.kernels.advance(self.state, tokens)
 
-    def recent(self, window: int) -> torch.Tensor:
-        """Last `window` tokens of each row, with the present: int32 [B, window], padded with -1 in
-        front.
-        """
+    def recent(self, window: int) -> Tensor:
+        """Each row's last `window` tokens up to its position: int32 [B, window], -1 in front."""
         return self.kernels.recent(self.state, self.rows, window)
 
-    def new_keys(self, layer: int) -> torch.Tensor:
+    def new_keys(self, layer: int) -> Tensor:
         """A layer's new keys, [B, G, 1, D]."""
         spec = self.config.layers[layer]
         return self.kernels.read_keys(
@@ -173,9 +142,7 @@ class StateView(View):
         )
 
 
-def _upload(values: np.ndarray, into: torch.Tensor) -> None:
-    """Copy from the host; through pinned memory to a GPU, where other copies wait for queued
-    kernels.
-    """
+def _upload(values: np.ndarray, into: Tensor) -> None:
+    """Copy from the host; to a GPU from pinned memory, without a wait for queued kernels."""
     host = torch.from_numpy(values)
     into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
@@ -19,9 +20,9 @@ class Storage:
     """A row's tokens, keys and values."""
 
     # int32 [allocated + 1]: the step at the last position stores the next token there
-    tokens: torch.Tensor
-    numbers: torch.Tensor  # keys and values, [layers, 2, G, allocated, D], of stored_dtype
-    scales: torch.Tensor | None  # of 8-bit codes, float16 [layers, 2, G, allocated, groups]
+    tokens: Tensor
+    numbers: Tensor  # keys and values, [layers, 2, G, allocated, D], of stored_dtype
+    scales: Tensor | None  # of 8-bit codes, float16 [layers, 2, G, allocated, groups]
 
     @classmethod
     def allocate(
@@ -43,11 +44,11 @@ class Storage:
         return cls(torch.zeros(allocated + 1, dtype=torch.int32, device=device), numbers, scales)
 
     @cached_property
-    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values by layer: views [1, G, allocated, D] of the numbers, made once."""
         return [(layer[:1], layer[1:]) for layer in self.numbers]
 
-    def arrays(self) -> list[torch.Tensor]:
+    def arrays(self) -> list[Tensor]:
         """All arrays."""
         return [self.numbers, *([] if self.scales is None else [self.scales]), self.tokens[:-1]]
 
@@ -58,10 +59,8 @@ class Storage:
         if self.scales is not None:
             self.scales[..., :length, :] = source.scales[..., :length, :]
 
-    def write(self, layer: int, part: int, start: int, new: torch.Tensor) -> None:
-        """Store a layer's keys (part 0) or values (1) from position `start` on. new: [1, G, T,
-        D].
-        """
+    def write(self, layer: int, part: int, start: int, new: Tensor) -> None:
+        """Store a layer's keys (part 0) or values (1) from `start` on. new: [1, G, T, D]."""
         end = start + new.shape[2]
         if self.scales is None:
             self.layers[layer][part][:, :, start:end] = new
@@ -71,7 +70,7 @@ class Storage:
 
     def read(
         self, layers: int | slice, part: int, start: int, end: int, dtype: torch.dtype
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D];
         a view of numbers of `dtype`.
         """
@@ -93,15 +92,13 @@ def stored_dtype(dtype: torch.dtype, bits: int | None) -> torch.dtype:
     )
 
 
-def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def split_rows(x: Tensor) -> tuple[Tensor, ...]:
     """Rows of a batch, [1, ...] each."""
     return (x,) if x.shape[0] == 1 else x.split(1)
 
 
-def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], in groups of
-    CACHE_GROUP.
-    """
+def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], by CACHE_GROUP."""
     size = values.shape[-1]
     padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP)).unflatten(
         -1, (-1, CACHE_GROUP)
@@ -112,7 +109,7 @@ def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.flatten(-2)[..., :size], scales
 
 
-def dequantize(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """The inverse of `quantize`: values [..., D] in `dtype`."""
     wide = scales.float().repeat_interleave(CACHE_GROUP, dim=-1)[..., : codes.shape[-1]]
     return (codes.float() * wide).to(dtype)

@@ -1,12 +1,11 @@
-"""The tokens of a step by Triton's kernels: the most recent ones, noise for the next, and its place
-in the caches.
-"""
+"""The tokens of a step by Triton's kernels: recent ones, noise, and the next in the caches."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlx_llama.core.generation import rng
 
@@ -104,27 +103,20 @@ def _advance(state, tokens, like):
     tl.store(state + POSITION * STRIDE + row, position, mask=there)
 
 
-def recent(state: torch.Tensor, B: int, window: int) -> torch.Tensor:
-    """Last `window` tokens of B rows up to their positions, int32 [B, window], padded with -1 in
-    front.
-    """
+def recent(state: Tensor, B: int, window: int) -> Tensor:
+    """Last `window` tokens of B rows up to their positions: int32 [B, window], -1 in front."""
     out = torch.empty((B, window), dtype=torch.int32, device=state.device)
     packed.run(_recent, (B,), state, out, out, window, triton.next_power_of_2(window))
     return out
 
 
 def add_noise(
-    scores: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    words: torch.Tensor,
-    first: int = 0,
-) -> torch.Tensor:
+    scores: Tensor, table: Tensor, positions: Tensor, words: Tensor, first: int = 0
+) -> Tensor:
     """Add core.rng's Gumbel noise at `positions` to random rows.
 
     scores: float32 [B, V]; table: rng's gumbel_table on the device; positions: int64 [B]; words:
-    sampling options, int64 [fields, MAX_ROWS]; first: id of the first token. Returns float32 [B,
-    V].
+    sampling options, int64 [fields, MAX_ROWS]; first: id of the first token.
     """
     (B, V), out = scores.shape, torch.empty_like(scores)
     constants = (rng.PARITY, rng.TABLE_SHIFT, rng.TABLE_OFFSET, _BLOCK)
@@ -133,14 +125,12 @@ def add_noise(
     return out
 
 
-def note(state: torch.Tensor, B: int) -> None:
+def note(state: Tensor, B: int) -> None:
     """Store the tokens of B rows in their caches."""
     like = torch.empty(0, dtype=torch.int32, device=state.device)
     packed.run(_note, (B,), state, like, num_warps=1)
 
 
-def advance(state: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Make `tokens`, int32 [B, 1], the rows' tokens, at the next positions, and store them in the
-    caches.
-    """
+def advance(state: Tensor, tokens: Tensor) -> None:
+    """Make `tokens`, int32 [B, 1], the rows' next ones, and store them in the caches."""
     packed.run(_advance, (len(tokens),), state, tokens, tokens, num_warps=1)

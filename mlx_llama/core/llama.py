@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 from .models.config import LlamaConfig
-from .models.spec import ExpertsSpec, LayerSpec
-from .ops import Array, Matrix, Ops, Stack, View
+from .models.spec import LayerSpec
+from .ops import Array, ExpertStacks, Matrix, Ops, Stack, View
 
 
 @dataclass(frozen=True)
@@ -142,24 +142,17 @@ class MLP:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each
-    expert; down: [E, F]; shared: an MLP for all tokens, or None; biases: of the three, [experts, F
-    or E], or None.
+    """A mixture of experts in place of an MLP. router: [experts, E]; shared: an MLP for all tokens,
+    or None.
     """
 
     ops: Ops
-    spec: ExpertsSpec
     router: Linear
-    gate: Stack
-    up: Stack
-    down: Stack
-    activation: str = "silu"
+    stacks: ExpertStacks
     shared: MLP | None = None
-    biases: tuple[Array, Array, Array] | None = None
 
     def __call__(self, x: Array, view: View) -> Array:
-        scores, stacks = self.router(x, view), (self.gate, self.up, self.down)
-        mixed = self.ops.experts(x, scores, *stacks, self.spec, self.activation, self.biases)
+        mixed = self.ops.experts(x, self.router(x, view), self.stacks)
         return mixed if self.shared is None else self.ops.add(mixed, self.shared(x, view))
 
 
@@ -300,13 +293,14 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
     mlp: MLP | Experts
     if experts := spec.experts:
         parts = experts.gate, experts.up, experts.down
-        gate, up, down = (weights.stack(names) for names in parts)
-        router, shared, biases = weights.linear(experts.router), None, None
+        gate, up, down = map(weights.stack, parts)
+        stacks = ExpertStacks(gate, up, down, experts, spec.activation)
+        router, shared = weights.linear(experts.router), None
         if experts.shared:
             shared = build_mlp(experts.shared[:2], experts.shared[2])
         if experts.has_biases:
-            biases = tuple(weights.stack_biases(names) for names in parts)
-        mlp = Experts(ops, experts, router, gate, up, down, spec.activation, shared, biases)
+            stacks = stacks._replace(biases=tuple(map(weights.stack_biases, parts)))
+        mlp = Experts(ops, router, stacks, shared)
     else:
         numbers = _constrain(*weights.numbers(spec.xielu)) if spec.xielu else ()
         mlp = build_mlp(spec.gate_up, spec.down, numbers)

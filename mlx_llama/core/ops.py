@@ -11,7 +11,7 @@ model's dtype; norms, softmax and the sums of products accumulate in float32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .models.spec import ExpertsSpec, LayerSpec
 
@@ -20,6 +20,18 @@ Probe = Callable[[str, Array], None]
 Matrix = Any  # [N, K], at its stored width; a tuple of matrices stands for their rows concatenated
 Stack = Any  # matrices [N, K] of all experts, by number
 Biases = tuple[Array, Array, Array]  # of all experts' gates, ups and downs, [experts, N]
+
+
+class ExpertStacks(NamedTuple):
+    """The gated MLPs of all experts. gate, up: [F, E] of each; down: [E, F]."""
+
+    gate: Stack
+    up: Stack
+    down: Stack
+    spec: ExpertsSpec
+    activation: str = "silu"
+    biases: Biases | tuple[None, None, None] = (None, None, None)
+
 
 # of the gate "clamped_swiglu"
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -90,24 +102,14 @@ class Ops(Protocol):
         (exp(min(x, eps)) - 1 - x) + beta x. x: [..., F]; returns the same shape.
         """
 
-    def experts(
-        self,
-        x: Array,
-        scores: Array,
-        gate: Stack,
-        up: Stack,
-        down: Stack,
-        spec: ExpertsSpec,
-        activation: str = "silu",
-        biases: Biases | None = None,
-    ) -> Array:
+    def experts(self, x: Array, scores: Array, stacks: ExpertStacks) -> Array:
         """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al.
         2017).
 
-        x: [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down:
-        [E, F]; biases: of the three, or None. A token's shares are the softmax of the scores, of
-        all experts or, if the spec normalises them, of the chosen ones; or the sigmoids of the
-        scores. They multiply the outputs or, if the spec says so, the inputs. Returns [B, T, E].
+        x: [B, T, E]; scores: of the router, [B, T, experts]. A token's shares are the softmax of
+        the scores, of all experts or, if the spec normalises them, of the chosen ones; or the
+        sigmoids of the scores. They multiply the outputs or, if the spec says so, the inputs.
+        Returns [B, T, E].
         """
 
     def adapt(self, product: Array, x: Array, adapters: Any, view: View) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,91 +18,13 @@ from .kernels.pace import Pace
 from .kernels.packing import Parts
 
 
-class Cache(Buffers):
-    """Keys, values and tokens by row, which lie in buffers (kernels/buffers.py)."""
-
-    pace: Pace | None = None  # of long prompts
-
-    def _free(self, rows: Sequence[int], is_all: bool) -> None:
-        for row in rows:
-            buffer = self.release(row)
-            if buffer and not is_all:
-                self.isolate_last(buffer)
-        self.drop_tables()
-
-    def free_memory(self) -> int | None:
-        """Bytes of free memory on the device; None: unknown."""
-        return runtime.free_memory(self.device)
-
-    def arrays(self) -> list[mx.array]:
-        """Arrays that the next call depends on, to launch after a chunk of the prompt."""
-        return [array for buffer in self.buffers() for array in buffer.arrays()]
-
-    def view(
-        self, tokens: mx.array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None
-    ) -> View:
-        return View(self, tokens, index_pos, rows)
-
-    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> mx.array:
-        recent = []
-        for row, start, end in parts:
-            if start == end:
-                recent.append(mx.full((1, window), -1, mx.int32))
-                continue
-            buffer, number = self.slots[row]
-            tokens = buffer.tokens[number : number + 1, start:end]
-            recent.append(mx.pad(tokens, ((0, 0), (window - end + start, 0)), constant_values=-1))
-        return recent[0] if len(recent) == 1 else mx.concatenate(recent)
-
-    def _copy(self, source: int, target: int, length: int) -> None:
-        with mx.stream(self.device):
-            self.reset(target)
-            self.reserve({target: length})
-            buffer = self.slots[target].buffer
-            buffer.copy(0, self.slots[source], length)
-            # A pending slice would hold the source's arrays, and its next step would copy them.
-            mx.eval(buffer.arrays())
-
-    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
-        buffer, number = self.slots[row]
-
-        def unpack(parts: Parts) -> np.ndarray:
-            return runtime.to_numpy(
-                self.packing.unpack(tuple(part[number, :, :length] for part in parts))
-            )
-
-        with mx.stream(self.device):
-            return {
-                "tokens": runtime.to_numpy(buffer.tokens[number, :length]),
-                "keys": np.stack([*map(unpack, buffer.keys)]),
-                "values": np.stack([*map(unpack, buffer.values)]),
-            }
-
-    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
-        with mx.stream(self.device):
-            buffer = self.slots[row].buffer
-            buffer.tokens[:, :length] = mx.array(state["tokens"])
-            for stored, layers in ((buffer.keys, state["keys"]), (buffer.values, state["values"])):
-                for parts, numbers in zip(stored, layers):
-                    packed = self.packing.pack(mx.array(numbers).astype(self.dtype))
-                    for part, new in zip(parts, packed):
-                        part[:, :, :length] = new
-            mx.eval(buffer.arrays())
-
-
 class View(CallView):
     """Access to a cache by one forward: slices at positions that the host knows."""
 
     flat = False  # x is [B, T, E], with an axis of positions
 
-    def __init__(
-        self,
-        cache: Cache,
-        tokens: mx.array,
-        index_pos: int | Sequence[int],
-        rows: Sequence[int] | None = None,
-    ):
-        super().__init__(cache, *tokens.shape, index_pos, rows)
+    def __init__(self, cache: Cache, tokens: mx.array, *call: Any):
+        super().__init__(cache, *tokens.shape, *call)
         # [B]; None: no row has one
         self.adapters = mx.array(self.adapters, mx.int32) if any(self.adapters) else None
         self.buffers = [cache.buffer_of(span.row, span.end) for span in self.spans]
@@ -153,6 +76,69 @@ class View(CallView):
         if self.cache.tabulated:
             return tuple(part[start:end] for part in tables)
         return *tables, start
+
+
+class Cache(Buffers):
+    """Keys, values and tokens by row, which lie in buffers (kernels/buffers.py)."""
+
+    runtime, view_type = runtime, View
+    pace: Pace | None = None  # of long prompts
+
+    def _free(self, rows: Sequence[int], is_all: bool) -> None:
+        for row in rows:
+            buffer = self.release(row)
+            if buffer and not is_all:
+                self.isolate_last(buffer)
+        self.drop_tables()
+
+    def arrays(self) -> list[mx.array]:
+        return [array for buffer in self.buffers() for array in buffer.arrays()]
+
+    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> mx.array:
+        recent = []
+        for row, start, end in parts:
+            if start == end:
+                recent.append(mx.full((1, window), -1, mx.int32))
+                continue
+            buffer, number = self.slots[row]
+            tokens = buffer.tokens[number : number + 1, start:end]
+            recent.append(mx.pad(tokens, ((0, 0), (window - end + start, 0)), constant_values=-1))
+        return recent[0] if len(recent) == 1 else mx.concatenate(recent)
+
+    def _copy(self, source: int, target: int, length: int) -> None:
+        with mx.stream(self.device):
+            self.reset(target)
+            self.reserve({target: length})
+            buffer = self.slots[target].buffer
+            buffer.copy(0, self.slots[source], length)
+            # A pending slice would hold the source's arrays, and its next step would copy them.
+            mx.eval(buffer.arrays())
+
+    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
+        buffer, number = self.slots[row]
+
+        def unpack(parts: Parts) -> np.ndarray:
+            return runtime.to_numpy(
+                self.packing.unpack(tuple(part[number, :, :length] for part in parts))
+            )
+
+        with mx.stream(self.device):
+            return {
+                "tokens": runtime.to_numpy(buffer.tokens[number, :length]),
+                "keys": np.stack([*map(unpack, buffer.keys)]),
+                "values": np.stack([*map(unpack, buffer.values)]),
+            }
+
+    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
+        with mx.stream(self.device):
+            buffer = self.slots[row].buffer
+            buffer.tokens[:, :length] = mx.array(state["tokens"])
+            for stored, layers in ((buffer.keys, state["keys"]), (buffer.values, state["values"])):
+                for parts, numbers in zip(stored, layers):
+                    packed = self.packing.pack(mx.array(numbers).astype(self.dtype))
+                    for part, new in zip(parts, packed):
+                        part[:, :, :length] = new
+            mx.eval(buffer.arrays())
 
 
 def _stack_tables(tables: list[tuple]) -> tuple:

@@ -81,8 +81,7 @@ def tensor_nbytes(
     groups, bits = count // weight.group_size, weight.bits
     if keeps_levels(weight, on_gpu, has_kernel):
         bits = INDEX_BITS.get(weight.format, bits)
-        # a number for each group's sub scale and sub bias, and a float16 for each super scale and
-        # super bias
+        # a number for a group's sub scale and sub bias, a float16 for super scale and super bias
         scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1) + count // 256 * 2 * (
             1 + weight.has_biases
         )
@@ -102,8 +101,7 @@ def keeps_levels(weight: AffineWeight, on_gpu: bool, has_kernel: bool = True) ->
 
 
 def product_dtype(weight: AffineWeight, dtype: str, on_gpu: bool) -> str:
-    """The dtype that a low-bit matrix is multiplied in, that of its scales and biases. dtype: of
-    the activations.
+    """The dtype that a low-bit matrix is multiplied in, that of its scales. dtype: of activations.
 
     On a GPU it is the activations', if that is the dtype of the stored scales: the kernels sum
     16-bit operands in float32. Else float32: on the CPU MLX sums 16-bit operands in 16 bits, 1e-2

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
@@ -25,12 +24,11 @@ from . import ops, runtime
 from .cache import Cache
 from .kernels.draw import sample
 from .kernels.pace import Pace
-from .kernels.packing import Packing, Parts
+from .kernels.packing import Packing
 from .kernels.trace import Runner
 from .kernels.view import StepView
 from .kernels.wired import wire
 from .ranks import Ranks
-from .sampling import SamplingBatch
 from .weights import Weights
 
 # tokens of a call from which MLX's buffer cache is cleared, since the next chunk has other shapes
@@ -81,8 +79,7 @@ class Llama(BaseLlama):
         return self._pace.width
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends. Evaluates after each, which
-        breaks the lazy graph.
+        """Clock the operations of all calls until the context ends. Breaks the lazy graph.
 
         Raises BackendError for traced steps, whose operations cannot be clocked separately.
         """
@@ -118,46 +115,25 @@ class Llama(BaseLlama):
         # another thread.
         return mx.depends([logits], [buffer.tokens for buffer in view.buffers])[0]
 
-    def _advance(
-        self,
-        window: int,
-        packing: Packing,
-        token: mx.array,
-        position: mx.array,
-        tokens: mx.array,
-        keys: list[Parts],
-        values: list[Parts],
-        tables: tuple,
-        adapters: mx.array | None,
-    ) -> tuple:
+    def _advance(self, window: int, packing: Packing, token: mx.array, *state: Any) -> tuple:
         """Forward over `token` [S, 1], as a function of arrays, which mx.compile traces. Arguments
         as in StepView.
 
         Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the
         buffer's tokens, keys and values, updated.
         """
-        view = StepView(token, position, tokens, keys, values, tables, packing, adapters)
+        view = StepView(packing, token, *state)
         logits = self.decoder(token.squeeze(1), view, all_positions=False)
-        # Launching the logits launches the stored tokens too; unevaluated updates would grow the
-        # graph.
+        # Launch the stored tokens with the logits; unevaluated updates would grow the graph.
         (logits,) = mx.depends([logits], [view.tokens])
         return logits, view.recent(window) if window else None, view.tokens, view.keys, view.values
 
-    def _step(
-        self,
-        tokens: mx.array,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        sampling: SamplingBatch,
-        rows: Sequence[int] | None,
-        masks: Masks | None,
-    ) -> mx.array:
+    def _step(self, tokens: Any, *call: Any) -> mx.array:
         """As `step`. Rows of a step over one token each are computed together."""
         tokens = checked_tokens(tokens, self.config.vocab_size)
         if self._runner and tokens.shape[1] == 1:
-            return self._runner.step(tokens, index_pos, cache, sampling, rows, masks)
-        logits = self._forward(tokens, index_pos, cache, rows, False, None)
-        return self._draw(logits, cache, sampling, rows, masks, self._vocabulary)
+            return self._runner.step(tokens, *call)
+        return super()._step(tokens, *call)
 
     def _draw(self, logits: mx.array | np.ndarray, *arguments: Any) -> mx.array:
         return super()._draw(

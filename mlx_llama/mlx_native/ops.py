@@ -1,7 +1,6 @@
 """The vocabulary (core.ops) in MLX, with its fused kernels if it has them.
 
-The stream x is [B, T, E], or [B, E] in a decode step, since an axis of one position would take
-primitives.
+The stream x is [B, T, E], or [B, E] in a decode step, which saves primitives.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import mlx.core as mx
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Biases, add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
 
 from .cache import View
 from .dense import DenseMatrix
@@ -20,6 +19,7 @@ from .kernels.packing import Parts
 from .quantized import LowBitMatrix, QuantizedStack
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
+Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
 Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
 
 SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm
@@ -31,9 +31,7 @@ def embed(tokens: mx.array, weight: mx.array | LowBitMatrix) -> mx.array:
     return weight.rows(tokens) if isinstance(weight, LowBitMatrix) else weight[tokens]
 
 
-def linear(
-    x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None
-) -> mx.array:
+def linear(x: mx.array, weight: Matrices, bias: mx.array | None = None) -> mx.array:
     if isinstance(weight, mx.array):
         weight = DenseMatrix(weight.T)
     if isinstance(weight, DenseMatrix):
@@ -46,10 +44,7 @@ def linear(
 
 
 def gated_linear(
-    x: mx.array,
-    weight: Matrix | tuple[Matrix, ...],
-    bias: mx.array | None = None,
-    activation: str = "silu",
+    x: mx.array, weight: Matrices, bias: mx.array | None = None, activation: str = "silu"
 ) -> mx.array:
     return gate(linear(x, weight, bias), activation)
 
@@ -73,19 +68,8 @@ def xielu(x: mx.array, positive: float, negative: float, beta: float, eps: float
     return (curve + beta * wide).astype(x.dtype)
 
 
-_gate = gate  # `experts` has a parameter of this name
-
-
-def experts(
-    x: mx.array,
-    scores: mx.array,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
-    spec: ExpertsSpec,
-    activation: str = "silu",
-    biases: Biases | None = None,
-) -> mx.array:
+def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
+    spec, (gate_bias, up_bias, down_bias) = stacks.spec, stacks.biases
     chosen, shares = choose_experts(scores.reshape(-1, spec.count), spec)
     rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
     if spec.scales_input:  # a row for each expert of a token
@@ -94,15 +78,12 @@ def experts(
         order, per_row = mx.argsort(chosen.reshape(-1)), spec.used // rows.shape[1]
         rows = rows.reshape(-1, 1, x.shape[-1])[order // per_row]
         chosen = chosen.reshape(-1)[order]
-    gate_bias, up_bias, down_bias = biases or (None, None, None)
-    gate_up = mx.concatenate(
-        [
-            _multiply_stack(rows, gate, chosen, is_sorted, gate_bias),
-            _multiply_stack(rows, up, chosen, is_sorted, up_bias),
-        ],
-        axis=-1,
-    )
-    outputs = _multiply_stack(_gate(gate_up, activation), down, chosen, is_sorted, down_bias)
+    gate_up = [
+        _multiply_stack(rows, stacks.gate, chosen, is_sorted, gate_bias),
+        _multiply_stack(rows, stacks.up, chosen, is_sorted, up_bias),
+    ]
+    hidden = gate(mx.concatenate(gate_up, axis=-1), stacks.activation)
+    outputs = _multiply_stack(hidden, stacks.down, chosen, is_sorted, down_bias)
     if is_sorted:
         outputs = outputs[mx.argsort(order)]
     outputs = outputs.reshape(-1, spec.used, x.shape[-1])
@@ -221,8 +202,7 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 def rope(x: mx.array, table: tuple) -> mx.array:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
-    Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by its position's angle, as core.ops.rope_and_store.
 
     x: [B, H, T, D]. table: cosines and sines of the T positions, float32 [T, 1, R/2] and [T, 2,
     R/2], or [B, 1, T, *], multiplied in float32, with the first of the two sines negated. For MLX's
@@ -258,8 +238,7 @@ def attention(
     cap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
-    al. 2023).
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads.
 
     query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16,
     or codes; mask: bool [T, L] or [B, 1, 1, L], True if visible, None for all, "causal" if the last

@@ -94,8 +94,7 @@ class QuantizedMatrix:
             largest = max(np.abs(scales).max(), np.abs(biases).max())
         product = _product_dtype(first, dtype, device, largest)
         if product == mx.float16 and first.has_biases and first.two_level:
-            # Biases make up for rounded scales at the middle code, so that both errors do not add
-            # up.
+            # Biases make up for rounded scales at the middle code: the errors do not add up.
             biases += (scales - scales.astype(np.float16)) * np.float32((2**first.bits - 1) / 2)
         pairs, even = [(scales, biases)], None
         if first.group_size == HALF_GROUP:
@@ -276,11 +275,9 @@ def _layout(weight: AffineWeight) -> Layout:
 def _product_dtype(
     weight: AffineWeight, dtype: mx.Dtype, device: mx.Device, largest: float
 ) -> mx.Dtype:
-    """The dtype of operands: as planned, or float32 if float16 would overflow. largest: the largest
-    magnitude.
+    """The dtype of operands: as planned, or float32 if float16 would overflow. largest: magnitude.
 
-    Small numbers are safe: products of float16 numbers and integers are multiples of 2**-24,
-    float16's smallest number.
+    Small numbers are safe: products of float16 numbers and integers are multiples of 2**-24.
     """
     product = getattr(
         mx, facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device))

@@ -1,5 +1,4 @@
-"""Tensor parallelism by mx.distributed: sums and gathers between processes, and draws from a shared
-vocabulary.
+"""Tensor parallelism by mx.distributed: sums, gathers, and draws from a shared vocabulary.
 
 Collective operations are primitives of the lazy graph, so mx.compile traces them. All processes
 build and launch the same graphs in the same order.

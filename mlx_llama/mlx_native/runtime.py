@@ -26,12 +26,10 @@ def has_gpu() -> bool:
 
 
 def pick_device(device: str | None = None) -> mx.Device:
-    """Pick the device: "gpu", "cpu", or None for a GPU if there is one. Raises BackendError if
-    "gpu" is missing.
+    """Pick the device: "gpu", "cpu", or None for a GPU if any. Raises BackendError without "gpu".
 
     Sets MLX_ENABLE_TF32 to 0 unless it is set. Newer GPUs would round float32 products to TF32,
-    with 10 bits of mantissa. MLX reads the variable at the first product of a process, so set it
-    before loading.
+    with 10 bits of mantissa. MLX reads it at a process's first product.
     """
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
     if device == "gpu" and not has_gpu():

@@ -49,7 +49,7 @@ class Weights(BlockWeights):
         self.nbytes += stacked_nbytes(self.adapters, self.config, dtype.size)
         check_memory(self.nbytes, lambda: _free_memory(device), runtime.device_name(device))
 
-    def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
+    def _matrix(self, names: Sequence[str]) -> ops.Matrices:
         blocks = [
             DenseMatrix(block.T) if isinstance(block, mx.array) else block
             for block in self._blocks_of(*names)

@@ -26,6 +26,7 @@ from making import config_checkpoint, config_fields, make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from cuda_fallback import kernels
+from mlx_llama.core.models.spec import Window
 
 META = torch.device("meta")
 
@@ -184,7 +185,7 @@ def extra_launches() -> None:
         for bits in (None, 8, 16):
             decode.read_keys(state, 0, 2, 2, 64, dtype, bits)
             query = decode.store_rotated(state, 0, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)
-            decode.attend(state, 0, query, 2, 100, 0.1, bits, 30.0)
+            decode.attend(state, 0, query, 2, Window(100), 0.1, bits, 30.0)
     decode.note(state, 2)
     packed.multiply(
         low_bit("Q4_0", 16, 32768), torch.empty((1, 32768), dtype=torch.float16, device=META)

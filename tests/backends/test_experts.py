@@ -423,6 +423,7 @@ def test_a_prompts_experts_by_torch_copy_nothing_from_the_host():
 
     from cuda_fallback import ops
     from mlx_llama.core.models.spec import ExpertsSpec
+    from mlx_llama.core.ops import ExpertStacks
 
     seen = set()
 
@@ -433,14 +434,9 @@ def test_a_prompts_experts_by_torch_copy_nothing_from_the_host():
 
     stack = torch.ones((4, 8, 8))
     with computing(by_kernels=False), Names():
-        mixed = ops.experts(
-            torch.ones((1, 5, 8)),
-            torch.eye(5, 4)[None],
-            stack,
-            torch.ones((4, 8, 8)),
-            stack,
-            ExpertsSpec("router", ("gate",) * 4, (), (), ("", "", ""), used=2, normalises=True),
-        )
+        spec = ExpertsSpec("router", ("gate",) * 4, (), (), ("", "", ""), used=2, normalises=True)
+        stacks = ExpertStacks(stack, torch.ones((4, 8, 8)), stack, spec)
+        mixed = ops.experts(torch.ones((1, 5, 8)), torch.eye(5, 4)[None], stacks)
         assert mixed.shape == (1, 5, 8) and "lift_fresh" not in seen
         torch.tensor([1])
     assert "lift_fresh" in seen

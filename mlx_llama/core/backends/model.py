@@ -21,8 +21,8 @@ from .profile import Profile
 
 
 class BaseLlama:
-    """A Llama over a backend's ops, immutable once loaded. A backend has `_step`, and may replace
-    `_compute` and `_call`. Both give this process's share of the vocabulary.
+    """A Llama over a backend's ops, immutable once loaded. A backend replaces `_step`, `_compute`
+    and `_call`. `_compute` gives this process's share of the vocabulary.
     """
 
     ops: ClassVar[ModuleType]
@@ -32,7 +32,6 @@ class BaseLlama:
     # most prompt tokens of a call that Ctrl-C does not wait long for; parts are computed one by one
     prefill_width = 1 << 16
     prefill_chunk = 512  # tokens of a prompt's chunk where the request asks for no other size
-    _step: Callable[..., Array]
 
     def __init__(
         self,
@@ -162,6 +161,18 @@ class BaseLlama:
         tokens = checked_tokens(tokens, self.config.vocab_size)
         logits = self._compute(tokens, index_pos, cache, rows, all_positions, probe)
         return logits if all_positions else logits[:, -1]
+
+    def _step(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: Positions,
+        sampling: BatchOptions,
+        rows: Sequence[int] | None,
+        masks: Masks | None,
+    ) -> Array:
+        logits = self._forward(tokens, index_pos, cache, rows, False, None)
+        return self._draw(logits, cache, sampling, rows, masks, self._vocabulary)
 
     def _compute(self, tokens: Array, index_pos: Any, cache: Any, rows: Any, *how: Any) -> Array:
         """Logits [B, T, V] or, of the last position, [B, 1, V]. how: `all_positions`, `probe`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,8 +46,10 @@ class Positions:
     (row, start, end).
     """
 
-    arrays: Callable[[], list[Any]]
-    free_memory: Callable[[], int | None]  # bytes that the device has free; None: unknown
+    runtime: ClassVar[Any]  # a backend's
+    view_type: ClassVar[Callable[..., CallView]]
+    device: Any
+    arrays: Callable[[], list[Any]]  # that the next call depends on, to launch after a chunk
     _grow: Callable[[Mapping[int, int]], None]
     _free: Callable[[Sequence[int], bool], None]
     _copy: Callable[[int, int, int], None]
@@ -151,6 +153,14 @@ class Positions:
                 f"{free / 1e9:.2f} GB of memory are free: shorten the prompt, lower `ctx_size`, or "
                 "close other programs"
             )
+
+    def free_memory(self) -> int | None:
+        """Bytes of free memory on the device; None: unknown."""
+        return self.runtime.free_memory(self.device)
+
+    def view(self, tokens: Any, index_pos: int | Sequence[int], rows: Any = None) -> CallView:
+        """What a forward over `tokens` [B, T] sees; see CallView."""
+        return self.view_type(self, tokens, index_pos, rows)
 
     @property
     def nbytes(self) -> int:

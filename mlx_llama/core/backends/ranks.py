@@ -487,7 +487,7 @@ class LeadingCache:
 
 def ignore_memory(cache: Cache) -> None:
     """Have a cache ignore free memory: all ranks decide alike, and rank 0 checks."""
-    cache.free_memory = lambda: None
+    cache.free_memory = lambda: None  # type: ignore[method-assign]
 
 
 def change_cache(cache: Cache, method: str, arguments: Sequence[Any]) -> None:

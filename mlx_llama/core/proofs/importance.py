@@ -122,11 +122,7 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
         if experts := spec.experts:
             mlp, count = block.mlp, experts.count
             add((experts.router,), mlp.router.weight)
-            for modules, stack in (
-                (experts.gate, mlp.gate),
-                (experts.up, mlp.up),
-                (experts.down, mlp.down),
-            ):
+            for modules, stack in zip((experts.gate, experts.up, experts.down), mlp.stacks):
                 add(modules, stack, count)
             if experts.shared:
                 add(experts.shared[:2], mlp.shared.gate_up.weight)

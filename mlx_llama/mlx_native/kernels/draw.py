@@ -35,26 +35,18 @@ class OptionArrays(BatchOptions):
 
     def _make_values(self, options: Sequence[GenerationOptions]) -> Values:
         kind, rows = self.kind, [RowNumbers.of(o) for o in options]
-        is_used = {
-            "window": kind.window,
-            "repetition_penalty": kind.window,
-            "presence_penalty": kind.window,
-            "frequency_penalty": kind.window,
-            "temperature": kind.is_random,
-            "top_k": kind.top_k,
-            "top_p": kind.has_top_p,
-            "min_p": kind.has_min_p,
-            "xtc_chance": kind.has_xtc,
-            "xtc_threshold": kind.has_xtc,
-            "rates_sampled": kind.rates_sampled,
-        }
-        values = {}
-        for name in [name for name in is_used if is_used[name]]:
-            dtype = (
-                np.int32
-                if name in ("top_k", "window", "xtc_chance", "rates_sampled")
-                else np.float32
-            )
+        groups = (
+            (kind.window, "window repetition_penalty presence_penalty frequency_penalty"),
+            (kind.is_random, "temperature"),
+            (kind.top_k, "top_k"),
+            (kind.has_top_p, "top_p"),
+            (kind.has_min_p, "min_p"),
+            (kind.has_xtc, "xtc_chance xtc_threshold"),
+            (kind.rates_sampled, "rates_sampled"),
+        )
+        integers, values = ("top_k", "window", "xtc_chance", "rates_sampled"), {}
+        for name in " ".join(names for is_used, names in groups if is_used).split():
+            dtype = np.int32 if name in integers else np.float32
             numbers = np.array([getattr(row, name) for row in rows], dtype)
             values[name] = mx.array(numbers[:, None])
         if kind.is_random:
@@ -76,8 +68,7 @@ class OptionArrays(BatchOptions):
 def gumbel(
     seed: int | mx.array, position: int | mx.array, table: mx.array, indices: mx.array
 ) -> mx.array:
-    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 arange
-    [V]; float32 [V].
+    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 [V].
 
     seed and position: numbers, or uint32 [S, 2] (the words of core.rng.split_seed) and uint32 [S]
     on the device, for float32 [S, V].

@@ -19,8 +19,7 @@ class Packing:
     D' is D rounded up to a multiple of CACHE_GROUP, 32.
     """
 
-    # 8: codes, with a scale and a bias for every CACHE_GROUP; 16: numbers of two bytes; None: as
-    # `dtype`
+    # 8: codes, with scale and bias for every CACHE_GROUP; 16: two bytes; None: as `dtype`
     bits: int | None
     head_dim: int  # D
     dtype: mx.Dtype  # of activations

@@ -13,8 +13,7 @@ from .packing import Packing, Parts
 
 
 class StepView(View):
-    """The words of cache.View over a buffer's arrays, for one token in each slot. Arguments are not
-    changed.
+    """The words of cache.View over a buffer's arrays, for a token in each slot.
 
     mx.compile would trace every token again if positions were Python numbers, which are keys of a
     trace. So they are int32 [S], [] for one slot, and attention reads the whole buffer behind a
@@ -26,13 +25,13 @@ class StepView(View):
 
     def __init__(
         self,
+        packing: Packing,
         token: mx.array,
         position: mx.array,
         tokens: mx.array,
         keys: Sequence[Parts],
         values: Sequence[Parts],
         tables: tuple,
-        packing: Packing,
         adapters: mx.array | None = None,
     ):
         """Store `token`, int32 [S, 1], at `position`.
