@@ -226,8 +226,7 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
 
 def _open_gguf(name: str, path: Path) -> Checkpoint:
     file = GGUFFile(path)
-    weights = {tensor: (file, tensor) for tensor in file.names}
-    stored = select(weights, file.config, path, "its metadata")
+    stored = select(file.weights, file.config, path, "its metadata")
     return _make(name, path, file.config, stored, {}, file.metadata)
 
 
