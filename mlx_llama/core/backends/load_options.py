@@ -1,6 +1,4 @@
-"""The one table of load options: flags, the parameters of `mlx_llama.load` and its documentation
-are made from it.
-"""
+"""The table of load options, of which flags, `mlx_llama.load` and its documentation are made."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""BaseLlama: what the backends' models share, which is all that needs no array operation of its
-own.
-"""
+"""BaseLlama: what the backends' models share, all that needs no array operation of its own."""
 
 from __future__ import annotations
 

@@ -325,9 +325,7 @@ class CallView(View):
                 self.cache.lengths[span.row] = span.end
 
     def mask(self, window: Window | None = None) -> list[Any]:
-        """Positions that each sequence's queries see: bool [T, end - first_visible], "causal", or
-        None for all.
-        """
+        """Positions that a sequence's queries see: bool [T, columns], "causal", or None for all."""
         return [self._mask(span, window) for span in self.spans]
 
     def _mask(self, span: Span, window: Window | None) -> Any:

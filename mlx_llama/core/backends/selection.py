@@ -168,9 +168,7 @@ def auto() -> str:
 
 
 def select(name: str = "auto", device: str | None = None) -> Backend:
-    """Import a backend ("auto", "mlx", "cpu" or "cuda") and pick its device (None, "cpu" or "gpu").
-    Raises BackendError.
-    """
+    """Import a backend (or "auto"), pick its device (None, "cpu" or "gpu"). Raises BackendError."""
     if name == "auto":
         world = ranks.current()
         name = world.backend if world else auto()

@@ -1,6 +1,4 @@
-"""BaseWeights: layers from a checkpoint's tensors, for the backends' weights.py, which make their
-matrices.
-"""
+"""BaseWeights: layers from a checkpoint's tensors; the backends' weights.py make the matrices."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ _MLP_BIAS = Field("mlp_bias", "mlp_bias", kind=bool, default=False)
 
 
 def expert_fields(count: str, width: str, gguf_width: str, alias: str) -> tuple[Field, ...]:
-    """Fields of a mixture of experts. count, width: names in config.json; alias: another name of
-    `count`.
-    """
+    """Fields of a mixture of experts. count, width: names in config.json; alias: of `count`."""
     return (
         size("num_experts", "expert_count", 12, count, alias=alias),
         size("num_experts_per_tok", "expert_used_count", 12, placeholder=1),

@@ -1,6 +1,4 @@
-"""Gemma 2: norms on both sides, soft caps, a scaled embedding, GELU, and a window in every other
-layer.
-"""
+"""Gemma 2: norms on both sides, soft caps, a scaled embedding, GELU, windows in half the layers."""
 
 from collections.abc import Callable
 from typing import Any

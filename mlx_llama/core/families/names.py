@@ -97,9 +97,7 @@ class GGUFNames:
         self._inverse = {module: name for name, module in pairs}
 
     def hugging_face(self, name: str) -> str | None:
-        """ "blk.3.ffn_up.weight" -> "model.layers.3.mlp.up_proj.weight"; None for an unknown
-        name.
-        """
+        """ "blk.3.ffn_up.weight" -> "model.layers.3.mlp.up_proj.weight"; None for unknown names."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -124,7 +122,5 @@ class GGUFNames:
         return f"{prefix}{ours}.{suffix}"
 
     def is_permuted(self, name: str) -> bool:
-        """True if llama.cpp's converter reorders the rows of the tensor with this Hugging Face
-        name.
-        """
+        """True if llama.cpp's converter reorders the tensor's rows. name: Hugging Face's."""
         return name.rpartition(".")[0].endswith(self.permuted)

@@ -1,6 +1,4 @@
-"""SmolLM3: every fourth layer has no rotary embedding; windows are off by default, and in these
-layers.
-"""
+"""SmolLM3: each fourth layer has no rotary embedding, and the window, which is off by default."""
 
 from typing import Any
 

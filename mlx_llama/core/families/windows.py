@@ -111,9 +111,7 @@ class Windows:
 
 
 def all_but_each(every: int) -> Callable[[Reader, int], Layers]:
-    """The rule for all layers but each `every`-th, the default of config.json's
-    `sliding_window_pattern`.
-    """
+    """All layers but each `every`-th, the default of config.json's `sliding_window_pattern`."""
 
     def choose(read: Reader, count: int) -> Layers:
         return choose_layers(count, read.integer("sliding_window_pattern", every))

@@ -127,9 +127,7 @@ class Adapter:
 
 
 class MergedTensor(Tensor):
-    """A matrix plus an adapter's additions, rounded to the matrix's dtype, computed at each
-    access.
-    """
+    """A matrix plus an adapter's additions, rounded to its dtype, computed at each access."""
 
     def __init__(
         self,
@@ -222,9 +220,7 @@ def _round_up(rank: int) -> int:
 
 
 def _groups(config: LlamaConfig) -> list[tuple[str, ...]]:
-    """Modules that adapters may change, grouped by input. A layer with experts has no MLP
-    modules.
-    """
+    """Modules that adapters may change, grouped by input: no MLP's in a layer with experts."""
     groups = [
         group
         for spec in config.layers
@@ -467,9 +463,7 @@ def _pair(path: Path, part: re.Pattern[str], scale_of: Scale) -> dict[str, Pair]
 
 
 def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
-    """Pairs by modules of `config`: remove the writer's prefix, and split pairs of fused
-    matrices.
-    """
+    """Pairs by modules of `config`, without the writer's prefix; those of fused matrices split."""
     fused: dict[str, dict[str, tuple[int, int]]] = {}  # {module: {part: its rows}}
     for part, (whole, first, last) in config.fused_parts().items():
         spans = fused.setdefault(whole.removesuffix(".weight"), {})

@@ -194,9 +194,7 @@ def select(
 def split(
     stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig
 ) -> dict[str, Tensor | AffineWeight]:
-    """Split fused tensors into those of `config.tensor_shapes()`, in its order, and give rows
-    their order.
-    """
+    """Split fused tensors into those of `config.tensor_shapes()`, and give rows their order."""
     tensors, parts = {}, config.fused_parts()
     for name, shape in config.tensor_shapes().items():
         if name in stored:

@@ -280,9 +280,7 @@ class GGUFFile:
 
 
 def part_names(name: str) -> list[str]:
-    """Names of all parts of a split file, given the name of one; of any other file, its own
-    name.
-    """
+    """Names of all parts of a split file, by the name of one; of any other file, its name."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[3]) <= _COUNT_LIMIT:
         return [name]

@@ -405,9 +405,7 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
 
 
 def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
-    """Write tokenizer.*, llama.cpp's form of the vocabulary. Raises TokenizerError,
-    TemplateError.
-    """
+    """Write tokenizer.*, llama.cpp's vocabulary. Raises TokenizerError, TemplateError."""
     if checkpoint.gguf_metadata is not None:
         _copy_vocabulary(writer, checkpoint, notices)
         return
@@ -479,9 +477,7 @@ def _copy_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) ->
 
 
 def _scalar_type(value: str | bool | int | float) -> str:
-    """The name of a GGUF type that holds the value exactly; llama.cpp expects uint32 and float32
-    where they suffice.
-    """
+    """The GGUF type that holds the value exactly: uint32 and float32 where they suffice."""
     if isinstance(value, bool):
         return "BOOL"
     if isinstance(value, int):
@@ -518,9 +514,7 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
 def _write_space_prefix(
     writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabulary, notices: list[str]
 ) -> None:
-    """Write add_space_prefix, by encoding samples: llama.cpp adds the space before a text and after
-    special tokens.
-    """
+    """Write add_space_prefix, by encoding samples: before texts and after special tokens."""
     tokenizer = checkpoint.tokenizer
 
     def spell(text: str) -> str:
@@ -555,9 +549,7 @@ def _write_space_prefix(
 
 @dataclass
 class _Vocabulary:
-    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2" (byte-level BPE); pre: name
-    of the pre-tokenizer.
-    """
+    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2"; pre: the pre-tokenizer."""
 
     model: str
     pre: str
@@ -601,9 +593,7 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
 
 
 def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
-    """llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.json. Raises TokenizerError
-    for an unknown one.
-    """
+    """llama.cpp's name for the pre-tokenizer of tokenizer.json. Raises TokenizerError for none."""
     model, outer = raw["model"], raw.get("pre_tokenizer") or {}
     steps: list[str] = []
     for step in outer.get("pretokenizers", [outer]):

@@ -1,6 +1,4 @@
-"""Settings of a GGUF file as files of a Hugging Face folder: config.json, tokenizer, template, end
-tokens.
-"""
+"""Settings of a GGUF file as files of a folder: config.json, tokenizer, template, end tokens."""
 
 from __future__ import annotations
 
@@ -63,9 +61,7 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _can_express(family: Family, config: LlamaConfig) -> bool:
-    """The family has the config's biases, norms and window; in transformers these are properties of
-    classes.
-    """
+    """The family has the config's biases, norms and window, which transformers' classes fix."""
     biases = (
         (family.qkv_bias, config.attention_bias),
         (family.mlp_bias, config.mlp_bias),

@@ -111,9 +111,7 @@ def _groups(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 def _add_rows(values: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Sum over the first axis in order, into `out`; np.add.reduce would add a single column
-    pairwise.
-    """
+    """Sum over the first axis in order, into `out`; np.add.reduce adds a single column pairwise."""
     if values.shape[1] > 1:
         return np.add.reduce(values, out=out)
     out[:] = np.add.accumulate(values)[-1]
@@ -318,9 +316,7 @@ def _sum_weights(weights: np.ndarray, groups: int) -> np.ndarray:
 def _with_min(
     rows: np.ndarray, top: int, first: float, steps: int, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]), uint8 [B, 16]; codes uint8
-    [B, 256].
-    """
+    """Head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]) [B, 16]; codes [B, 256]."""
     x, head, six_bits = _groups(rows, 32), [], []
     if weights is not None:
         weights = _groups(weights, 32)
@@ -374,9 +370,7 @@ def _q5_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
 
 
 def _largest(values: np.ndarray, axis: int) -> np.ndarray:
-    """The value of largest magnitude along an axis, with its sign; the first of equal
-    magnitudes.
-    """
+    """The value of largest magnitude along an axis, with its sign; the first of equal ones."""
     values = np.moveaxis(values, axis, 0)
     low, high = values.min(0), values.max(0)
     largest = np.where(high > -low, high, low)
@@ -537,9 +531,7 @@ def _q6_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
 
 
 def _nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Entries of a table of those nearest in _VALUES (best_index_int8; NaN gives the last);
-    overwrites `values`.
-    """
+    """Entries of a table of those nearest in _VALUES, the last for NaN; overwrites `values`."""
     values *= np.float32(2)
     np.fmin(values, np.float32(254), out=values)
     np.fmax(values, np.float32(-254), out=values)

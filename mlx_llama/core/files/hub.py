@@ -82,9 +82,7 @@ def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
 
 
 def read_address(text: str) -> str:
-    """Name of the model at a web address, "org/name", "org/name:file.gguf" or "org/name:TYPE"; ""
-    for any other text.
-    """
+    """The "org/name", "org/name:file.gguf" or "org/name:TYPE" of a web address; "" for others."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not _HUB_ID.fullmatch(match[1]):
         return ""

@@ -43,9 +43,7 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 
 
 def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
-    """The config's fields. Later fields count only if set, so that the hashes of the first traces
-    stay valid.
-    """
+    """The config's fields. Later ones count only if set: hashes of the first traces stay valid."""
     values = {
         field.name: (getattr(config, field.name), field.default)
         for field in fields(config)

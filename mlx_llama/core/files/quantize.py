@@ -265,9 +265,7 @@ class _TensorPlan(TensorPlan):
 
     @property
     def keeps_codes(self) -> bool:
-        """True if the stored codes and, unless `rounds_scales`, the scales are those of the packed
-        matrix.
-        """
+        """True if codes and, unless `rounds_scales`, scales are those of the packed matrix."""
         if not self.is_quantised or self.packing is None:
             return False
         bits, group_size, mode = self.packing
@@ -305,9 +303,7 @@ class _TensorPlan(TensorPlan):
         return {name: codes, f"{base}.scales": scaling, f"{base}.biases": scaling}
 
     def values(self, name: str, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
-        """The arrays to write. Raises CheckpointError for weights that are not finite at
-        `dtype`.
-        """
+        """The arrays to write. Raises CheckpointError for weights not finite at `dtype`."""
         if not self.is_quantised:
             parts = [
                 encode(values - np.float32(self.offset), self.dtype)
@@ -342,9 +338,7 @@ class _TensorPlan(TensorPlan):
     def _quantise(
         self, tensor: Tensor | AffineWeight, packing: Packing, advance: Callable[[int], None]
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield (first row, codes, scales, biases) as `affine` returns them. Raises
-        CheckpointError.
-        """
+        """Yield (first row, codes, scales, biases) as of `affine`. Raises CheckpointError."""
         for start, values in slabs(tensor, advance, dtype=self.dtype):
             if not self.keeps_codes:
                 yield start, *affine(values, packing.bits, packing.group_size)
@@ -368,9 +362,7 @@ def _describe(packing: Packing) -> dict[str, Any]:
 
 
 def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing]:
-    """{module: packing} of routers that mlx_lm.convert stores with more bits: those of Qwen and
-    gpt-oss.
-    """
+    """{module: packing} of routers that mlx_lm.convert stores with more bits: Qwen, gpt-oss."""
     config, wide = checkpoint.config, ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
     if config.architecture not in wide or config.hidden_size % 64:
         return {}
@@ -434,9 +426,7 @@ def _split_shards(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 class _SafetensorsWriter:
-    """Writes a safetensors file array by array, in any order; the library's writer needs all arrays
-    in memory.
-    """
+    """Writes a safetensors file array by array; the library's writer needs all in memory."""
 
     def __init__(self, path: Path, arrays: Mapping[str, tuple[str, tuple[int, ...], int]]):
         """arrays: {name: (dtype code, shape, bytes)}."""

@@ -52,9 +52,7 @@ class Rows:
     numbers: np.ndarray | None = None  # float32 [256], the number of each code
 
     def float32(self) -> np.ndarray:
-        """Dequantise to float32 [n, K], with a rounding after the product and another after the
-        sum.
-        """
+        """Dequantise to float32 [n, K], rounding after the product and after the sum."""
         n, groups = self.scales.shape
         codes, numbers = self.codes.reshape(n, groups, self.codes.shape[1] // groups), self.numbers
         values = codes.astype(np.float32) if numbers is None else numbers[codes]
@@ -124,9 +122,7 @@ class AffineWeight(Mapped, ABC):
         return self._unpack(np.asarray(ids)).float32()
 
     def float32(self) -> np.ndarray:
-        """Dequantise the whole matrix to float32 [N, K], several times `nbytes`: for tests and
-        comparisons.
-        """
+        """Dequantise the whole matrix, several times `nbytes`: for tests and comparisons."""
         n, k = self.shape
         result = np.empty(self.shape, np.float32)
         step = max(1, _SLAB // max(k, 1))
@@ -584,9 +580,7 @@ _FP4_NEIGHBOURS = (FP4_VALUES[np.arange(256) & 15] | FP4_VALUES[np.arange(256) >
 
 
 def _look_up(table: str, run: int, pairs: np.ndarray, codes: np.ndarray) -> None:
-    """Write `run` codes of low nibbles, then as many of high nibbles, per `run` bytes. pairs:
-    uint16 [B, bytes / 2].
-    """
+    """Write `run` codes of low nibbles, then of high ones, per `run` bytes; pairs: uint16."""
     half = run // 2
     source, target = pairs.reshape(-1, half), codes.view(np.uint16).reshape(-1, 2, half)
     for i in (0, 1):

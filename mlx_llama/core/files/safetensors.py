@@ -57,9 +57,7 @@ def open_safetensors(path: str | os.PathLike) -> dict[str, Stored]:
 def _read_array(
     mapped: FileMap, offset: int, code: str, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, Pages]:
-    """Stored.array, of a dtype of _STORAGE. A misaligned tensor, which the format allows, is copied
-    and has no page.
-    """
+    """Stored.array, of a dtype of _STORAGE. A misaligned tensor is copied and has no page."""
     view = np.frombuffer(mapped, _STORAGE[code], math.prod(shape), offset).reshape(shape)
     if view.flags.aligned:
         return view, ((mapped, offset, view.nbytes),)

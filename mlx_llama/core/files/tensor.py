@@ -45,16 +45,12 @@ class Mapped:
         return self.shape[0]
 
     def read(self, first: int, last: int) -> None:
-        """Read rows first .. last - 1 of the file into memory. Raises CheckpointError for a
-        truncated file.
-        """
+        """Read rows of the file into memory. Raises CheckpointError for a truncated file."""
         if not all(machine.read_pages(*part) for part in self.pages_of(first, last)):
             raise self._truncated()
 
     def check_file(self) -> None:
-        """Raise CheckpointError for a truncated file: touching pages beyond its end kills the
-        process.
-        """
+        """Raise CheckpointError for a truncated file: touching pages beyond its end is fatal."""
         if any(mapped.size() < offset + nbytes for mapped, offset, nbytes in self.pages):
             raise self._truncated()
 
@@ -64,9 +60,7 @@ class Mapped:
             machine.read_ahead(*part)
 
     def release(self, first: int = 0, last: int | None = None) -> None:
-        """Let the system evict rows first .. last - 1 of the file (all rows for None), but not
-        pages shared with others.
-        """
+        """Let the system evict rows of the file (None: all), but not pages shared with others."""
         for part in self.pages if last is None else self.pages_of(first, last):
             machine.release_pages(*part)
 
@@ -76,9 +70,7 @@ class Mapped:
         )
 
     def rows_in_file(self, start: int, stop: int) -> tuple[int, int, np.ndarray | None]:
-        """(first, last, order): the file's rows first .. last - 1 hold rows start .. stop - 1, in
-        `order` among them.
-        """
+        """(first, last of the file's rows that hold rows start .. stop - 1, order among them)."""
         if self.order is None:
             return start, stop, None
         # neighbouring rows lie anywhere between the first and the last in the file

@@ -42,9 +42,7 @@ class Written:
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round float32 to nearest even as "float32", "float16" or "bfloat16" (of ml_dtypes); overflow
-    gives infinity.
-    """
+    """Round float32 to nearest even as a dtype (of ml_dtypes); overflow gives infinity."""
     with np.errstate(all="ignore"):  # ml_dtypes also warns of NaN
         return values.astype(NUMBERS[dtype])
 
@@ -175,9 +173,7 @@ def replace_when_done(
 
 
 def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> list[str]:
-    """Notice that the source is quantised already, if so. kept: names of matrices that keep their
-    codes.
-    """
+    """Notice that the source is quantised already, if so. kept: matrices that keep their codes."""
     formats = {
         tensor.description
         for name, parts in stack_experts(checkpoint).items()

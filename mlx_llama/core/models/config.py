@@ -66,9 +66,7 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Architecture and sizes of a model, resolved and checked. Names and meanings are those of
-    transformers' config.json.
-    """
+    """Architecture and sizes of a model, resolved and checked; names are transformers'."""
 
     architecture: str
     vocab_size: int
@@ -408,9 +406,7 @@ class LlamaConfig:
         return config
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors of the checkpoint, by Hugging Face name. Matrices are [out, in], as
-        in torch.nn.Linear.
-        """
+        """Shapes of all tensors by Hugging Face name; matrices are [out, in], as torch's Linear."""
         d, ffn, vocab = self.hidden_size, self.intermediate_size, self.vocab_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
@@ -453,9 +449,7 @@ class LlamaConfig:
         return shapes
 
     def fused_parts(self) -> dict[str, tuple[str, int, int]]:
-        """{tensor of `tensor_shapes`: (stored tensor with its rows, first of them, one after the
-        last)}.
-        """
+        """{tensor of `tensor_shapes`: (stored tensor with its rows, first, one after the last)}."""
         shapes, parts = self.tensor_shapes(), {}
         for i in range(self.num_hidden_layers):
             for whole, modules in FAMILIES[self.architecture].fused.items():
@@ -497,9 +491,7 @@ class LlamaConfig:
 
 
 def _read_table(read: Reader, family: Family) -> dict[str, Any]:
-    """The fields of the family's table by LlamaConfig's names, and what follows from them and from
-    the family.
-    """
+    """The fields of the family's table by LlamaConfig's names, and what follows from them."""
     fields = {field.name: field for field in family.table if read.name(field)}
     values = {
         name: value
@@ -591,9 +583,7 @@ def _read_dtype(read: Reader) -> str:
 
 
 def _open_gguf(general: Reader) -> tuple[Family, Reader]:
-    """(family, reader of its fields) of a GGUF file. Raises ConfigError for unsupported
-    arithmetic.
-    """
+    """(family, reader of its fields) of a GGUF file. Raises ConfigError if unsupported."""
     kind, name = general.get("general.type", "model"), general.get("general.architecture")
     if kind != "model":
         general.fail("general.type", kind, "'model'")

@@ -91,9 +91,7 @@ def read_quantization(
 def check_modules(
     quantization: Quantization, shapes: Mapping[str, tuple[int, ...]], source: str
 ) -> None:
-    """Check that the modules listed have a matrix, and that their groups divide its rows. shapes:
-    of the stored tensors.
-    """
+    """Check that listed modules have a matrix whose rows their groups divide. shapes: stored."""
     for module, packing in quantization.layers:
         shape = shapes.get(module + ".weight", ())
         if len(shape) != 2:

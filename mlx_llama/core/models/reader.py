@@ -140,9 +140,7 @@ class Reader:
         return self._value(name, Field(name, kind=bool), default)
 
     def refuse(self, name: str, *neutral: Any, reason: str) -> None:
-        """Refuse a field of unsupported arithmetic unless it has a value that leaves it out, or
-        null.
-        """
+        """Refuse a field of unsupported arithmetic unless it is null or leaves it out."""
         value = self.raw.get(name)
         if value is not None and not any(
             (type(value) is bool, value) == (type(x) is bool, x) for x in neutral

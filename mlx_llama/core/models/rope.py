@@ -64,9 +64,7 @@ def plain_frequencies(theta: float, dim: int) -> np.ndarray:
 
 
 def length_dependent(config: LlamaConfig) -> bool:
-    """True if the frequencies change as the sequence grows (type "dynamic", past
-    max_position_embeddings).
-    """
+    """True if the frequencies change as the sequence grows (type "dynamic")."""
     return config.rope.type == "dynamic"
 
 

@@ -42,9 +42,7 @@ def peak_memory() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that can be allocated without swapping, within a container's limit; on a Mac, all of
-    its memory. None if unknown.
-    """
+    """Bytes free without swapping, in a container's limit; a Mac's whole memory; None: unknown."""
     import psutil
 
     try:
