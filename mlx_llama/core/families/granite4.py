@@ -40,8 +40,7 @@ FAMILY = Family(
     defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
     neutral={"num_local_experts": (0, "experts beside the shared one are not supported")},
     complete=complete,
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     fused={
         "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
         "shared_mlp.output_linear": ("mlp.down_proj",),

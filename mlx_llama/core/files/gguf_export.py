@@ -44,10 +44,10 @@ from mlx_llama.core.text.tekken import read_tekken
 
 from .checkpoint import Checkpoint
 from .gguf import row_order
-from .gguf_quantize import SCALES, quantize
+from .gguf_quantize import quantize
 from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .importance import Importance
-from .quantized import AffineWeight, GGUFWeight
+from .quantized import GGUF_FORMATS, AffineWeight, GGUFWeight
 from .tensor import Tensor
 from .writing import (
     TensorPlan,
@@ -246,8 +246,10 @@ class _TensorPlan(TensorPlan):
                 rows = encode(rows, dtype).view(np.uint16)
             elif self.written == np.uint8:
                 rows = quantize(rows, self.kind, importance)
-                size, scales = SCALES.get(self.kind, (1, slice(0, 0)))
-                if not np.isfinite(rows.reshape(-1, size)[:, scales].copy().view(np.float16)).all():
+                layout = GGUF_FORMATS[self.kind]
+                with np.errstate(all="ignore"):
+                    scaling = layout.scaling(rows.reshape(-1, layout.nbytes))
+                if not all(np.isfinite(values).all() for values in scaling.values()):
                     raise CheckpointError(
                         f"tensor {tensor.name}: holds weights too large for {self.kind}, whose "
                         f"scales are float16; write the MLX form, whose scales can be wider"

@@ -62,10 +62,11 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _can_express(family: Family, config: LlamaConfig) -> bool:
     """The family has the config's biases, norms and window, which transformers' classes fix."""
+    qkv, out = family.attention_biases
     biases = (
-        (family.qkv_bias, config.attention_bias),
+        (qkv, config.attention_bias),
         (family.mlp_bias, config.mlp_bias),
-        (config.attention_bias if family.out_bias is None else family.out_bias, config.output_bias),
+        (config.attention_bias if out is None else out, config.output_bias),
     )
     # the same but for biases and windows
     plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"

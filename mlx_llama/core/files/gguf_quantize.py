@@ -22,33 +22,9 @@ from mlx_llama.core.system import machine
 
 from .quantized import IQ4_VALUES
 
-# {type: (bytes of a block, slice of its float16 scales)} (ggml/src/ggml-common.h)
-SCALES = {
-    "Q4_0": (18, slice(0, 2)),
-    "Q4_1": (20, slice(0, 4)),
-    "Q5_0": (22, slice(0, 2)),
-    "Q5_1": (24, slice(0, 4)),
-    "Q8_0": (34, slice(0, 2)),
-    "Q3_K": (110, slice(108, 110)),
-    "Q4_K": (144, slice(0, 4)),
-    "Q5_K": (176, slice(0, 4)),
-    "Q6_K": (210, slice(208, 210)),
-    "IQ4_NL": (18, slice(0, 2)),
-    "IQ4_XS": (136, slice(0, 2)),
-}
-
 # {type: (weights whose mean square is added to each one's, 0 for a row; factor of the mean)}
-_SPREADS = {
-    "Q4_0": (0, 1),
-    "Q4_1": (0, 1),
-    "Q5_0": (0, 1),
-    "Q5_1": (0, 1),
-    "Q3_K": (256, 2),
-    "Q4_K": (256, 2),
-    "Q5_K": (256, 2),
-    "IQ4_NL": (32, 2),
-    "IQ4_XS": (256, 2),
-}
+_SPREADS = dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1"), (0, 1))
+_SPREADS |= dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "IQ4_XS"), (256, 2)) | {"IQ4_NL": (32, 2)}
 
 _PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
@@ -65,7 +41,7 @@ def quantize(rows: np.ndarray, kind: str, importance: np.ndarray | None = None) 
     """Quantise rows float32 [n, K], K a multiple of the block size, to blocks uint8 [n, bytes per
     row].
 
-    kind: of SCALES. importance: of each column, mean squares of its inputs, float32 [K]; None for
+    kind: a type. importance: of each column, mean squares of its inputs, float32 [K]; None for
     the same. Weights beyond the range of float16 scales give infinite scales.
     """
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain

@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -115,22 +116,13 @@ class PackedWeight(AffineWeight):
 
     two_level = False
 
-    def __init__(
-        self,
-        name: str,
-        arrays: _Arrays,
-        rows: tuple[int, int] | None = None,
-        columns: tuple[int, int] | None = None,
-        order: np.ndarray | None = None,
-    ):
-        """rows, columns: [start, stop) of the stored matrix, None for all. order: of these rows,
-        int64; None for the stored order.
-        """
+    def __init__(self, name: str, arrays: _Arrays, rows: Any = None, columns: Any = None):
+        """rows, columns: numbers of the stored matrix's, None for all: int64 [N], a range."""
+        N, K = arrays.shape
         self.name, self._arrays = name, arrays
-        self._rows, self._columns = rows or (0, arrays.shape[0]), columns or (0, arrays.shape[1])
-        count = self._rows[1] - self._rows[0] if order is None else len(order)
-        self.shape = (count, self._columns[1] - self._columns[0])
-        self._order = order
+        self._rows = np.arange(N) if rows is None else rows
+        self._columns = range(K) if columns is None else columns
+        self.shape = len(self._rows), len(self._columns)
         self.format, self.bits, self.group_size = arrays.method, arrays.bits, arrays.size
         self.dtype, self.pages = arrays.dtype, arrays.pages
         self.nbytes = arrays.nbytes * math.prod(self.shape) // math.prod(arrays.shape)
@@ -153,19 +145,13 @@ class PackedWeight(AffineWeight):
         return f"{_NAMES[self.format]} {self.bits}-bit, groups of {self.group_size}"
 
     def part(self, name: str, start: int, stop: int) -> PackedWeight:
-        if self._order is not None:
-            order = self._order[start:stop]
-            return PackedWeight(name, self._arrays, self._rows, self._columns, order)
-        first = self._rows[0]
-        return PackedWeight(name, self._arrays, (first + start, first + stop), self._columns)
+        return PackedWeight(name, self._arrays, self._rows[start:stop], self._columns)
 
     def reorder(self, order: np.ndarray) -> PackedWeight:
-        return PackedWeight(self.name, self._arrays, self._rows, self._columns, order)
+        return PackedWeight(self.name, self._arrays, self._rows[order], self._columns)
 
     def columns(self, start: int, stop: int) -> PackedWeight:
-        first = self._columns[0]
-        columns = first + start, first + stop
-        return PackedWeight(self.name, self._arrays, self._rows, columns, self._order)
+        return PackedWeight(self.name, self._arrays, self._rows, self._columns[start:stop])
 
     def read(self, first: int, last: int) -> None:
         """As Mapped.read. A row is spread over the whole file."""
@@ -177,25 +163,18 @@ class PackedWeight(AffineWeight):
             super().release()
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
-        if self._order is not None:
-            whole = PackedWeight(self.name, self._arrays, self._rows, self._columns)
-            return whole._unpack(self._order[ids])
-        if not isinstance(ids, slice):
-            low = int(ids.min(initial=0))
-            rows = self._unpack(slice(low, int(ids.max(initial=low)) + 1))
-            biases = None if rows.biases is None else rows.biases[ids - low]
-            return Rows(rows.codes[ids - low], rows.scales[ids - low], biases, rows.offset)
-        arrays = self._arrays
-        start, stop, _ = ids.indices(self.shape[0])
-        picked = slice(self._rows[0] + start, self._rows[0] + stop)
-        codes = arrays.read_codes(picked, slice(*self._columns))
-        groups = arrays.groups[self._columns[0] // arrays.size : self._columns[1] // arrays.size]
-        scales = as_numbers(arrays.scales)[:, picked].astype(np.float32)[groups].T
+        rows, arrays = self._rows[ids], self._arrays
+        low = int(rows.min(initial=arrays.shape[0] - 1))
+        stored, at = slice(low, int(rows.max(initial=low)) + 1), rows - low
+        columns = slice(self._columns.start, self._columns.stop)
+        codes = arrays.read_codes(stored, columns)[at]
+        groups = arrays.groups[columns.start // arrays.size : columns.stop // arrays.size]
+        scales = as_numbers(arrays.scales)[:, stored].astype(np.float32)[groups].T[at]
         scales = np.ascontiguousarray(scales)
         if not self.has_biases:
             return Rows(codes, scales, None, self.offset)
-        zeros = arrays.read_zeros(picked)[groups].T.astype(np.float32)
-        return Rows(codes, scales, -scales * zeros, 0)
+        zeros = arrays.read_zeros(stored)[groups].T[at].astype(np.float32)
+        return Rows(codes, scales, -scales * zeros)
 
 
 def take_packed(

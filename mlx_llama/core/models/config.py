@@ -180,19 +180,10 @@ class LlamaConfig:
             (f"{block}.{name}.gate_proj", f"{block}.{name}.up_proj", f"{block}.{name}.down_proj")
             for name in (modules.stack, modules.shared)
         )
-        return ExpertsSpec(
-            router=f"{block}.{modules.router}",
-            gate=gate,
-            up=up,
-            down=down,
-            stacks=stacks,
-            used=self.num_experts_per_tok,
-            normalises=self.norm_topk_prob,
-            scoring=modules.scoring,
-            scales_input=modules.scales_input,
-            shared=shared if modules.shared else None,
-            has_biases=self.mlp_bias,
-        )
+        names = f"{block}.{modules.router}", gate, up, down, stacks
+        shares = modules.scoring, modules.scales_input, shared if modules.shared else None
+        chosen = self.num_experts_per_tok, self.norm_topk_prob
+        return ExpertsSpec(*names, *chosen, *shares, self.mlp_bias)
 
     @property
     def exceeds_float16(self) -> bool:
@@ -312,6 +303,7 @@ class LlamaConfig:
         )
         values |= _choose_layers(read, family, values, windows)
         has_bias = values.pop("attention_bias", False)
+        qkv, out = (has_bias if bias is None else bias for bias in family.attention_biases)
         values.setdefault("mlp_bias", bool(family.mlp_bias))
         if "activation" not in values:
             values["activation"] = _read_activation(read, *family.activation)
@@ -319,8 +311,8 @@ class LlamaConfig:
             architecture=family.name,
             **values,
             **read_ropes(read, family, values["max_position_embeddings"], values["head_dim"]),
-            attention_bias=has_bias if family.qkv_bias is None else family.qkv_bias,
-            output_bias=has_bias if family.out_bias is None else family.out_bias,
+            attention_bias=qkv,
+            output_bias=out,
             bos_token_id=read.token("bos_token_id", default.get("bos_token_id", 1), vocab),
             eos_token_ids=read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
             dtype=_read_dtype(read),
