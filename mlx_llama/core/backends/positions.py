@@ -118,9 +118,7 @@ class Positions:
             )
 
     def storage_for(self, end: int) -> int:
-        """Positions to allocate for `end`: rounded up to GROWTH or an eighth of `end`, so that a
-        long sequence is copied, and its step traced, only a few times.
-        """
+        """`end` rounded up to GROWTH or an eighth: long sequences are rarely copied and traced."""
         step = max(GROWTH, 1 << max(0, end.bit_length() - 4))
         return min(-(-end // step) * step, self.capacity)
 
@@ -339,9 +337,7 @@ class CallView(View):
 
 
 def checked_tokens(tokens: Any, vocab_size: int) -> Any:
-    """Token ids of the host as int32 [B, T]; device arrays unchanged. Raises ContextError for an
-    empty or ragged batch and ids outside the vocabulary.
-    """
+    """Host token ids as int32 [B, T]; device arrays unchanged. Raises ContextError if invalid."""
     if not isinstance(tokens, (list, tuple, np.ndarray)):
         return tokens
     if isinstance(tokens, np.ndarray) and tokens.shape == (1, 1) and tokens.dtype == np.int32:

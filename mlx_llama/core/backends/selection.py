@@ -62,9 +62,7 @@ class Backend:
         return self.build(checkpoint, self.check(LoadOptions(dtype=dtype, **options)))
 
     def build(self, checkpoint: Checkpoint, options: LoadOptions, is_whole: bool = False) -> Model:
-        """Build the model by checked options; under a launcher a share in each process, unless
-        is_whole. Raises BackendError, CheckpointError.
-        """
+        """Build the model, under a launcher a share. Raises BackendError, CheckpointError."""
         self.check_process()
         build = functools.partial(self.model.Llama.load, checkpoint, options, self.device)
         world = None if is_whole else ranks.current()

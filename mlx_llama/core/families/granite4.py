@@ -1,6 +1,4 @@
-"""Granite 4, the models of attention alone: Granite 3, with an MLP that transformers names as the
-expert that all tokens share.
-"""
+"""Granite 4 of attention alone: Granite 3, whose MLP is named as the expert of all tokens."""
 
 from typing import Any
 

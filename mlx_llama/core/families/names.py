@@ -1,6 +1,5 @@
-"""Tensor names and row order of GGUF files. core/files reads and writes by them.
-
-Names are those of the gguf library's tensor name map (gguf.get_tensor_name_map).
+"""Tensor names and row order of GGUF files. core/files reads and writes by them. Names are those of
+the gguf library's tensor name map (gguf.get_tensor_name_map).
 """
 
 from __future__ import annotations
@@ -111,9 +110,8 @@ class GGUFNames:
         return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
-        """The inverse of `hugging_face`; the stack's name for an expert's module.
-
-        Raises KeyError: the family has no such tensor.
+        """The inverse of `hugging_face`; the stack's name for an expert's module. Raises KeyError:
+        the family has no such tensor.
         """
         module, _, suffix = (f"{name}.weight" if name.endswith(_BARE) else name).rpartition(".")
         match = _LAYER.fullmatch(module)

@@ -104,8 +104,7 @@ class Adapter:
     def fuse(
         self, modules: Sequence[str], rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Fuse the pairs of modules with the same input, whose matrices are concatenated by rows:
-        float32 [R, K] and [N, R].
+        """Fuse the pairs of modules with the same input, rows on rows: float32 [R, K], [N, R].
 
         rows: of each module's matrix. b is zero where a column belongs to another module. None: no
         pair for these modules.
@@ -182,8 +181,7 @@ def merge(
 def stack(
     adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[int], columns: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Stack zeros for the base and the pairs of all adapters: float32 [1 + adapters, R, K] and [1 +
-    adapters, N, R].
+    """Stack zeros for the base and all adapters' pairs: float32 [1 + adapters, R, K], [.., N, R].
 
     Padded with zeros to the largest R, rounded up to a multiple of 8. None: no adapter changes
     these modules.
@@ -251,11 +249,8 @@ def open_adapters(
     config: LlamaConfig,
     tensors: Mapping[str, Tensor | AffineWeight],
 ) -> tuple[Adapter, ...]:
-    """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's, to compare
-    shapes.
-
-    Raises CheckpointError: no such folder; duplicate names; damaged, of another model, or
-    unsupported.
+    """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's. Raises
+    CheckpointError: no such folder; duplicate names; damaged, of another model, or unsupported.
     """
     if len(specs) > MOST_ADAPTERS:
         raise CheckpointError(f"{len(specs)} adapters: at most {MOST_ADAPTERS} can be loaded")
@@ -486,9 +481,7 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
 
 
 def _misfit(module: str, pair: Pair, is_projection: bool, shape: Sequence[int] | None) -> str:
-    """The fault of a pair for a module that is missing (no shape), is not a projection of a layer,
-    or has another shape; "" for none.
-    """
+    """The fault of a pair for a module that it does not fit; "" for none. shape: the module's."""
     if shape is None:
         return f": the model has no {show(module)}; the adapter was made for another model"
     if not is_projection:

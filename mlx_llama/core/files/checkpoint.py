@@ -59,9 +59,8 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded at first use.
-
-        Raises TokenizerError if it is missing, malformed, or larger than the model's vocabulary.
+        """The tokenizer, loaded at first use. Raises TokenizerError if it is missing, malformed, or
+        larger than the model's vocabulary.
         """
         if self.gguf_metadata is not None:
             from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
@@ -238,10 +237,8 @@ def _make(
 
 
 def find_local(name: str) -> Path:
-    """Find the folder or .gguf file at a path, or the .gguf file of a folder that holds only one
-    GGUF model.
-
-    Raises CheckpointError: no such path, or several GGUF models.
+    """Find the folder or .gguf file at a path, or the only GGUF model in a folder. Raises
+    CheckpointError: no such path, or several GGUF models.
     """
     path = Path(os.path.expanduser(name))
     # unlike pathlib, os.path does not raise for long names, NUL and ~nobody

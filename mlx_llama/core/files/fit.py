@@ -31,9 +31,8 @@ _LAYER = re.compile(r"\.\d+\.")
 
 
 def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
-    """`weights` of the text model, with a tied matrix under the embedding's name.
-
-    Some writers store a tied matrix under both names, some only under the head's.
+    """`weights` of the text model, with a tied matrix under the embedding's name. Some writers
+    store a tied matrix under both names, some only under the head's.
     """
     if config.is_text_part:
         weights = {
@@ -173,9 +172,8 @@ def misfits(
 def select(
     weights: Weights, config: LlamaConfig, folder: Path, source: str = "config.json"
 ) -> dict[str, Tensor | AffineWeight]:
-    """Select the tensors of `config.stored_shapes()`, in its order, as the files store them.
-
-    Raises CheckpointError: the first of `misfits`; an unsupported dtype.
+    """Select the tensors of `config.stored_shapes()`, in its order, as the files store them. Raises
+    CheckpointError: the first of `misfits`; an unsupported dtype.
     """
     for error in misfits(weights, config, folder, source):
         raise error

@@ -32,9 +32,8 @@ _VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np
 def _decode(
     codes: np.ndarray, scales: np.ndarray, block: tuple[int, int], start: int, stop: int
 ) -> np.ndarray:
-    """Rows start .. stop - 1, uint16 patterns of bfloat16.
-
-    codes: uint8 [N, K]; scales: float32, broadcast with the blocks of the matrix.
+    """Rows start .. stop - 1, uint16 patterns of bfloat16. codes: uint8 [N, K]; scales: float32,
+    broadcast with the blocks of the matrix.
     """
     values, (height, width) = _VALUES[codes[start:stop]], block
     if len(scales) > 1:
@@ -49,7 +48,6 @@ def take_float8(
     weights: Mapping[str, Stored], config: LlamaConfig, block: tuple[int, int] | None
 ) -> Mapping[str, Stored]:
     """Join the stored tensors of each matrix of 8-bit floats, and drop the scales of activations.
-
     Raises CheckpointError: scales are missing, or have another dtype or shape.
     """
     matrices = [

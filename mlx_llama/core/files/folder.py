@@ -1,5 +1,4 @@
-"""The weight files of a folder: model.safetensors, or the shards that model.safetensors.index.json
-lists.
+"""The weights of a folder: model.safetensors, or shards by model.safetensors.index.json.
 
 The index is checked entry by entry: the doctor continues after a bad entry, and pydantic keeps an
 error of 1 kB for each (an index of 12 MB took 0.9 GB).

@@ -38,9 +38,7 @@ class _Part(Tensor):
 def _take_expert(
     whole: Stored, i: int, count: int, rows: slice, is_bias: bool, scales: Stored | None
 ) -> Stored:
-    """The tensor of expert `i`: of a stored tensor of all, those rows; one of other dimensions is
-    unchanged. scales: of mxfp4.
-    """
+    """The tensor of expert `i`: those rows of a stored one of all. scales: of mxfp4."""
     shape = list(whole.shape[1:])
     if whole.shape[:1] != (count,) or len(shape) != (3 if scales else 2 - is_bias):
         return whole

@@ -102,9 +102,7 @@ class StringArray(Sequence[str]):
     """A metadata array of strings, decoded lazily."""
 
     def __init__(self, data: mmap.mmap, starts: np.ndarray, where: str):
-        """starts: int64 [n + 1], offsets in `data` of each string's length, then of the last
-        string's end.
-
+        """starts: int64 [n + 1], offsets of each string's length in `data`, then of the last end.
         where: file and field, for errors.
         """
         self._data, self._starts, self._where = data, starts, where
@@ -186,10 +184,8 @@ class GGUFFile:
 
     @cached_property
     def config(self) -> LlamaConfig:
-        """The model's config.
-
-        Raises ConfigError: a metadata field is missing, of the wrong type, out of range or
-        unsupported.
+        """The model's config. Raises ConfigError: a metadata field is missing, of the wrong type,
+        out of range or unsupported.
         """
         embedding = self._tensors.get("model.embed_tokens.weight")
         dtype = DTYPES.get(embedding.dtype, "float16") if embedding else "float16"

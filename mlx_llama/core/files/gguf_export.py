@@ -1,5 +1,4 @@
-"""Write a checkpoint as a GGUF file that llama.cpp opens, with its architecture's tensor names and
-row order.
+"""Write a GGUF file that llama.cpp opens, with its tensor names and row order.
 
 Contents follow llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the
 gguf library writes the file. Refuse a model that the format cannot express.
@@ -82,8 +81,7 @@ def write_gguf(
     format: str = "Q8_0",
     importance: Importance | None = None,
 ) -> Written:
-    """Write a GGUF file with matrices of `format`, one of TYPES: a type, or llama.cpp's mixture of
-    types.
+    """Write a GGUF file with matrices of `format`, a type or llama.cpp's mixture, of TYPES.
 
     Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
@@ -650,8 +648,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
 def _from_merges(
     vocab: Mapping[str, int], merges: list[tuple[str, ...]], added: frozenset[str], path: Path
 ) -> _Vocabulary:
-    """Make a sentencepiece vocabulary of a tokenizer.json with byte fallback (Llama 2): scores are
-    ranks of merges.
+    """A sentencepiece vocabulary of tokenizer.json with byte fallback; scores are merges' ranks.
 
     llama.cpp joins any two neighbours whose union is a token, best score first. That equals the
     list of merges only if the list has every such pair, and the pairs of one token are consecutive.

@@ -23,10 +23,8 @@ from .checkpoint import Checkpoint
 
 
 def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """config.json of the same model.
-
-    Raises ConfigError: config.json has no fields for the file's rope, or no architecture with its
-    window and biases.
+    """config.json of the same model. Raises ConfigError: config.json has no fields for the file's
+    rope, or no architecture with its window and biases.
     """
     config = checkpoint.config
     families = (FAMILIES[config.architecture], *FAMILIES.values())
@@ -140,9 +138,8 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
 
 
 def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """{file name: content} of the tokenizer, the template and the end tokens.
-
-    Raises TokenizerError, TemplateError: the file's own are missing or malformed.
+    """{file name: content} of the tokenizer, the template and the end tokens. Raises
+    TokenizerError, TemplateError: the file's own are missing or malformed.
     """
     eos = sorted(checkpoint.eos_token_ids)
     ends = {"bos_token_id": checkpoint.bos_token_id, "eos_token_id": eos or None}

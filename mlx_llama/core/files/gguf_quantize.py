@@ -38,8 +38,7 @@ _NEAREST_VALUE = _VALUES[_NEAREST]
 
 
 def quantize(rows: np.ndarray, kind: str, importance: np.ndarray | None = None) -> np.ndarray:
-    """Quantise rows float32 [n, K], K a multiple of the block size, to blocks uint8 [n, bytes per
-    row].
+    """Quantise rows float32 [n, K], whole blocks, to uint8 [n, bytes per row].
 
     kind: a type. importance: of each column, mean squares of its inputs, float32 [K]; None for
     the same. Weights beyond the range of float16 scales give infinite scales.
@@ -70,9 +69,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Uninitialised float32 [count, *shape] at the start of a cache line: products of arrays that
-    are not take twice as long.
-    """
+    """Uninitialised float32 [count, *shape] at a cache line, where products are twice as fast."""
     size = count * math.prod(shape)
     memory = np.empty(size + 16, np.float32)
     start = -memory.ctypes.data % 64 // 4
@@ -252,10 +249,8 @@ def _fit_positive(
 def _descend(
     x: np.ndarray, codes: np.ndarray, weights: np.ndarray, low: float, high: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Change single codes [n, G] while the weighted error of the best scale falls; returns the
-    scales [G] and the codes.
-
-    The part that make_q3_quants and make_qp_quants share.
+    """Change single codes [n, G] while the best scale's error falls; returns scales [G], codes. The
+    part that make_q3_quants and make_qp_quants share.
     """
     codes, weighted = codes.copy(), weights * x
     sum_lx = np.add.accumulate(weighted * codes)[-1]

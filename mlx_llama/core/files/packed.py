@@ -180,10 +180,8 @@ class PackedWeight(AffineWeight):
 def take_packed(
     weights: Mapping[str, Stored], config: LlamaConfig, settings: PackedQuantization
 ) -> dict[str, Stored]:
-    """Join the stored tensors of each packed matrix to its `weight`.
-
-    Raises CheckpointError: a part is missing, or has another dtype or shape; the order of columns
-    is missing.
+    """Join the stored tensors of each packed matrix to its `weight`. Raises CheckpointError: a part
+    is missing, or has another dtype or shape; the order of columns is missing.
     """
     shapes = config.stored_shapes()
     result = dict(weights)
@@ -280,7 +278,6 @@ def _join(
 
 def _find_runs(order: np.ndarray) -> tuple[int, np.ndarray]:
     """Return (size, the group of each run of `size` columns), size 1 if the groups are not runs.
-
     order: the group of each column.
     """
     for size in _GROUPS:

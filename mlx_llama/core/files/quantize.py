@@ -67,8 +67,7 @@ _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 def affine(
     weights: np.ndarray, bits: int, group_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales and biases of mx.quantize, mode "affine", bit for bit
-    (mlx/backend/cpu/quantized.cpp).
+    """mx.quantize's codes, scales and biases, bit for bit (mlx/backend/cpu/quantized.cpp).
 
     A group's value of largest magnitude is its bias, and exact; the scale is adjusted so that zero
     is exact, too.
@@ -95,8 +94,7 @@ def affine(
 
 
 def floating_point(weights: np.ndarray, mode: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and scales of mx.quantize in a mode of FLOAT_MODES, bit for bit
-    (mlx/backend/cpu/quantized.cpp).
+    """mx.quantize's codes and scales in FLOAT_MODES, bit for bit (its quantized.cpp).
 
     weights: float32 [n, K], K a multiple of the group size, exact in `dtype`. Returns uint8 [n, K],
     and uint8 [n, K / group_size].
@@ -462,9 +460,8 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _read_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """{file name: content} of the settings beside config.json.
-
-    Raises CheckpointError, TokenizerError, TemplateError.
+    """{file name: content} of the settings beside config.json. Raises CheckpointError,
+    TokenizerError, TemplateError.
     """
     if checkpoint.gguf_metadata is not None:
         return gguf_folder.make_companions(checkpoint)

@@ -441,10 +441,8 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
-    """Write bits-wide fields of the bytes to `codes`: the lowest fields of `run` words, then the
-    next fields, and so on.
-
-    words: uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
+    """Write bits-wide fields of bytes to `codes`: the lowest of `run` words, then the next. words:
+    uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
     """
     shifts = range(0, 8, bits)
     source, target = words.reshape(-1, run), codes.reshape(-1, len(shifts), run)
@@ -604,10 +602,8 @@ def _iq4_xs(blocks: np.ndarray) -> _Scaling:
 
 @dataclass(frozen=True)
 class Field:
-    """A part of a block's codes.
-
-    The lowest fields of a run of bytes belong to its first `run` codes, the next fields to the next
-    `run` codes, and so on.
+    """A part of a block's codes. The lowest fields of a run of bytes belong to its first `run`
+    codes, the next fields to the next `run` codes, and so on.
     """
 
     first: int  # byte

@@ -40,9 +40,8 @@ _HEADER_LIMIT = 5_000_000
 
 
 def open_safetensors(path: str | os.PathLike) -> dict[str, Stored]:
-    """Map a file, whose tensors live as long as any array over it; by their names.
-
-    Raises CheckpointError if it is missing, truncated or corrupt.
+    """Map a file, whose tensors live as long as any array over it; by their names. Raises
+    CheckpointError if it is missing, truncated or corrupt.
     """
     path = Path(path)
     with reading(path, CheckpointError), open_file(path) as file:

@@ -164,9 +164,8 @@ class Stored:
     decode: Callable[[str], Any] | None = None  # makes the tensor of a name, of other formats
 
     def tensor(self, name: str) -> Any:
-        """The tensor as `name`, zero-copy: a Tensor or AffineWeight.
-
-        Raises CheckpointError: a dtype other than F32, F16 and BF16.
+        """The tensor as `name`, zero-copy: a Tensor or AffineWeight. Raises CheckpointError: a
+        dtype other than F32, F16 and BF16.
         """
         if self.decode:
             return self.decode(name)

@@ -1,6 +1,5 @@
-"""Helpers of both writers: slabs of rows, rounding, an output that appears atomically.
-
-Tensors are streamed in slabs of rows, so peak memory is the new form of the largest tensor.
+"""Helpers of both writers: slabs of rows, rounding, an output that appears atomically. Tensors are
+streamed in slabs of rows, so peak memory is the new form of the largest tensor.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ def slabs(
     order: np.ndarray | None = None,
     dtype: str = "float32",
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, rows float32 [n, ...]) for all rows of a tensor, slab by slab, with values
-    rounded to `dtype`.
+    """Yield (first row, float32 [n, ...] rounded to `dtype`) for all rows, slab by slab.
 
     advance: of core.system.progress, called with bytes of the source. order: int [N], the source's
     row for each row.
@@ -108,9 +106,7 @@ class TensorPlan:
 
 
 def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeight, ...]]:
-    """Tensors by name as other writers store them: experts' matrices under the name of their stack,
-    every other tensor alone.
-    """
+    """Tensors by name, experts' matrices under the name of their stack, others alone."""
     stored, config = checkpoint.stored or checkpoint.tensors, checkpoint.config
     if FAMILIES[config.architecture].splits:
         stored = checkpoint.tensors

@@ -260,9 +260,8 @@ class LlamaConfig:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
-        """Read a config.json. path: the file, or its folder.
-
-        Raises ConfigError: as `from_dict`; or the file is missing or not a JSON object.
+        """Read a config.json. path: the file, or its folder. Raises ConfigError: as `from_dict`; or
+        the file is missing or not a JSON object.
         """
         path = Path(path)
         if path.is_dir():

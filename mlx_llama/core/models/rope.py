@@ -69,10 +69,8 @@ def length_dependent(config: LlamaConfig) -> bool:
 
 
 def max_context(config: LlamaConfig) -> int:
-    """Maximum positions of a context.
-
-    Types "dynamic" and "linear" multiply max_position_embeddings by the factor, since it may be the
-    number before scaling.
+    """Maximum positions of a context. Types "dynamic" and "linear" multiply max_position_embeddings
+    by the factor, since it may be the number before scaling.
     """
     is_stretched = config.rope.type in ("dynamic", "linear")
     factor = (config.rope.factor or 1) if is_stretched else 1

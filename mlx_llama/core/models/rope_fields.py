@@ -94,8 +94,7 @@ def _read_query_beta(read: Reader, rope: RopeConfig) -> float:
 def _read_rope(
     read: Reader, family: Family, theta: float, positions: int, head_dim: int
 ) -> RopeConfig:
-    """Read `rope_theta` and `rope_scaling`, or `rope_parameters`, which contains both. theta: the
-    default.
+    """Read `rope_theta` and `rope_scaling`, or `rope_parameters` for both. theta: default.
 
     Precedence as in transformers' convert_rope_params_to_dict: rope_scaling before rope_parameters,
     and the inner rope_theta before the outer.

@@ -72,9 +72,7 @@ def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
 
 
 def read_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> bool:
-    """Read part of a mapped file into memory, on Linux; False if the file has been truncated, where
-    touching its pages would kill the process.
-    """
+    """Read part of a mapped file into memory, on Linux; False if the file has been truncated."""
     if sys.platform != "linux":
         return True
     first = offset // mmap.PAGESIZE * mmap.PAGESIZE
