@@ -274,11 +274,12 @@ def pack(root: Path) -> None:
     """Replace one matrix by mx.quantize's form, with arbitrary codes."""
     from making import write_safetensors
 
-    from mlx_llama.core.files.safetensors import SafetensorsFile
+    from mlx_llama.core.files.safetensors import open_safetensors
 
-    file = SafetensorsFile(root / "model.safetensors")
+    file = open_safetensors(root / "model.safetensors")
     tensors = {
-        name: ("F32", file.shape(name), file.tensor(name).bits.tobytes()) for name in file.names
+        name: ("F32", stored.shape, stored.tensor(name).bits.tobytes())
+        for name, stored in file.items()
     }
     name = "model.layers.0.mlp.up_proj"
     tensors[name + ".weight"] = ("U32", (32, 4), bytes(32 * 4 * 4))

@@ -429,8 +429,8 @@ FAULTS = [
     Fault(
         "files and formats",
         "mlx_llama/core/files/packed.py",
-        "groups = arrays.groups[self._columns[0] // arrays.size : self._columns[1] // arrays.size]",
-        "groups = arrays.groups[: (self._columns[1] - self._columns[0]) // arrays.size]",
+        "groups = arrays.groups[columns.start // arrays.size : columns.stop // arrays.size]",
+        "groups = arrays.groups[: (columns.stop - columns.start) // arrays.size]",
         "GPTQ and AWQ: a part of the columns takes the scales of the first ones",
     ),
     Fault(

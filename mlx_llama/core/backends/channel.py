@@ -1,7 +1,5 @@
-"""Messages between rank 0 and the other processes of a run: JSON and arrays over TCP, with a
-heartbeat every second.
-
-All processes notice when one ends or falls silent, whatever their main threads wait for.
+"""Messages between the ranks of a run: JSON and arrays over TCP, a heartbeat every second. All
+processes notice when one ends or falls silent, whatever their main threads wait for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Starts under mlx.launch and torchrun: rank 0 runs the command, and the other ranks repeat its
-calls here.
-"""
+"""Under mlx.launch and torchrun, rank 0 runs the command; the other ranks repeat its calls here."""
 
 from __future__ import annotations
 

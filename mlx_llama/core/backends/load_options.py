@@ -1,6 +1,4 @@
-"""The one table of load options: flags, the parameters of `mlx_llama.load` and its documentation
-are made from it.
-"""
+"""The table of load options, of which flags, `mlx_llama.load` and its documentation are made."""
 
 from __future__ import annotations
 
@@ -151,9 +149,7 @@ TABLE = {field.name: field for field in fields(LoadOptions)}
 
 
 def default_threads(weights: int, cores: int) -> int:
-    """Threads of the cpu backend by default: one per core, fewer for small weights (bytes), which
-    save less than waking a thread for every token costs.
-    """
+    """Threads of the cpu backend by default: one per core, fewer for small weights (bytes)."""
     return max(1, min(cores, weights // BYTES_PER_THREAD))
 
 
@@ -194,9 +190,7 @@ class Limits:
     has_invariance: bool = True  # it takes `batch_invariant`
 
     def check(self, options: LoadOptions) -> LoadOptions:
-        """The options with numbers in place of text, and dtypes by full names. Raises BackendError
-        and OptionsError for other backends' options and contradictions.
-        """
+        """The options with numbers for text and full dtypes. Raises BackendError, OptionsError."""
         dtype = full_dtype(options.dtype)
         if dtype not in DTYPES:
             raise BackendError(f"`dtype` {dtype!r:.40} is not one of {', '.join(DTYPES)}")

@@ -33,9 +33,7 @@ class TokenLogprobs:
 def pack(
     tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32], count: int
 ) -> npt.NDArray[np.int32]:
-    """Tokens int32 [B, 1] with log-probabilities of `logits` float32 [B, V]: int32 [B, 2 + 2
-    count], meaningless for the token -1. The reference.
-    """
+    """Tokens int32 [B, 1] with log-probabilities of float32 [B, V]: int32 [B, 2 + 2 count]."""
     columns = [_pack_row(int(token), row, count) for token, row in zip(tokens[:, 0], logits)]
     return np.concatenate([tokens, np.stack(columns)], axis=1)
 

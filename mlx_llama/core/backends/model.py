@@ -1,6 +1,4 @@
-"""BaseLlama: what the backends' models share, which is all that needs no array operation of its
-own.
-"""
+"""BaseLlama: what the backends' models share, all that needs no array operation of its own."""
 
 from __future__ import annotations
 
@@ -104,8 +102,7 @@ class BaseLlama:
         rows: Sequence[int] | None = None,
         masks: Masks | None = None,
     ) -> Array:
-        """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B,
-        T] and sampling as one unit.
+        """Each row's next token, int32 [B, 1] on the device: forward over [B, T] and sampling.
 
         tokens: on the host, or the array that the last step over these rows returned; the others as
         in `forward`. masks: gives the tokens that grammars allow. Log-probabilities stand beside
@@ -134,8 +131,7 @@ class BaseLlama:
         *,
         rows: Sequence[int] | None = None,
     ) -> Array:
-        """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T
-        samplings as one unit.
+        """The token after each of `tokens` [1, T], int32 [1, T] on the device.
 
         Each is drawn as `step` would draw it there, with its position's noise and the recent tokens
         up to it. Unless the model is batch-invariant, products round as a prompt's. Raises

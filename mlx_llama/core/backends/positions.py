@@ -120,9 +120,7 @@ class Positions:
             )
 
     def storage_for(self, end: int) -> int:
-        """Positions to allocate for `end`: rounded up to GROWTH or an eighth of `end`, so that a
-        long sequence is copied, and its step traced, only a few times.
-        """
+        """`end` rounded up to GROWTH or an eighth: long sequences are rarely copied and traced."""
         step = max(GROWTH, 1 << max(0, end.bit_length() - 4))
         return min(-(-end // step) * step, self.capacity)
 
@@ -335,9 +333,7 @@ class CallView(View):
                 self.cache.lengths[span.row] = span.end
 
     def mask(self, window: Window | None = None) -> list[Any]:
-        """Positions that each sequence's queries see: bool [T, end - first_visible], "causal", or
-        None for all.
-        """
+        """Positions that a sequence's queries see: bool [T, columns], "causal", or None for all."""
         return [self._mask(span, window) for span in self.spans]
 
     def _mask(self, span: Span, window: Window | None) -> Any:
@@ -351,9 +347,7 @@ class CallView(View):
 
 
 def checked_tokens(tokens: Any, vocab_size: int) -> Any:
-    """Token ids of the host as int32 [B, T]; device arrays unchanged. Raises ContextError for an
-    empty or ragged batch and ids outside the vocabulary.
-    """
+    """Host token ids as int32 [B, T]; device arrays unchanged. Raises ContextError if invalid."""
     if not isinstance(tokens, (list, tuple, np.ndarray)):
         return tokens
     if isinstance(tokens, np.ndarray) and tokens.shape == (1, 1) and tokens.dtype == np.int32:

@@ -1,6 +1,4 @@
-"""Profile of a model's operations: their names, and a clock around the calls of a backend's
-`ops`.
-"""
+"""Profile of a model's operations: names, and a clock around the calls of a backend's `ops`."""
 
 from __future__ import annotations
 

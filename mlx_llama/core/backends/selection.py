@@ -62,9 +62,7 @@ class Backend:
         return self.build(checkpoint, self.check(LoadOptions(dtype=dtype, **options)))
 
     def build(self, checkpoint: Checkpoint, options: LoadOptions, is_whole: bool = False) -> Model:
-        """Build the model by checked options; under a launcher a share in each process, unless
-        is_whole. Raises BackendError, CheckpointError.
-        """
+        """Build the model, under a launcher a share. Raises BackendError, CheckpointError."""
         self.check_process()
         build = functools.partial(self.model.Llama.load, checkpoint, options, self.device)
         world = None if is_whole else ranks.current()
@@ -168,9 +166,7 @@ def auto() -> str:
 
 
 def select(name: str = "auto", device: str | None = None) -> Backend:
-    """Import a backend ("auto", "mlx", "cpu" or "cuda") and pick its device (None, "cpu" or "gpu").
-    Raises BackendError.
-    """
+    """Import a backend (or "auto"), pick its device (None, "cpu" or "gpu"). Raises BackendError."""
     if name == "auto":
         world = ranks.current()
         name = world.backend if world else auto()

@@ -1,6 +1,4 @@
-"""BaseWeights: layers from a checkpoint's tensors, for the backends' weights.py, which make their
-matrices.
-"""
+"""BaseWeights: layers from a checkpoint's tensors; the backends' weights.py make the matrices."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ T = TypeVar("T")
 
 
 class BaseWeights:
-    """A checkpoint's tensors by name, each as the layer that holds it. A tensor is read when it is
-    first asked for.
+    """A checkpoint's tensors by name as layers; a tensor is read when first asked for.
 
     ranks: the processes that each take a share of the checkpoint, None for all of it here; config,
     tensors and adapters are the share's. A backend makes `_matrix(names)`, modules' matrices as
@@ -168,9 +165,8 @@ def group_runs(items: Iterable[T], can_concatenate: Callable[[T, T], bool]) -> l
 
 
 class BlockWeights(BaseWeights):
-    """Weights that are copied to a device: tensors of one format are concatenated to a block.
-
-    A backend makes `_pack(run)`, a block of low-bit weights, and `_dense(run)`, one of others.
+    """Weights that are copied to a device: tensors of one format are concatenated to a block. A
+    backend makes `_pack(run)`, a block of low-bit weights, and `_dense(run)`, one of others.
     """
 
     # fields that are equal in low-bit weights of one block

@@ -31,8 +31,7 @@ FAMILY = Family(
     },
     complete=complete,
     write=write_rope,
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     fixed={"query_key_norm": "head"},
     activation=("hidden_act", "xielu"),
     fused={

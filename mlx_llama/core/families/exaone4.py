@@ -1,6 +1,4 @@
-"""EXAONE 4: OLMo 2's norms, over each head. In the large size three of four layers have a window,
-and only they rotate.
-"""
+"""EXAONE 4: OLMo 2's norms, of each head. The large size has windows in three of four layers."""
 
 from typing import Any
 
@@ -13,9 +11,7 @@ _GGUF_LAYERS = 64  # llama.cpp gives windows to the model of that many layers
 
 
 def windowed(read: Reader, count: int) -> Layers:
-    """Layers by `sliding_window_pattern`: letters that repeat, L for a window, or a number, every
-    so many without.
-    """
+    """Layers by `sliding_window_pattern`: letters, L for a window, or each n-th without."""
     pattern = read.get("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return tuple(i for i in range(count) if pattern[i % len(pattern)] == "L")

@@ -58,9 +58,7 @@ _MLP_BIAS = Field("mlp_bias", "mlp_bias", kind=bool, default=False)
 
 
 def expert_fields(count: str, width: str, gguf_width: str, alias: str) -> tuple[Field, ...]:
-    """Fields of a mixture of experts. count, width: names in config.json; alias: another name of
-    `count`.
-    """
+    """Fields of a mixture of experts. count, width: names in config.json; alias: of `count`."""
     return (
         size("num_experts", "expert_count", 12, count, alias=alias),
         size("num_experts_per_tok", "expert_used_count", 12, placeholder=1),
@@ -91,8 +89,7 @@ class Family:
     write: Callable[[Any], dict[str, Any]] | None = None
 
     # None: config.json's `attention_bias` or `mlp_bias` decides
-    qkv_bias: bool | None = False
-    out_bias: bool | None = False
+    attention_biases: tuple[bool | None, bool | None] = (False, False)  # of qkv; of the output
     mlp_bias: bool | None = False
     # {LlamaConfig's field: its value in the family}, unless `complete` decides otherwise
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -129,7 +126,7 @@ class Family:
     @cached_property
     def table(self) -> tuple[Field, ...]:
         """All fields of the family."""
-        biases = ((self.qkv_bias, _ATTENTION_BIAS), (self.mlp_bias, _MLP_BIAS))
+        biases = ((self.attention_biases[0], _ATTENTION_BIAS), (self.mlp_bias, _MLP_BIAS))
         return (*SHARED, *(bias for decided, bias in biases if decided is None), *self.fields)
 
     @cached_property
@@ -139,7 +136,9 @@ class Family:
         # transformers' class ignores the field; a config that sets it is of another model.
         refused: dict[str, tuple[Any, str]] = {
             name: (False, reason)
-            for name, decided in (("attention_bias", self.qkv_bias), ("mlp_bias", self.mlp_bias))
+            for name, decided in zip(
+                ("attention_bias", "mlp_bias"), (self.attention_biases[0], self.mlp_bias)
+            )
             if decided is False
         }
         if not self.partial_rotation:

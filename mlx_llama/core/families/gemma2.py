@@ -1,6 +1,4 @@
-"""Gemma 2: norms on both sides, soft caps, a scaled embedding, GELU, and a window in every other
-layer.
-"""
+"""Gemma 2: norms on both sides, soft caps, a scaled embedding, GELU, windows in half the layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +51,7 @@ DEFAULTS = {
 # Shared with Gemma 3
 SHARED: dict[str, Any] = dict(
     neutral={"use_bidirectional_attention": (False, "tokens see those before them alone")},
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     norm_offset=1.0,
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     exceeds_float16=True,

@@ -1,6 +1,4 @@
-"""Gemma 3: Gemma 2 with norms of query and key; five of six layers have a window and another
-rope.
-"""
+"""Gemma 3: Gemma 2, norms of query and key; five of six layers have a window and another rope."""
 
 from .family import Family
 from .gemma2 import DEFAULTS, SCALE, SHARED, complete_for, softcap

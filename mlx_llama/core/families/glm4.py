@@ -23,7 +23,7 @@ FAMILY = Family(
         "attention_bias": True,
         "partial_rotary_factor": 0.5,
     },
-    qkv_bias=None,
+    attention_biases=(None, False),
     fixed={"norm_placement": "both, as in GLM"},
     fused={"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
     interleaved=True,

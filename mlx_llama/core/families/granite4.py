@@ -1,6 +1,4 @@
-"""Granite 4, the models of attention alone: Granite 3, with an MLP that transformers names as the
-expert that all tokens share.
-"""
+"""Granite 4 of attention alone: Granite 3, whose MLP is named as the expert of all tokens."""
 
 from typing import Any
 
@@ -40,8 +38,7 @@ FAMILY = Family(
     defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
     neutral={"num_local_experts": (0, "experts beside the shared one are not supported")},
     complete=complete,
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     fused={
         "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
         "shared_mlp.output_linear": ("mlp.down_proj",),

@@ -8,8 +8,7 @@ FAMILY = Family(
     "llama",
     aliases=("LLaMAForCausalLM",),  # in the first conversions of Llama 1
     defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     mlp_bias=None,
     permuted=True,
 )

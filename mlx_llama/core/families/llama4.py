@@ -94,8 +94,7 @@ FAMILY = Family(
         "num_experts_per_tok": 1,
         "attention_chunk_size": _CHUNK,
     },
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     experts=Experts(
         "feed_forward",
         router="router",

@@ -1,6 +1,4 @@
-"""Mistral, with a window in all layers (the first release), and the text part of Mistral Small
-3.1.
-"""
+"""Mistral, with a window in all layers (first release), and the text part of Mistral Small 3.1."""
 
 from .family import Family
 from .windows import Windows

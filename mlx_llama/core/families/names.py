@@ -1,6 +1,5 @@
-"""Tensor names and row order of GGUF files. core/files reads and writes by them.
-
-Names are those of the gguf library's tensor name map (gguf.get_tensor_name_map).
+"""Tensor names and row order of GGUF files. core/files reads and writes by them. Names are those of
+the gguf library's tensor name map (gguf.get_tensor_name_map).
 """
 
 from __future__ import annotations
@@ -97,9 +96,7 @@ class GGUFNames:
         self._inverse = {module: name for name, module in pairs}
 
     def hugging_face(self, name: str) -> str | None:
-        """ "blk.3.ffn_up.weight" -> "model.layers.3.mlp.up_proj.weight"; None for an unknown
-        name.
-        """
+        """ "blk.3.ffn_up.weight" -> "model.layers.3.mlp.up_proj.weight"; None for unknown names."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -113,9 +110,8 @@ class GGUFNames:
         return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
-        """The inverse of `hugging_face`; the stack's name for an expert's module.
-
-        Raises KeyError: the family has no such tensor.
+        """The inverse of `hugging_face`; the stack's name for an expert's module. Raises KeyError:
+        the family has no such tensor.
         """
         module, _, suffix = (f"{name}.weight" if name.endswith(_BARE) else name).rpartition(".")
         match = _LAYER.fullmatch(module)
@@ -124,7 +120,5 @@ class GGUFNames:
         return f"{prefix}{ours}.{suffix}"
 
     def is_permuted(self, name: str) -> bool:
-        """True if llama.cpp's converter reorders the rows of the tensor with this Hugging Face
-        name.
-        """
+        """True if llama.cpp's converter reorders the tensor's rows. name: Hugging Face's."""
         return name.rpartition(".")[0].endswith(self.permuted)

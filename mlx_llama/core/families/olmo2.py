@@ -13,7 +13,6 @@ FAMILY = Family(
         "eos_token_id": 50279,
         "rms_norm_eps": 1e-5,
     },
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     fixed={"query_key_norm": "whole", "norm_placement": "after"},
 )

@@ -16,8 +16,7 @@ FAMILY = Family(
         "rms_norm_eps": 1e-5,
         "sliding_window": 4096,
     },
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     fixed={"query_key_norm": "whole", "norm_placement": "after"},
     windows=Windows(
         lambda _, count: choose_layers(count, 4), is_free=True, is_required=True, pattern=4

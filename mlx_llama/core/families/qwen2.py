@@ -25,6 +25,6 @@ FAMILY = Family(
     "qwen2",
     "qwen2",
     defaults=DEFAULTS,
-    qkv_bias=True,
+    attention_biases=(True, False),
     windows=Windows(last_layers, is_switched=True),
 )

@@ -9,8 +9,7 @@ FAMILY = Family(
     "qwen3",
     "qwen3",
     defaults={**DEFAULTS, "head_dim": 128},
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     fixed={"query_key_norm": "head"},
     windows=Windows(last_layers, is_switched=True),
 )

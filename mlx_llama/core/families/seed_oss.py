@@ -16,6 +16,6 @@ FAMILY = Family(
     neutral={
         "attention_out_bias": (False, "no file has this bias, and llama.cpp has no place for it")
     },
-    qkv_bias=None,
+    attention_biases=(None, False),
     renamed={"post_attention_norm": "post_attention_layernorm"},
 )

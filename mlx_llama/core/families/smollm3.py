@@ -1,6 +1,4 @@
-"""SmolLM3: every fourth layer has no rotary embedding; windows are off by default, and in these
-layers.
-"""
+"""SmolLM3: each fourth layer has no rotary embedding, and the window, which is off by default."""
 
 from typing import Any
 
@@ -51,8 +49,7 @@ FAMILY = Family(
         "eos_token_id": 128001,
         "sliding_window": None,
     },
-    qkv_bias=None,
-    out_bias=None,
+    attention_biases=(None, None),
     mlp_bias=None,
     permuted=True,
     windows=Windows(read_unrotated, is_switched=True, is_free=True),

@@ -40,10 +40,8 @@ class Windows:
         return "chunked_attention" if self.is_chunk else "sliding_attention"
 
     def read(self, read: Reader, count: int, default: Any) -> tuple[int | None, Layers | None]:
-        """Read (window or None, numbers of the layers with it, None for all) of `count` layers from
-        config.json.
-
-        default: of `field`.
+        """Read (window, numbers of the layers with it, None for all) of `count` layers. default: of
+        `field`.
         """
         window, sliding = None, None
         if not self.is_absent and (
@@ -111,9 +109,7 @@ class Windows:
 
 
 def all_but_each(every: int) -> Callable[[Reader, int], Layers]:
-    """The rule for all layers but each `every`-th, the default of config.json's
-    `sliding_window_pattern`.
-    """
+    """All layers but each `every`-th, the default of config.json's `sliding_window_pattern`."""
 
     def choose(read: Reader, count: int) -> Layers:
         return choose_layers(count, read.integer("sliding_window_pattern", every))

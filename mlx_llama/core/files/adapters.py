@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import read_json
 
 from .quantized import AffineWeight
-from .safetensors import SafetensorsFile
-from .tensor import NUMBERS, Tensor
+from .safetensors import open_safetensors
+from .tensor import NUMBERS, Tensor, as_numbers
 
 BASE = "base"  # name of the model without adapters
 MOST_ADAPTERS = 64
@@ -38,6 +38,7 @@ _FETCH = "fetch the adapter again"
 _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
+Scale = Callable[[str, int], float]
 # Unsupported fields of PEFT's config that change the arithmetic or the base, with their values for
 # "off"
 _PEFT_REFUSED: dict[str, tuple[object, ...]] = {
@@ -64,39 +65,31 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class Pair:
     """An addition to a matrix [N, K]: (x @ a.T) @ b.T * scale."""
 
-    stored_a: Tensor  # [r, K], or [K, r] if transposed
-    stored_b: Tensor  # [N, r], or [r, N] if transposed
+    stored_a: Tensor  # [r, K]
+    stored_b: Tensor  # [N, r]
     scale: float
-    is_transposed: bool = False  # as mlx_lm stores them
-    first: int = 0  # rows of the stored b
-    last: int | None = None
     # as in `Mapped`, for modules whose rows the model has in another order than its files
     order: np.ndarray | None = None
 
     @property
     def rank(self) -> int:
         """Rank r."""
-        return self.stored_a.shape[1 if self.is_transposed else 0]
+        return self.stored_a.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape [N, K] of the matrix."""
-        rows, columns = self.stored_b.shape[0], self.stored_a.shape[1]
-        if self.is_transposed:
-            rows, columns = self.stored_b.shape[1], self.stored_a.shape[0]
-        return (rows if self.last is None else self.last) - self.first, columns
+        return self.stored_b.shape[0], self.stored_a.shape[1]
 
     def a(self) -> np.ndarray:
         """float32 [r, K]."""
         self.stored_a.check_file()
-        a = self.stored_a.float32()
-        return a.T if self.is_transposed else a
+        return as_numbers(self.stored_a.stored).astype(np.float32)
 
     def b(self) -> np.ndarray:
         """float32 [N, r], times the scale."""
         self.stored_b.check_file()
-        b = self.stored_b.float32()
-        return (b.T if self.is_transposed else b)[self.first : self.last] * np.float32(self.scale)
+        return as_numbers(self.stored_b.stored).astype(np.float32) * np.float32(self.scale)
 
 
 @dataclass(frozen=True)
@@ -111,8 +104,7 @@ class Adapter:
     def fuse(
         self, modules: Sequence[str], rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Fuse the pairs of modules with the same input, whose matrices are concatenated by rows:
-        float32 [R, K] and [N, R].
+        """Fuse the pairs of modules with the same input, rows on rows: float32 [R, K], [N, R].
 
         rows: of each module's matrix. b is zero where a column belongs to another module. None: no
         pair for these modules.
@@ -134,26 +126,25 @@ class Adapter:
 
 
 class MergedTensor(Tensor):
-    """A matrix plus an adapter's additions, rounded to the matrix's dtype, computed at each
-    access.
-    """
+    """A matrix plus an adapter's additions, rounded to its dtype, computed at each access."""
 
-    _base: Tensor | AffineWeight
-    _additions: tuple[tuple[int, Pair], ...]
-
-    def __init__(self, base: Tensor | AffineWeight, additions: Sequence[tuple[int, Pair]]):
+    def __init__(
+        self,
+        base: Tensor | AffineWeight,
+        additions: Sequence[tuple[int, Pair]],
+        order: np.ndarray | None = None,
+    ):
         """additions: (first row, pair)."""
-        for name in ("name", "dtype", "shape", "pages"):
-            object.__setattr__(self, name, getattr(base, name))
-        object.__setattr__(self, "_base", base)
-        object.__setattr__(self, "_additions", tuple(additions))
+        self.name, self.dtype, self.shape, self.pages = (
+            base.name,
+            base.dtype,
+            base.shape,
+            base.pages,
+        )
+        self._base, self._additions, self.order = base, additions, order
 
     @property
-    def bits(self) -> np.ndarray:
-        return self.stored if self.order is None else self.stored[self.order]
-
-    @property
-    def stored(self) -> np.ndarray:
+    def stored(self) -> np.ndarray:  # type: ignore[override]
         self._base.check_file()
         values = self._base.float32()
         for first, pair in self._additions:
@@ -167,9 +158,7 @@ class MergedTensor(Tensor):
         return self._base.nbytes
 
     def reorder(self, order: np.ndarray) -> Tensor:
-        tensor = MergedTensor(self._base, self._additions)
-        object.__setattr__(tensor, "order", order)
-        return tensor
+        return MergedTensor(self._base, self._additions, order)
 
 
 def merge(
@@ -192,8 +181,7 @@ def merge(
 def stack(
     adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[int], columns: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Stack zeros for the base and the pairs of all adapters: float32 [1 + adapters, R, K] and [1 +
-    adapters, N, R].
+    """Stack zeros for the base and all adapters' pairs: float32 [1 + adapters, R, K], [.., N, R].
 
     Padded with zeros to the largest R, rounded up to a multiple of 8. None: no adapter changes
     these modules.
@@ -230,9 +218,7 @@ def _round_up(rank: int) -> int:
 
 
 def _groups(config: LlamaConfig) -> list[tuple[str, ...]]:
-    """Modules that adapters may change, grouped by input. A layer with experts has no MLP
-    modules.
-    """
+    """Modules that adapters may change, grouped by input: no MLP's in a layer with experts."""
     groups = [
         group
         for spec in config.layers
@@ -263,11 +249,8 @@ def open_adapters(
     config: LlamaConfig,
     tensors: Mapping[str, Tensor | AffineWeight],
 ) -> tuple[Adapter, ...]:
-    """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's, to compare
-    shapes.
-
-    Raises CheckpointError: no such folder; duplicate names; damaged, of another model, or
-    unsupported.
+    """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's. Raises
+    CheckpointError: no such folder; duplicate names; damaged, of another model, or unsupported.
     """
     if len(specs) > MOST_ADAPTERS:
         raise CheckpointError(f"{len(specs)} adapters: at most {MOST_ADAPTERS} can be loaded")
@@ -293,17 +276,17 @@ def _open(
         raise CheckpointError(
             f"adapter {show(str(path))}: no such folder; choose a folder with {CONFIG}"
         )
-    settings = read_json(path / CONFIG, CheckpointError)
+    settings, file = read_json(path / CONFIG, CheckpointError), path / CONFIG
     if "peft_type" in settings:
-        read, weights = _read_peft, path / PEFT_WEIGHTS
+        weights, part, scale_of = path / PEFT_WEIGHTS, _PEFT_PART, _read_peft(settings, file)
     elif "lora_parameters" in settings or "fine_tune_type" in settings:
-        read, weights = _read_mlx, path / MLX_WEIGHTS
+        weights, part, scale_of = path / MLX_WEIGHTS, _MLX_PART, _read_mlx(settings, file)
     else:
         raise CheckpointError(
-            f"{path / CONFIG}: has neither peft_type (PEFT) nor lora_parameters (mlx_lm): choose "
-            "an adapter's folder"
+            f"{file}: has neither peft_type (PEFT) nor lora_parameters (mlx_lm): choose an "
+            "adapter's folder"
         )
-    pairs = _expand(read(settings, SafetensorsFile(weights), path / CONFIG), config)
+    pairs = _expand(_pair(weights, part, scale_of), config)
     modules = {module for group in _groups(config) for module in group}
     for module, pair in pairs.items():
         shape = tensors[f"{module}.weight"].shape if f"{module}.weight" in tensors else None
@@ -331,8 +314,8 @@ def _digest(settings: Mapping[str, Any], scale: float, weights: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _read_peft(settings: Mapping[str, Any], file: SafetensorsFile, config: Path) -> dict[str, Pair]:
-    """Pairs by the module's name in the file."""
+def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
+    """The factor of a module's pair, by its name in the file and its rank."""
     if settings["peft_type"] != "LORA":
         raise CheckpointError(
             f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is supported: "
@@ -359,10 +342,10 @@ def _read_peft(settings: Mapping[str, Any], file: SafetensorsFile, config: Path)
         matches = (value for pattern, value in alphas if pattern.matches(name))
         return next(matches, alpha) / (math.sqrt(rank) if is_stabilised else rank)
 
-    return _pair(file, _PEFT_PART, scale, is_transposed=False)
+    return scale
 
 
-def _read_mlx(settings: Mapping[str, Any], file: SafetensorsFile, config: Path) -> dict[str, Pair]:
+def _read_mlx(settings: Mapping[str, Any], config: Path) -> Scale:
     """As `_read_peft`."""
     kind = settings.get("fine_tune_type", "lora")
     if kind != "lora":
@@ -376,7 +359,7 @@ def _read_mlx(settings: Mapping[str, Any], file: SafetensorsFile, config: Path) 
             f"{config}: lora_parameters is {show(parameters)}, expected an object; {_FETCH}"
         )
     factor = _number(parameters, "scale", 20.0, config)
-    return _pair(file, _MLX_PART, lambda module, rank: factor, is_transposed=True)
+    return lambda module, rank: factor
 
 
 def _number(settings: Mapping[str, Any], name: str, default: float, config: Path) -> float:
@@ -436,49 +419,46 @@ def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> list[tupl
         ) from None
 
 
-def _pair(
-    file: SafetensorsFile, part: re.Pattern[str], scale: Any, is_transposed: bool
-) -> dict[str, Pair]:
-    """Pair the file's tensors. scale: of (module, rank)."""
+def _pair(path: Path, part: re.Pattern[str], scale_of: Scale) -> dict[str, Pair]:
+    """Pair a file's tensors, by the module's name in it."""
     modules: dict[str, dict[str, Tensor]] = {}
-    for name in file.names:
+    for name, stored in open_safetensors(path).items():
         match = part.fullmatch(name)
         if match is None:
             raise CheckpointError(
-                f"{file.path}: tensor {show(name)} is not part of a LoRA pair, and others are not "
+                f"{path}: tensor {show(name)} is not part of a LoRA pair, and others are not "
                 "supported: merge the adapter with the tool that wrote it"
             )
-        tensor = file.tensor(name)
+        tensor = stored.tensor(name)
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             raise CheckpointError(
-                f"{file.path}: tensor {show(name)} has shape {list(tensor.shape)}, expected a "
-                f"matrix; {_FETCH}"
+                f"{path}: tensor {show(name)} has shape {list(tensor.shape)}, expected a matrix; "
+                f"{_FETCH}"
             )
         modules.setdefault(match[1], {})[match[2].lower()] = tensor
     if not modules:
-        raise CheckpointError(f"{file.path}: has no tensors; {_FETCH}")
+        raise CheckpointError(f"{path}: has no tensors; {_FETCH}")
     pairs = {}
     for module, parts in modules.items():
         if len(parts) != 2:
             raise CheckpointError(
-                f"{file.path}: {show(module)} has lora_{next(iter(parts))} without its "
-                f"partner; {_FETCH}"
+                f"{path}: {show(module)} has lora_{next(iter(parts))} without its partner; {_FETCH}"
             )
         a, b = parts["a"], parts["b"]
-        ranks = (a.shape[1], b.shape[0]) if is_transposed else (a.shape[0], b.shape[1])
+        if part is _MLX_PART:  # which has the transposes
+            a, b = (replace(x, shape=x.shape[::-1], stored=x.stored.T) for x in (a, b))
+        ranks = a.shape[0], b.shape[1]
         if ranks[0] != ranks[1] or ranks[0] > MOST_RANK:
             raise CheckpointError(
-                f"{file.path}: {a.name} {list(a.shape)} and {b.name} {list(b.shape)} have ranks "
+                f"{path}: {a.name} {list(a.shape)} and {b.name} {list(b.shape)} have ranks "
                 f"{ranks[0]} and {ranks[1]}, expected the same, at most {MOST_RANK}; {_FETCH}"
             )
-        pairs[module] = Pair(a, b, scale(module, ranks[0]), is_transposed)
+        pairs[module] = Pair(a, b, scale_of(module, ranks[0]))
     return pairs
 
 
 def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
-    """Pairs by modules of `config`: remove the writer's prefix, and split pairs of fused
-    matrices.
-    """
+    """Pairs by modules of `config`, without the writer's prefix; those of fused matrices split."""
     fused: dict[str, dict[str, tuple[int, int]]] = {}  # {module: {part: its rows}}
     for part, (whole, first, last) in config.fused_parts().items():
         spans = fused.setdefault(whole.removesuffix(".weight"), {})
@@ -492,16 +472,16 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
         spans = fused.get(module, {})
         if pair.shape[0] == max((last for _, last in spans.values()), default=None):
             for part, (first, last) in spans.items():
-                expanded[part] = replace(pair, first=first, last=last)
+                rows = pair.stored_b.stored[first:last]
+                b = replace(pair.stored_b, shape=rows.shape, stored=rows)
+                expanded[part] = replace(pair, stored_b=b)
         else:
             expanded[module] = pair
     return expanded
 
 
 def _misfit(module: str, pair: Pair, is_projection: bool, shape: Sequence[int] | None) -> str:
-    """The fault of a pair for a module that is missing (no shape), is not a projection of a layer,
-    or has another shape; "" for none.
-    """
+    """The fault of a pair for a module that it does not fit; "" for none. shape: the module's."""
     if shape is None:
         return f": the model has no {show(module)}; the adapter was made for another model"
     if not is_projection:

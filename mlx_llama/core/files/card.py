@@ -15,10 +15,7 @@ MAX_CHARACTERS = 200  # of an example
 
 def read_examples(path: Path) -> list[str]:
     """Read the questions to try from the card's field `widget`; [] without a card or that field.
-
-    path: the model's folder or file.
-
-    An entry has `text`, or `messages` that end with the question.
+    path: the model's folder or file. An entry has `text`, or `messages` that end with the question.
     """
     try:
         folder = path if path.is_dir() else path.parent

@@ -59,9 +59,8 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded at first use.
-
-        Raises TokenizerError if it is missing, malformed, or larger than the model's vocabulary.
+        """The tokenizer, loaded at first use. Raises TokenizerError if it is missing, malformed, or
+        larger than the model's vocabulary.
         """
         if self.gguf_metadata is not None:
             from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
@@ -73,9 +72,7 @@ class Checkpoint:
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template, loaded at first use; None if there is none. Raises TemplateError if it
-        is malformed.
-        """
+        """The chat template or None, loaded at first use. Raises TemplateError if malformed."""
         from mlx_llama.core.text import template
 
         if self.gguf_metadata is None:
@@ -89,9 +86,7 @@ class Checkpoint:
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """All tokens that end an answer: of config.json, generation_config.json and the
-        tokenizer.
-        """
+        """Tokens that end an answer, of config.json, generation_config.json and the tokenizer."""
         ids = set(self.config.eos_token_ids)
         ids.update(_read_eos_ids(self.generation_config, self.path, self.config.vocab_size))
         if self._has_tokenizer:
@@ -129,9 +124,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """Dtype for activations: of a low-bit matrix, else of the stored embedding; bfloat16 if
-        float16 overflows.
-        """
+        """Dtype for activations: the weights', or bfloat16 where the family overflows float16."""
         low_bit = self.low_bit
         stored = (low_bit[0] if low_bit else self.tensors["model.embed_tokens.weight"]).dtype
         return "bfloat16" if stored == "float16" and self.config.exceeds_float16 else stored
@@ -169,9 +162,7 @@ def open_checkpoint(
 
 
 def merge_adapter(checkpoint: Checkpoint) -> Checkpoint:
-    """Merge a checkpoint's single adapter into its matrices, which are computed when they are
-    read.
-    """
+    """Merge a checkpoint's single adapter into its matrices, which are computed when read."""
     (adapter,) = checkpoint.adapters
     stored = merge(adapter, checkpoint.config, checkpoint.stored or checkpoint.tensors)
     tensors = split(stored, checkpoint.config)
@@ -226,8 +217,7 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
 
 def _open_gguf(name: str, path: Path) -> Checkpoint:
     file = GGUFFile(path)
-    weights = {tensor: (file, tensor) for tensor in file.names}
-    stored = select(weights, file.config, path, "its metadata")
+    stored = select(file.weights, file.config, path, "its metadata")
     return _make(name, path, file.config, stored, {}, file.metadata)
 
 
@@ -247,10 +237,8 @@ def _make(
 
 
 def find_local(name: str) -> Path:
-    """Find the folder or .gguf file at a path, or the .gguf file of a folder that holds only one
-    GGUF model.
-
-    Raises CheckpointError: no such path, or several GGUF models.
+    """Find the folder or .gguf file at a path, or the only GGUF model in a folder. Raises
+    CheckpointError: no such path, or several GGUF models.
     """
     path = Path(os.path.expanduser(name))
     # unlike pathlib, os.path does not raise for long names, NUL and ~nobody

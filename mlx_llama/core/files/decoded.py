@@ -34,13 +34,6 @@ def notice_decoded(tensors: Iterable[object]) -> str:
 class DecodedTensor(Tensor):
     """A matrix [N, K] of `dtype`, decoded at the first read, kept until all rows are released."""
 
-    format: str  # in the file, for users
-    file_bytes: int
-    _decode: Decode
-    _kept: np.ndarray | None = None
-    _released = 0  # rows released since decoding
-    _lock: threading.Lock
-
     def __init__(
         self,
         name: str,
@@ -51,28 +44,28 @@ class DecodedTensor(Tensor):
         file_bytes: int,
         pages: Pages = (),
     ):
-        fields: dict[str, object] = {"name": name, "dtype": dtype, "shape": shape, "pages": pages}
-        fields |= {"format": format, "file_bytes": file_bytes, "_decode": decode}
-        for field, value in fields.items():
-            object.__setattr__(self, field, value)
-        object.__setattr__(self, "_lock", threading.Lock())
+        """format: in the file, for users. file_bytes: there."""
+        self.name, self.dtype, self.shape, self.pages = name, dtype, shape, pages
+        self.format, self.file_bytes, self._decode = format, file_bytes, decode
+        self._kept: np.ndarray | None = None
+        self._released = 0  # rows released since decoding
+        self._lock = threading.Lock()
 
     @property
     def bits(self) -> np.ndarray:
         with self._lock:
-            kept = self._kept
-            if kept is None:
+            if self._kept is None:
                 self.check_file()
                 kept = np.empty(self.shape, _STORAGE[self.dtype])
                 step = max(1, _SLAB // self.shape[1])
                 for start in range(0, len(kept), step):
                     kept[start : start + step] = self._decode(start, min(start + step, len(kept)))
                 kept.flags.writeable = False
-                self._keep(kept)
-        return kept
+                self._kept, self._released = kept, 0
+            return self._kept
 
     @property
-    def stored(self) -> np.ndarray:
+    def stored(self) -> np.ndarray:  # type: ignore[override]
         return self.bits
 
     @property
@@ -108,16 +101,11 @@ class DecodedTensor(Tensor):
     def release(self, first: int = 0, last: int | None = None) -> None:
         """Free the numbers once all rows are released; the pages of a part may be shared."""
         with self._lock:
-            released = self._released + (self.shape[0] if last is None else last - first)
-            object.__setattr__(self, "_released", released)
-            if released >= self.shape[0]:
-                self._keep(None)
+            self._released += self.shape[0] if last is None else last - first
+            if self._released >= self.shape[0]:
+                self._kept, self._released = None, 0
                 super().release()
 
     def read(self, first: int, last: int) -> None:
         """As Mapped.read; decoding reads the file."""
         self.check_file()
-
-    def _keep(self, values: np.ndarray | None) -> None:
-        object.__setattr__(self, "_kept", values)
-        object.__setattr__(self, "_released", 0)

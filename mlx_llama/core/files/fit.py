@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,81 +15,56 @@ from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.foreign import Float8Quantization, PackedQuantization
 from mlx_llama.core.models.quantization import Packing, Quantization
-from mlx_llama.core.system.machine import FileMap
 
 from .float8 import take_float8
 from .folder import LEFTOVER
-from .fused_experts import FusedPart, split_fused
-from .gguf import GGUFFile
+from .fused_experts import split_fused
 from .packed import take_packed
 from .quantized import AffineWeight, FloatWeight, MLXWeight
-from .safetensors import SafetensorsFile
-from .tensor import Tensor
+from .tensor import DTYPES, Pages, Stored, Tensor
 
-# (file, name there)
-_Place = tuple["SafetensorsFile | GGUFFile | StackPart | FusedPart", str]
-Weights = Mapping[str, _Place]  # by tensor name
+Weights = Mapping[str, Stored]  # by tensor name
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 _PARTS = (".weight", ".scales", ".biases")
 _LAYER = re.compile(r"\.\d+\.")
-_SCALES = ("F32", "F16", "BF16")
 
 
 def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
-    """`weights` of the text model, with a tied matrix under the embedding's name.
-
-    Some writers store a tied matrix under both names, some only under the head's.
+    """`weights` of the text model, with a tied matrix under the embedding's name. Some writers
+    store a tied matrix under both names, some only under the head's.
     """
     if config.is_text_part:
         weights = {
-            named: place
-            for name, place in weights.items()
+            named: stored
+            for name, stored in weights.items()
             if (named := strip_wrapper(name)) is not None
         }
     if not config.tie_word_embeddings:
         return weights
     head = {_EMBEDDING + part: weights[_HEAD + part] for part in _PARTS if _HEAD + part in weights}
-    kept = {
-        name: place
-        for name, place in weights.items()
-        if name not in [_HEAD + part for part in _PARTS]
-    }
+    tied = [_HEAD + part for part in _PARTS]
+    kept = {name: stored for name, stored in weights.items() if name not in tied}
     return kept if _EMBEDDING + ".weight" in kept else kept | head
 
 
-class StackPart:
-    """A file seen through a stack's matrix: a stack [count, N, K] reads as its matrix `i`, called
-    `name`; biases [count, N] as a vector.
-    """
+def _take_part(whole: Stored, i: int, count: int, axes: int) -> Stored:
+    """Part `i` of a stack [count, ...] of parts with so many axes; any other tensor unchanged."""
+    first, *shape = whole.shape
+    if first != count or len(shape) != axes:
+        return whole
 
-    def __init__(self, file: SafetensorsFile | GGUFFile, name: str, i: int, count: int):
-        self.file, self.name, self.i, self.count, self.path = file, name, i, count, file.path
+    def array() -> tuple[np.ndarray, Pages]:
+        view, pages = whole.array()
+        size = view.nbytes // count
+        return view[i], [(mapped, at + i * size, size) for mapped, at, _ in pages]
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the matrix, or of a stored tensor that is not such a stack."""
-        first, *rest = self.file.shape(name)
-        is_stack = first == self.count and len(rest) == (1 if self.name.endswith(".bias") else 2)
-        return tuple(rest) if is_stack else (first, *rest)
+    def decode(name: str) -> Tensor | AffineWeight:
+        stack = whole.tensor(name)
+        rows = stack.flat() if isinstance(stack, Tensor) else stack
+        return rows.part(name, i * shape[0], (i + 1) * shape[0])
 
-    def dtype(self, name: str) -> str:
-        """As SafetensorsFile.dtype."""
-        assert isinstance(self.file, SafetensorsFile)
-        return self.file.dtype(name)
-
-    def tensor(self, name: str) -> Tensor | AffineWeight:
-        """The matrix, zero-copy. Raises CheckpointError."""
-        whole, rows = self.file.tensor(name), self.shape(name)[0]
-        return (whole.flat() if isinstance(whole, Tensor) else whole).part(
-            self.name, self.i * rows, (self.i + 1) * rows
-        )
-
-    def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
-        """As SafetensorsFile.array."""
-        assert isinstance(self.file, SafetensorsFile)
-        whole, page = self.file.array(name)
-        nbytes = whole.nbytes // self.count
-        return whole[self.i], page and (page[0], page[1] + self.i * nbytes, nbytes)
+    return dataclasses.replace(whole, shape=tuple(shape), array=array, decode=decode)
 
 
 def unstack(weights: Weights, config: LlamaConfig) -> Weights:
@@ -99,18 +75,17 @@ def unstack(weights: Weights, config: LlamaConfig) -> Weights:
         for stack, names in config.stacks().items()
         for part in (*_PARTS, ".bias")
     }
-    single = {name: place for name, place in weights.items() if name not in stacks}
+    single = {name: stored for name, stored in weights.items() if name not in stacks}
     for name in weights.keys() & stacks.keys():
-        (file, stored), (names, part) = weights[name], stacks[name]
-        assert not isinstance(file, (StackPart, FusedPart))
+        stored, (names, part) = weights[name], stacks[name]
         if names[0] + part in single:
             raise CheckpointError(
-                f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same "
-                "matrix; fetch it again"
+                f"{stored.path}: holds {show(name)} and {show(names[0] + part)}, which are the "
+                "same matrix; fetch it again"
             )
+        axes = 1 if part == ".bias" else 2
         single |= {
-            each + part: (StackPart(file, each + part, i, len(names)), stored)
-            for i, each in enumerate(names)
+            each + part: _take_part(stored, i, len(names), axes) for i, each in enumerate(names)
         }
     return single
 
@@ -120,8 +95,6 @@ def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
     weights = unstack(resolve_tied(weights, config), config)
     if isinstance(config.quantization, PackedQuantization):
         return take_packed(weights, config, config.quantization)
-    if any(isinstance(file, GGUFFile) for file, _ in weights.values()):
-        return weights
     if isinstance(config.quantization, Float8Quantization):
         return take_float8(weights, config, config.quantization.block)
     # NVIDIA's files may describe themselves in hf_quant_config.json instead of config.json.
@@ -171,27 +144,26 @@ def misfits(
         )
     extra = [name for name in weights if name not in expected and not LEFTOVER.fullmatch(name)]
     if extra:
-        file, stored = weights[extra[0]]
+        stored = weights[extra[0]]
         hint = ""
         if extra[0].endswith((".scales", ".biases")):
             says = "its field quantization says so" if config.quantization else None
             hint = f" ({says or 'it has no field quantization'})"
         errors.append(
-            f"{file.path}: tensor {show(extra[0])} {show(list(file.shape(stored)))} is not part of "
+            f"{stored.path}: tensor {show(extra[0])} {show(list(stored.shape))} is not part of "
             f"the model that {source} describes{hint}{_more(extra)}; {apart}"
         )
     # a tensor that differs in all layers is a single kind
     kinds: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for name in filter(weights.__contains__, expected):
-        file, stored = weights[name]
-        actual, number = file.shape(stored), ((), (1,))  # which mlx_lm stores without an axis
+        actual, number = weights[name].shape, ((), (1,))  # which mlx_lm stores without an axis
         if actual != expected[name] and not (actual in number and expected[name] in number):
             kinds.setdefault((_LAYER.sub(".", name), actual, expected[name]), []).append(name)
     for (_, actual, shape), names in kinds.items():
         packing = packed.get(names[0].rpartition(".")[0] + ".weight")
         hint = f" (quantization: {packing})" if packing else ""
         errors.append(
-            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(actual)}, {source} "
+            f"{weights[names[0]].path}: tensor {names[0]} has shape {list(actual)}, {source} "
             f"calls for {list(shape)}{hint}{_more(names)}; {apart}"
         )
     return [CheckpointError(error) for error in errors]
@@ -200,9 +172,8 @@ def misfits(
 def select(
     weights: Weights, config: LlamaConfig, folder: Path, source: str = "config.json"
 ) -> dict[str, Tensor | AffineWeight]:
-    """Select the tensors of `config.stored_shapes()`, in its order, as the files store them.
-
-    Raises CheckpointError: the first of `misfits`; an unsupported dtype.
+    """Select the tensors of `config.stored_shapes()`, in its order, as the files store them. Raises
+    CheckpointError: the first of `misfits`; an unsupported dtype.
     """
     for error in misfits(weights, config, folder, source):
         raise error
@@ -211,25 +182,17 @@ def select(
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.stored_shapes(weights):
         if name in packed:
-            parts = name, *_scaling(name, packed[name].mode)
-            places = [_packable(weights[part]) for part in parts]
-            tensors[name] = _quantized(name, packed[name], *places)
-            continue
-        file, stored = weights[name]
-        tensor = file.tensor(stored)
-        if tensor.name != name:
-            assert isinstance(tensor, Tensor)  # GGUF tensors have the names of Hugging Face
-            tensor = dataclasses.replace(tensor, name=name)
-        tensors[name] = tensor
+            parts = [weights[part] for part in (name, *_scaling(name, packed[name].mode))]
+            tensors[name] = _quantized(name, packed[name], *parts)
+        else:
+            tensors[name] = weights[name].tensor(name)
     return tensors
 
 
 def split(
     stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig
 ) -> dict[str, Tensor | AffineWeight]:
-    """Split fused tensors into those of `config.tensor_shapes()`, in its order, and give rows
-    their order.
-    """
+    """Split fused tensors into those of `config.tensor_shapes()`, and give rows their order."""
     tensors, parts = {}, config.fused_parts()
     for name, shape in config.tensor_shapes().items():
         if name in stored:
@@ -248,20 +211,6 @@ def _scaling(name: str, mode: str = "affine") -> tuple[str, ...]:
     return (module + ".scales", module + ".biases")[: 1 + (mode == "affine")]
 
 
-def _is_packed(name: str, weights: Weights) -> bool:
-    if name not in weights:
-        return False
-    file, stored = _packable(weights[name])
-    return file.dtype(stored) == "U32"
-
-
-def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart | FusedPart, str]:
-    """A place in a file that config.json's `quantization` may describe; GGUF has none."""
-    file, stored = place
-    assert not isinstance(file, GGUFFile)
-    return file, stored
-
-
 def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, Packing]:
     """{name of a quantised matrix: packing}, by config.json and the matrices that have scales."""
     settings = config.quantization
@@ -274,7 +223,8 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, P
             continue
         packing = listed.get(name)
         if name not in listed and (
-            _is_packed(name, weights) or any(part in weights for part in _scaling(name))
+            (name in weights and weights[name].dtype == "U32")
+            or any(part in weights for part in _scaling(name))
         ):
             packing = settings.packing
         if packing is None:
@@ -296,33 +246,29 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, P
 
 
 def _quantized(
-    name: str, packing: Packing, *parts: tuple[SafetensorsFile | StackPart | FusedPart, str]
+    name: str, packing: Packing, codes: Stored, *scaling: Stored
 ) -> MLXWeight | FloatWeight:
     """Make a matrix of its stored tensors: codes, scales and, in mode "affine", biases."""
-    (file, stored), *scaling = parts
-    if file.dtype(stored) != "U32":
+    if codes.dtype != "U32":
         raise CheckpointError(
-            f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since "
+            f"{codes.path}: tensor {name} has dtype {codes.dtype}, expected U32, since "
             "config.json says that it is quantised; the weights do not match config.json"
         )
-    kinds = [file.dtype(stored) for file, stored in scaling]
-    allowed = _SCALES if packing.mode == "affine" else ("U8",)
-    for (file, stored), kind in zip(scaling, kinds):
-        if kind not in allowed or kind != kinds[0]:
-            wanted = kinds[0]
+    allowed = tuple(DTYPES) if packing.mode == "affine" else ("U8",)
+    for stored in scaling:
+        kind, wanted = stored.dtype, scaling[0].dtype
+        if kind not in allowed or kind != wanted:
             if kind not in allowed:
                 wanted = "F32, F16 or BF16" if packing.mode == "affine" else "U8"
             raise CheckpointError(
-                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the scales "
-                "of a quantised matrix; quantise the model again with mlx_lm.convert"
+                f"{stored.path}: tensor {stored.name} has dtype {kind}, expected {wanted} for the "
+                "scales of a quantised matrix; quantise the model again with mlx_lm.convert"
             )
-    arrays, all_pages = zip(*(file.array(stored) for file, stored in parts))
-    pages = [page for page in all_pages if page]
+    arrays, all_pages = zip(*(stored.array() for stored in (codes, *scaling)))
+    pages: Any = [page for pages in all_pages for page in pages]
     if packing.mode != "affine":
-        codes, scales = arrays
-        return FloatWeight(name, packing.mode, codes, scales, pages=pages)
-    codes, scales, biases = arrays
-    return MLXWeight(name, packing.bits, packing.group_size, codes, scales, biases, pages)
+        return FloatWeight(name, packing.mode, arrays[0], arrays[1], pages=pages)
+    return MLXWeight(name, packing.bits, packing.group_size, arrays[0], arrays[1], arrays[2], pages)
 
 
 def _more(names: list[str]) -> str:

@@ -1,5 +1,4 @@
-"""The weight files of a folder: model.safetensors, or the shards that model.safetensors.index.json
-lists.
+"""The weights of a folder: model.safetensors, or shards by model.safetensors.index.json.
 
 The index is checked entry by entry: the doctor continues after a bad entry, and pydantic keeps an
 error of 1 kB for each (an index of 12 MB took 0.9 GB).
@@ -14,7 +13,8 @@ from pathlib import Path
 from mlx_llama.core.errors import CheckpointError, Report, refuse, show
 from mlx_llama.core.system.files import read_json
 
-from .safetensors import SafetensorsFile
+from .safetensors import open_safetensors
+from .tensor import Stored
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _ONLY_SHARD = "model-00001-of-00001.safetensors"  # needs no index
@@ -31,8 +31,8 @@ _CONVERT = (
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 
 
-def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[SafetensorsFile, str]]:
-    """{tensor name: (its file, its name there)} of the single file, or of all shards.
+def find_weights(folder: Path, report: Report = refuse) -> dict[str, Stored]:
+    """Tensors by name, of the single file or of all shards.
 
     report: called with the error of each bad shard or entry; if it returns, reading continues.
 
@@ -41,8 +41,7 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
     """
     single, index = find_single(folder), folder / INDEX
     if single is not None:
-        whole = SafetensorsFile(single)
-        return {name: (whole, name) for name in whole.names}
+        return open_safetensors(single)
     if not index.exists():
         raise _no_weights(folder)
 
@@ -55,8 +54,8 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
     def complain(path: Path, fault: str) -> None:
         report(CheckpointError(f"{path}: {fault}"))
 
-    files: dict[str, SafetensorsFile | None] = {}  # None: an unreadable shard
-    weights: dict[str, tuple[SafetensorsFile, str]] = {}
+    files: dict[str, dict[str, Stored] | None] = {}  # None: an unreadable shard
+    weights: dict[str, Stored] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
             complain(
@@ -70,7 +69,7 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
             files[shard] = None
             try:
                 if os.path.exists(path):  # False also for a name that is too long
-                    files[shard] = SafetensorsFile(path)
+                    files[shard] = open_safetensors(path)
                 else:
                     complain(
                         index,
@@ -80,12 +79,12 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
             except CheckpointError as error:
                 report(error)
         file = files[shard]
-        if file is not None and name in file.names:
-            weights[name] = (file, name)
+        if file is not None and name in file:
+            weights[name] = file[name]
         elif file is not None:
             complain(index, f"lists {show(name)} in {shard}, which lacks it; fetch both again")
     for shard, file in files.items():
-        for name in file.names if file is not None else ():
+        for name in file or ():
             if name not in weight_map and not LEFTOVER.fullmatch(name):
                 complain(
                     folder / shard,

@@ -8,8 +8,7 @@ and `NAME_scales` uint8 [X, N, K / 32]. Biases are `NAME_bias` [X, N].
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,94 +18,63 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.machine import FileMap
 
 from .quantized import AffineWeight, mxfp4_weight
-from .safetensors import SafetensorsFile
-from .tensor import CopiedTensor, Tensor
+from .tensor import Pages, Stored, Tensor
 
 _ALL = slice(None)
 _BLOCK = 32  # weights that share a scale
 
 
-class _Part(CopiedTensor):
+class _Part(Tensor):
     """A part of a stored tensor with scattered rows: reading a few touches the pages of all."""
+
+    @property
+    def bits(self) -> np.ndarray:
+        return np.ascontiguousarray(self.stored)
 
     def pages_of(self, first: int, last: int) -> Iterator[tuple[FileMap, int, int]]:
         yield from self.pages
 
 
-@dataclass(frozen=True)
-class FusedPart:
-    """A file whose tensor of all experts reads as `name`, the tensor of expert `i`."""
+def _take_expert(
+    whole: Stored, i: int, count: int, rows: slice, is_bias: bool, scales: Stored | None
+) -> Stored:
+    """The tensor of expert `i`: those rows of a stored one of all. scales: of mxfp4."""
+    shape = list(whole.shape[1:])
+    if whole.shape[:1] != (count,) or len(shape) != (3 if scales else 2 - is_bias):
+        return whole
+    if scales:
+        shape = [shape[0], shape[1] * _BLOCK]
+    elif not is_bias:
+        shape.reverse()
+    shape[0] = len(range(*rows.indices(shape[0])))
 
-    file: SafetensorsFile
-    name: str
-    i: int
-    count: int  # of all experts
-    rows: slice  # of the stored matrix
-    # the file with the scales of mxfp4, and their name there
-    scales: tuple[SafetensorsFile, str] | None = None
+    def read(stored: Stored) -> tuple[np.ndarray, Pages]:
+        view, pages = stored.array()
+        size = view.nbytes // count
+        return view[i], [(mapped, at + i * size, size) for mapped, at, _ in pages]
 
-    @property
-    def path(self) -> Any:
-        return self.file.path
+    def decode(name: str) -> Tensor | AffineWeight:
+        if scales is None:
+            number = whole.tensor(name)  # raises for another dtype
+            view, pages = read(whole)
+            view = (view if is_bias else view.T)[rows]
+            return _Part(name, number.dtype, view.shape, view, pages)
+        groups = whole.shape[:-1]
+        for stored, wanted in ((whole, (*groups, _BLOCK // 2)), (scales, groups)):
+            if (stored.dtype, stored.shape) != ("U8", wanted):
+                raise CheckpointError(
+                    f"{stored.path}: tensor {stored.name} is {stored.dtype} {list(stored.shape)}, "
+                    f"expected U8 {list(wanted)} for mxfp4; fetch it again"
+                )
+        (blocks, first), (codes, second) = read(whole), read(scales)
+        order = None if rows == _ALL else np.arange(len(blocks))[rows]
+        return mxfp4_weight(name, blocks, codes, order, [*first, *second])
 
-    def dtype(self, stored: str) -> str:
-        """As SafetensorsFile.dtype."""
-        return self.file.dtype(stored)
-
-    def shape(self, stored: str) -> tuple[int, ...]:
-        """Shape of the expert's tensor, or of a stored tensor of other dimensions."""
-        count, *shape = whole = self.file.shape(stored)
-        if count != self.count or len(shape) != (3 if self.scales else 2 - self._is_bias):
-            return whole
-        if self.scales:
-            shape = [shape[0], shape[1] * _BLOCK]
-        elif not self._is_bias:
-            shape.reverse()
-        return (len(range(*self.rows.indices(shape[0]))), *shape[1:])
-
-    def tensor(self, stored: str) -> Tensor | AffineWeight:
-        """The tensor, which is read lazily. Raises CheckpointError."""
-        if self.scales:
-            groups = self.file.shape(stored)[:-1]
-            blocks, first = self._read_bytes(self.file, stored, (*groups, _BLOCK // 2))
-            scales, second = self._read_bytes(*self.scales, groups)
-            order = None if self.rows == _ALL else np.arange(len(blocks))[self.rows]
-            return mxfp4_weight(self.name, blocks, scales, order, [*first, *second])
-        whole, (view, pages) = self.file.tensor(stored), self._read(self.file, stored)
-        view = (view if self._is_bias else view.T)[self.rows]
-        return _Part(Tensor(self.name, whole.dtype, view.shape, view, pages), None)
-
-    def array(self, stored: str) -> Any:
-        """Raise CheckpointError: only quantised matrices are read as arrays, and these are not."""
-        raise CheckpointError(
-            f"{self.path}: tensor {stored} is not part of a quantised model; fetch it again"
-        )
-
-    @property
-    def _is_bias(self) -> bool:
-        return self.name.endswith(".bias")
-
-    def _read_bytes(
-        self, file: SafetensorsFile, stored: str, shape: tuple[int, ...]
-    ) -> tuple[np.ndarray, list[tuple[FileMap, int, int]]]:
-        """As `_read`. Raises CheckpointError unless the tensor is bytes of that shape."""
-        if (file.dtype(stored), file.shape(stored)) != ("U8", shape):
-            raise CheckpointError(
-                f"{file.path}: tensor {stored} is {file.dtype(stored)} {list(file.shape(stored))}, "
-                f"expected U8 {list(shape)} for mxfp4; fetch it again"
-            )
-        return self._read(file, stored)
-
-    def _read(
-        self, file: SafetensorsFile, stored: str
-    ) -> tuple[np.ndarray, list[tuple[FileMap, int, int]]]:
-        """(view of expert i, its pages)."""
-        whole, page = file.array(stored)
-        nbytes = whole.nbytes // len(whole)
-        return whole[self.i], [(page[0], page[1] + self.i * nbytes, nbytes)] if page else []
+    # no dtype: these are no parts of quantised matrices
+    return replace(whole, dtype="", shape=tuple(shape), decode=decode)
 
 
-def split_fused(weights: Mapping[str, Any], config: LlamaConfig) -> Mapping[str, Any]:
+def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[str, Stored]:
     """Name each expert's tensors where the file has those of all experts in one."""
     modules = FAMILIES[config.architecture].experts
     if modules is None or not modules.fused_rows:
@@ -117,7 +85,7 @@ def split_fused(weights: Mapping[str, Any], config: LlamaConfig) -> Mapping[str,
         if modules.fused_rows == "in turn"
         else (slice(0, units), slice(units, None))
     )
-    result: dict[str, Any] = dict(weights)
+    result = dict(weights)
     for spec in config.layers:
         if spec.experts is None:
             continue
@@ -130,19 +98,16 @@ def split_fused(weights: Mapping[str, Any], config: LlamaConfig) -> Mapping[str,
             whole = f"{stack}.{fused}"
             blocks, scales = f"{whole}_blocks", f"{whole}_scales"
             is_packed = blocks in weights and scales in weights
-            for kind, stored in (
-                ("weight", blocks if is_packed else whole),
-                ("bias", f"{whole}_bias"),
-            ):
+            weight, bias = blocks if is_packed else whole, f"{whole}_bias"
+            for kind, stored in (("weight", weight), ("bias", bias)):
                 if stored not in weights:
                     continue
-                file, there = weights[stored]
-                assert isinstance(file, SafetensorsFile)
-                apart = kind == "weight" and is_packed
-                for old in (stored, scales) if apart else (stored,):
+                is_bias = kind == "bias"
+                packed = weights[scales] if is_packed and not is_bias else None
+                for old in (stored, scales) if packed else (stored,):
                     result.pop(old, None)
                 for i, name in enumerate(names):
-                    full = f"{name}.{kind}"
-                    packed = weights[scales] if apart else None
-                    result[full] = FusedPart(file, full, i, len(names), rows, packed), there
+                    result[f"{name}.{kind}"] = _take_expert(
+                        weights[stored], i, len(names), rows, is_bias, packed
+                    )
     return result

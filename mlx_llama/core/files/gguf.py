@@ -18,8 +18,8 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
@@ -34,7 +34,7 @@ from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.machine import map_file
 
 from .quantized import GGUF_FORMATS, GGUFWeight
-from .tensor import CopiedTensor, Pages, Tensor
+from .tensor import DTYPES, Pages, Stored, Tensor
 
 _MAGIC = b"GGUF"
 
@@ -74,13 +74,13 @@ _TYPES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-_PLAIN: dict[str, tuple[str, np.dtype]] = {
-    "F32": ("float32", np.dtype("<f4")),
-    "F16": ("float16", np.dtype("<f2")),
-    "BF16": ("bfloat16", np.dtype("<u2")),
+_PLAIN: dict[str, np.dtype] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
 }
 # type -> (weights per block, bytes per block)
-_BLOCKS = {name: (1, storage.itemsize) for name, (_, storage) in _PLAIN.items()} | {
+_BLOCKS = {name: (1, storage.itemsize) for name, storage in _PLAIN.items()} | {
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
 }
 
@@ -102,9 +102,7 @@ class StringArray(Sequence[str]):
     """A metadata array of strings, decoded lazily."""
 
     def __init__(self, data: mmap.mmap, starts: np.ndarray, where: str):
-        """starts: int64 [n + 1], offsets in `data` of each string's length, then of the last
-        string's end.
-
+        """starts: int64 [n + 1], offsets of each string's length in `data`, then of the last end.
         where: file and field, for errors.
         """
         self._data, self._starts, self._where = data, starts, where
@@ -163,9 +161,9 @@ class GGUFFile:
         self.metadata: dict[str, Any] = self._parts[0].metadata
         # The names of an unsupported architecture do not matter: the config refuses it.
         self._names = (find_gguf(self.metadata) or FAMILIES["LlamaForCausalLM"]).names
-        self._tensors: dict[str, _Entry] = {}  # by Hugging Face name
-        self._rope_factors: dict[str, _Entry] = {}
-        self._factors: dict[str, _Entry] = {}  # of the scales of NVFP4 matrices, by their names
+        self._tensors: dict[str, Stored] = {}  # by Hugging Face name
+        self._rope_factors: dict[str, Stored] = {}
+        self._factors: dict[str, Stored] = {}  # of the scales of NVFP4 matrices, by their names
         for part in self._parts:
             for stored, entry in part.tensors.items():
                 if stored in _ROPE_FACTORS:
@@ -173,35 +171,29 @@ class GGUFFile:
                 elif not _LEFTOVER.fullmatch(stored):
                     name = self._names.hugging_face(stored) or stored
                     if name in self._tensors:
-                        other = self._tensors[name].part.path.name
+                        other = self._tensors[name].path.name
                         raise part.corrupt(f"tensor {show(stored)} is in {other} already")
                     self._tensors[name] = entry
         for name in list(self._tensors):
             if match := _FACTORS.fullmatch(name):
                 matrix = self._names.hugging_face(f"{match[1]}.weight")
-                if matrix in self._tensors and self._tensors[matrix].type == "NVFP4":
+                if matrix in self._tensors and self._tensors[matrix].dtype == "NVFP4":
                     entry = self._tensors.pop(name)
                     if not match[2]:
                         self._factors[matrix] = entry
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self._tensors, *self._absent_biases, *self._numbers)
-
     @cached_property
     def config(self) -> LlamaConfig:
-        """The model's config.
-
-        Raises ConfigError: a metadata field is missing, of the wrong type, out of range or
-        unsupported.
+        """The model's config. Raises ConfigError: a metadata field is missing, of the wrong type,
+        out of range or unsupported.
         """
         embedding = self._tensors.get("model.embed_tokens.weight")
-        dtype = _PLAIN[embedding.type][0] if embedding and embedding.type in _PLAIN else "float16"
+        dtype = DTYPES.get(embedding.dtype, "float16") if embedding else "float16"
         divisors = {}
         for key, entry in self._rope_factors.items():
             # the config checks the exact number
             few = math.prod(entry.shape) < _LAYER_LIMIT
-            factors = entry.plain(entry.stored).float32().reshape(-1).tolist() if few else ()
+            factors = entry.tensor(entry.name).float32().reshape(-1).tolist() if few else ()
             divisors[key] = tuple(factors)
         metadata = {
             key: value[:_LAYER_LIMIT].tolist() if isinstance(value, np.ndarray) else value
@@ -211,20 +203,30 @@ class GGUFFile:
         return LlamaConfig.from_gguf(metadata, shapes, divisors, dtype, str(self.path))
 
     @cached_property
-    def _absent_biases(self) -> dict[str, tuple[int, ...]]:
+    def weights(self) -> dict[str, Stored]:
+        """All tensors by Hugging Face name, rows in Hugging Face's order; of a low-bit stack [X, N,
+        K] all X N rows. Weights are not read.
+
+        Raises ConfigError as `config`. Reading a tensor raises CheckpointError for a low-bit type
+        of a vector, such as a norm.
+        """
+        weights = {
+            name: replace(entry, decode=partial(self._decode, name))
+            for name, entry in self._tensors.items()
+        }
         # To llama.cpp each bias is optional; the config has all biases of a block or none. Absent
         # ones are zero.
-        if not any(name.endswith(".bias") for name in self._tensors):
-            return {}
-        shapes = self.config.stored_shapes()
-        return {
-            name: shape
-            for name, shape in shapes.items()
-            if name.endswith(".bias") and name not in self._tensors and ".experts." not in name
-        }
+        if any(name.endswith(".bias") for name in weights):
+            for name, shape in self.config.stored_shapes().items():
+                if name.endswith(".bias") and name not in weights and ".experts." not in name:
+                    weights[name] = self._constant(name, 0.0, shape)
+        return weights | self._numbers()
 
-    @cached_property
-    def _numbers(self) -> dict[str, np.ndarray]:
+    def _constant(self, name: str, value: float, shape: tuple[int, ...]) -> Stored:
+        values = np.broadcast_to(np.float32(value), shape)
+        return Stored(self.path, name, "F32", shape, lambda: (values, ()))
+
+    def _numbers(self) -> dict[str, Stored]:
         """Tensors of a number each, which the metadata has by layer, or as one for all."""
         if "xielu.alpha_p" not in self.metadata:
             return {}
@@ -240,62 +242,41 @@ class GGUFFile:
             for spec, value in zip(self.config.layers, np.broadcast_to(values, count)):
                 for name in spec.xielu:
                     if name.endswith(key.removeprefix("xielu.")):
-                        numbers[name] = np.full(shapes[name], value, np.float32)
+                        numbers[name] = self._constant(name, value, shapes[name])
         return numbers
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        if name in self._numbers:
-            return self._numbers[name].shape
-        if name not in self._tensors:
-            return self._absent_biases[name]
-        return self._tensors[name].shape
-
-    def tensor(self, name: str) -> Tensor | GGUFWeight:
-        """One tensor by its Hugging Face name, rows in Hugging Face's order; of a low-bit stack [X,
-        N, K] all X N rows. Weights are not read.
-
-        Raises:
-            CheckpointError: a low-bit type for a vector, such as a norm.
-            ConfigError: as `config`.
-        """
-        if name not in self._tensors:
-            zeros = self._numbers.get(name, np.zeros(self.shape(name), np.float32))
-            zeros.flags.writeable = False
-            return Tensor(name, "float32", zeros.shape, zeros)
-        order, entry = None, self._tensors[name]
-        if self._names.is_permuted(name) and entry.shape[0] % self.config.head_dim == 0:
+    def _decode(self, stored: str, name: str) -> Tensor | GGUFWeight:
+        """The tensor with the Hugging Face name `stored`, called `name`."""
+        order, entry = None, self._tensors[stored]
+        if self._names.is_permuted(stored) and entry.shape[0] % self.config.head_dim == 0:
             order = row_order(entry.shape[0], self.config.head_dim)
-        if entry.type in _PLAIN:
-            tensor = entry.plain(name)
-            is_view = order is None and tensor.bits.flags.aligned
-            return tensor if is_view else CopiedTensor(tensor, order)
+        if entry.dtype in _PLAIN:
+            return replace(entry.tensor(name), order=order)
         if len(entry.shape) not in (2, 3):
             raise CheckpointError(
-                f"{entry.part.path}: tensor {entry.stored} has type {entry.type} and shape "
+                f"{entry.path}: tensor {entry.name} has type {entry.dtype} and shape "
                 f"{list(entry.shape)}, expected {', '.join(_PLAIN)} for a vector; convert the "
                 "model again"
             )
-        shape = math.prod(entry.shape[:-1]), entry.shape[-1]
-        blocks = entry.read(np.dtype(np.uint8), entry.nbytes).reshape(shape[0], -1)
-        factors = self._read_factors(name, shape[0]) if name in self._factors else None
-        return GGUFWeight(name, entry.type, shape, blocks, order, entry.pages, factors)
+        blocks, pages = entry.array()
+        factors = self._read_factors(stored, len(blocks)) if stored in self._factors else None
+        shape = len(blocks), entry.shape[-1]
+        return GGUFWeight(name, entry.dtype, shape, blocks, order, pages, factors)
 
     def _read_factors(self, name: str, rows: int) -> np.ndarray:
         """The factor of each row's scales, float32 [rows]: one for a matrix, or each of a stack."""
         entry, stack = self._factors[name], self._tensors[name].shape[:-2]
-        if entry.type not in _PLAIN or math.prod(entry.shape) not in (1, math.prod(stack)):
+        if entry.dtype not in _PLAIN or math.prod(entry.shape) not in (1, math.prod(stack)):
             raise CheckpointError(
-                f"{entry.part.path}: tensor {entry.stored} has type {entry.type} and shape "
+                f"{entry.path}: tensor {entry.name} has type {entry.dtype} and shape "
                 f"{list(entry.shape)}, expected a number for each matrix; convert the model again"
             )
-        factors = entry.plain(entry.stored).float32().reshape(-1)
+        factors = entry.tensor(entry.name).float32().reshape(-1)
         return np.repeat(factors, rows // len(factors))
 
 
 def part_names(name: str) -> list[str]:
-    """Names of all parts of a split file, given the name of one; of any other file, its own
-    name.
-    """
+    """Names of all parts of a split file, by the name of one; of any other file, its name."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[3]) <= _COUNT_LIMIT:
         return [name]
@@ -348,44 +329,10 @@ def row_order(rows: int, head_dim: int) -> np.ndarray:
     return np.arange(rows, dtype=np.int64).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-@dataclass
-class _Entry:
-    """A tensor's place in a file."""
-
-    part: _Part
-    stored: str  # its name in the file
-    type: str
-    shape: tuple[int, ...]  # outermost dimension first
-    begin: int
-    nbytes: int
-
-    @property
-    def pages(self) -> Pages:
-        return ((self.part.data, self.begin, self.nbytes),)
-
-    def read(self, storage: np.dtype, count: int) -> np.ndarray:
-        """A view of the file, [count]."""
-        return np.frombuffer(self.part.data, storage, count, self.begin)
-
-    def plain(self, name: str) -> Tensor:
-        """A float32, float16 or bfloat16 tensor called `name`, as a view of the file.
-
-        Raises CheckpointError: a low-bit type.
-        """
-        if self.type not in _PLAIN:
-            raise CheckpointError(
-                f"{self.part.path}: tensor {self.stored} has type {self.type}, expected one of "
-                f"{', '.join(_PLAIN)}; convert the model again"
-            )
-        dtype, storage = _PLAIN[self.type]
-        bits = self.read(storage, math.prod(self.shape)).reshape(self.shape)
-        return Tensor(name, dtype, self.shape, bits, self.pages)
-
-
 class _Part:
     """One mapped file, its whole header checked against the file's size.
 
-    data: the map. metadata: as GGUFFile's. tensors: {the file's own name: _Entry}. number, count:
+    data: the map. metadata: as GGUFFile's. tensors: {the file's own name: Stored}. number, count:
     the part's number, from 0, and the number of parts. held: tensors in the file, refused types
     included.
     """
@@ -557,7 +504,7 @@ class _Part:
             )
         return value
 
-    def _read_tensors(self, count: int, report: Report) -> dict[str, _Entry]:
+    def _read_tensors(self, count: int, report: Report) -> dict[str, Stored]:
         alignment = self.metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self.corrupt(
@@ -600,7 +547,7 @@ class _Part:
                 )
             entries.append((name, kind, shape, offset))
         start = -(-self._at // alignment) * alignment
-        tensors: dict[str, _Entry] = {}
+        tensors: dict[str, Stored] = {}
         reached = 0
         for name, kind, shape, offset in sorted(entries, key=lambda entry: entry[3]):
             weights, nbytes = _BLOCKS[kind]
@@ -619,5 +566,15 @@ class _Part:
                     "it overlaps"
                 )
             reached = offset + nbytes
-            tensors[name] = _Entry(self, name, kind, shape, start + offset, nbytes)
+            array = partial(self._read_array, kind, shape, start + offset, nbytes)
+            tensors[name] = Stored(self.path, name, kind, shape, array)
         return {name: tensors[name] for name, *_ in entries}
+
+    def _read_array(
+        self, kind: str, shape: tuple[int, ...], begin: int, nbytes: int
+    ) -> tuple[np.ndarray, Pages]:
+        """Stored.array: numbers, or rows of blocks, uint8."""
+        storage, rows = _PLAIN.get(kind, np.dtype("u1")), (math.prod(shape[:-1]), -1)
+        view = np.frombuffer(self.data, storage, nbytes // storage.itemsize, begin)
+        view = view.reshape(shape if kind in _PLAIN else rows)
+        return view, ((self.data, begin, nbytes),)

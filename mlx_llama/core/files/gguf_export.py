@@ -1,5 +1,4 @@
-"""Write a checkpoint as a GGUF file that llama.cpp opens, with its architecture's tensor names and
-row order.
+"""Write a GGUF file that llama.cpp opens, with its tensor names and row order.
 
 Contents follow llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the
 gguf library writes the file. Refuse a model that the format cannot express.
@@ -44,10 +43,10 @@ from mlx_llama.core.text.tekken import read_tekken
 
 from .checkpoint import Checkpoint
 from .gguf import row_order
-from .gguf_quantize import SCALES, quantize
+from .gguf_quantize import quantize
 from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .importance import Importance
-from .quantized import AffineWeight, GGUFWeight
+from .quantized import GGUF_FORMATS, AffineWeight, GGUFWeight
 from .tensor import Tensor
 from .writing import (
     TensorPlan,
@@ -82,8 +81,7 @@ def write_gguf(
     format: str = "Q8_0",
     importance: Importance | None = None,
 ) -> Written:
-    """Write a GGUF file with matrices of `format`, one of TYPES: a type, or llama.cpp's mixture of
-    types.
+    """Write a GGUF file with matrices of `format`, a type or llama.cpp's mixture, of TYPES.
 
     Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
@@ -246,8 +244,10 @@ class _TensorPlan(TensorPlan):
                 rows = encode(rows, dtype).view(np.uint16)
             elif self.written == np.uint8:
                 rows = quantize(rows, self.kind, importance)
-                size, scales = SCALES.get(self.kind, (1, slice(0, 0)))
-                if not np.isfinite(rows.reshape(-1, size)[:, scales].copy().view(np.float16)).all():
+                layout = GGUF_FORMATS[self.kind]
+                with np.errstate(all="ignore"):
+                    scaling = layout.scaling(rows.reshape(-1, layout.nbytes))
+                if not all(np.isfinite(values).all() for values in scaling.values()):
                     raise CheckpointError(
                         f"tensor {tensor.name}: holds weights too large for {self.kind}, whose "
                         f"scales are float16; write the MLX form, whose scales can be wider"
@@ -405,9 +405,7 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
 
 
 def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
-    """Write tokenizer.*, llama.cpp's form of the vocabulary. Raises TokenizerError,
-    TemplateError.
-    """
+    """Write tokenizer.*, llama.cpp's vocabulary. Raises TokenizerError, TemplateError."""
     if checkpoint.gguf_metadata is not None:
         _copy_vocabulary(writer, checkpoint, notices)
         return
@@ -479,9 +477,7 @@ def _copy_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) ->
 
 
 def _scalar_type(value: str | bool | int | float) -> str:
-    """The name of a GGUF type that holds the value exactly; llama.cpp expects uint32 and float32
-    where they suffice.
-    """
+    """The GGUF type that holds the value exactly: uint32 and float32 where they suffice."""
     if isinstance(value, bool):
         return "BOOL"
     if isinstance(value, int):
@@ -518,9 +514,7 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
 def _write_space_prefix(
     writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabulary, notices: list[str]
 ) -> None:
-    """Write add_space_prefix, by encoding samples: llama.cpp adds the space before a text and after
-    special tokens.
-    """
+    """Write add_space_prefix, by encoding samples: before texts and after special tokens."""
     tokenizer = checkpoint.tokenizer
 
     def spell(text: str) -> str:
@@ -555,9 +549,7 @@ def _write_space_prefix(
 
 @dataclass
 class _Vocabulary:
-    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2" (byte-level BPE); pre: name
-    of the pre-tokenizer.
-    """
+    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2"; pre: the pre-tokenizer."""
 
     model: str
     pre: str
@@ -601,9 +593,7 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
 
 
 def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
-    """llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.json. Raises TokenizerError
-    for an unknown one.
-    """
+    """llama.cpp's name for the pre-tokenizer of tokenizer.json. Raises TokenizerError for none."""
     model, outer = raw["model"], raw.get("pre_tokenizer") or {}
     steps: list[str] = []
     for step in outer.get("pretokenizers", [outer]):
@@ -658,8 +648,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
 def _from_merges(
     vocab: Mapping[str, int], merges: list[tuple[str, ...]], added: frozenset[str], path: Path
 ) -> _Vocabulary:
-    """Make a sentencepiece vocabulary of a tokenizer.json with byte fallback (Llama 2): scores are
-    ranks of merges.
+    """A sentencepiece vocabulary of tokenizer.json with byte fallback; scores are merges' ranks.
 
     llama.cpp joins any two neighbours whose union is a token, best score first. That equals the
     list of merges only if the list has every such pair, and the pairs of one token are consecutive.

@@ -1,6 +1,4 @@
-"""Settings of a GGUF file as files of a Hugging Face folder: config.json, tokenizer, template, end
-tokens.
-"""
+"""Settings of a GGUF file as files of a folder: config.json, tokenizer, template, end tokens."""
 
 from __future__ import annotations
 
@@ -25,10 +23,8 @@ from .checkpoint import Checkpoint
 
 
 def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """config.json of the same model.
-
-    Raises ConfigError: config.json has no fields for the file's rope, or no architecture with its
-    window and biases.
+    """config.json of the same model. Raises ConfigError: config.json has no fields for the file's
+    rope, or no architecture with its window and biases.
     """
     config = checkpoint.config
     families = (FAMILIES[config.architecture], *FAMILIES.values())
@@ -63,13 +59,12 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _can_express(family: Family, config: LlamaConfig) -> bool:
-    """The family has the config's biases, norms and window; in transformers these are properties of
-    classes.
-    """
+    """The family has the config's biases, norms and window, which transformers' classes fix."""
+    qkv, out = family.attention_biases
     biases = (
-        (family.qkv_bias, config.attention_bias),
+        (qkv, config.attention_bias),
         (family.mlp_bias, config.mlp_bias),
-        (config.attention_bias if family.out_bias is None else family.out_bias, config.output_bias),
+        (config.attention_bias if out is None else out, config.output_bias),
     )
     # the same but for biases and windows
     plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"
@@ -143,9 +138,8 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
 
 
 def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """{file name: content} of the tokenizer, the template and the end tokens.
-
-    Raises TokenizerError, TemplateError: the file's own are missing or malformed.
+    """{file name: content} of the tokenizer, the template and the end tokens. Raises
+    TokenizerError, TemplateError: the file's own are missing or malformed.
     """
     eos = sorted(checkpoint.eos_token_ids)
     ends = {"bos_token_id": checkpoint.bos_token_id, "eos_token_id": eos or None}

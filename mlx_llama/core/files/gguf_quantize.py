@@ -22,33 +22,9 @@ from mlx_llama.core.system import machine
 
 from .quantized import IQ4_VALUES
 
-# {type: (bytes of a block, slice of its float16 scales)} (ggml/src/ggml-common.h)
-SCALES = {
-    "Q4_0": (18, slice(0, 2)),
-    "Q4_1": (20, slice(0, 4)),
-    "Q5_0": (22, slice(0, 2)),
-    "Q5_1": (24, slice(0, 4)),
-    "Q8_0": (34, slice(0, 2)),
-    "Q3_K": (110, slice(108, 110)),
-    "Q4_K": (144, slice(0, 4)),
-    "Q5_K": (176, slice(0, 4)),
-    "Q6_K": (210, slice(208, 210)),
-    "IQ4_NL": (18, slice(0, 2)),
-    "IQ4_XS": (136, slice(0, 2)),
-}
-
 # {type: (weights whose mean square is added to each one's, 0 for a row; factor of the mean)}
-_SPREADS = {
-    "Q4_0": (0, 1),
-    "Q4_1": (0, 1),
-    "Q5_0": (0, 1),
-    "Q5_1": (0, 1),
-    "Q3_K": (256, 2),
-    "Q4_K": (256, 2),
-    "Q5_K": (256, 2),
-    "IQ4_NL": (32, 2),
-    "IQ4_XS": (256, 2),
-}
+_SPREADS = dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1"), (0, 1))
+_SPREADS |= dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "IQ4_XS"), (256, 2)) | {"IQ4_NL": (32, 2)}
 
 _PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
@@ -62,10 +38,9 @@ _NEAREST_VALUE = _VALUES[_NEAREST]
 
 
 def quantize(rows: np.ndarray, kind: str, importance: np.ndarray | None = None) -> np.ndarray:
-    """Quantise rows float32 [n, K], K a multiple of the block size, to blocks uint8 [n, bytes per
-    row].
+    """Quantise rows float32 [n, K], whole blocks, to uint8 [n, bytes per row].
 
-    kind: of SCALES. importance: of each column, mean squares of its inputs, float32 [K]; None for
+    kind: a type. importance: of each column, mean squares of its inputs, float32 [K]; None for
     the same. Weights beyond the range of float16 scales give infinite scales.
     """
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain
@@ -94,9 +69,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Uninitialised float32 [count, *shape] at the start of a cache line: products of arrays that
-    are not take twice as long.
-    """
+    """Uninitialised float32 [count, *shape] at a cache line, where products are twice as fast."""
     size = count * math.prod(shape)
     memory = np.empty(size + 16, np.float32)
     start = -memory.ctypes.data % 64 // 4
@@ -111,9 +84,7 @@ def _groups(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 def _add_rows(values: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Sum over the first axis in order, into `out`; np.add.reduce would add a single column
-    pairwise.
-    """
+    """Sum over the first axis in order, into `out`; np.add.reduce adds a single column pairwise."""
     if values.shape[1] > 1:
         return np.add.reduce(values, out=out)
     out[:] = np.add.accumulate(values)[-1]
@@ -278,10 +249,8 @@ def _fit_positive(
 def _descend(
     x: np.ndarray, codes: np.ndarray, weights: np.ndarray, low: float, high: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Change single codes [n, G] while the weighted error of the best scale falls; returns the
-    scales [G] and the codes.
-
-    The part that make_q3_quants and make_qp_quants share.
+    """Change single codes [n, G] while the best scale's error falls; returns scales [G], codes. The
+    part that make_q3_quants and make_qp_quants share.
     """
     codes, weighted = codes.copy(), weights * x
     sum_lx = np.add.accumulate(weighted * codes)[-1]
@@ -318,9 +287,7 @@ def _sum_weights(weights: np.ndarray, groups: int) -> np.ndarray:
 def _with_min(
     rows: np.ndarray, top: int, first: float, steps: int, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]), uint8 [B, 16]; codes uint8
-    [B, 256].
-    """
+    """Head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]) [B, 16]; codes [B, 256]."""
     x, head, six_bits = _groups(rows, 32), [], []
     if weights is not None:
         weights = _groups(weights, 32)
@@ -374,9 +341,7 @@ def _q5_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
 
 
 def _largest(values: np.ndarray, axis: int) -> np.ndarray:
-    """The value of largest magnitude along an axis, with its sign; the first of equal
-    magnitudes.
-    """
+    """The value of largest magnitude along an axis, with its sign; the first of equal ones."""
     values = np.moveaxis(values, axis, 0)
     low, high = values.min(0), values.max(0)
     largest = np.where(high > -low, high, low)
@@ -537,9 +502,7 @@ def _q6_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
 
 
 def _nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Entries of a table of those nearest in _VALUES (best_index_int8; NaN gives the last);
-    overwrites `values`.
-    """
+    """Entries of a table of those nearest in _VALUES, the last for NaN; overwrites `values`."""
     values *= np.float32(2)
     np.fmin(values, np.float32(254), out=values)
     np.fmax(values, np.float32(-254), out=values)

@@ -1,6 +1,4 @@
-"""Types of the tensors of each `format` gguf:..., as llama.cpp chooses them
-(src/llama-quant.cpp).
-"""
+"""Types of the tensors of each `format` gguf:..., as llama.cpp's (src/llama-quant.cpp)."""
 
 from __future__ import annotations
 

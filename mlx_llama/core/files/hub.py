@@ -52,10 +52,8 @@ _SKIP = ("*/*", "consolidated*")
 
 
 def is_hub_id(name: str | os.PathLike) -> bool:
-    """True for a hub id ("org/name"), judged by the name and the disk.
-
-    A path exists, is absolute, starts with "." or "~", ends in a separator or ".gguf", or has a
-    backslash or two slashes.
+    """True for a hub id ("org/name"), judged by the name and the disk. A path exists, is absolute,
+    starts with "." or "~", ends in a separator or ".gguf", or has a backslash or two slashes.
     """
     if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         return False
@@ -63,9 +61,7 @@ def is_hub_id(name: str | os.PathLike) -> bool:
 
 
 def hub_name(name: str | os.PathLike) -> str | None:
-    """The name on the hub of a short name, an address or a hub id: "org/name", "org/name:FILE.gguf"
-    or "org/name:TYPE"; None for paths.
-    """
+    """ "org/name", "org/name:FILE.gguf" or "org/name:TYPE" of any such name; None for paths."""
     if not isinstance(name, str) or os.path.exists(name):
         return None
     name = SHORT_NAMES.get(name.lower()) or read_address(name) or name
@@ -82,9 +78,7 @@ def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
 
 
 def read_address(text: str) -> str:
-    """Name of the model at a web address, "org/name", "org/name:file.gguf" or "org/name:TYPE"; ""
-    for any other text.
-    """
+    """The "org/name", "org/name:file.gguf" or "org/name:TYPE" of a web address; "" for others."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not _HUB_ID.fullmatch(match[1]):
         return ""
@@ -137,12 +131,8 @@ def parts_of(file: str) -> tuple[str, ...]:
 
 
 def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False) -> Path:
-    """The local file of "org/name:file.gguf", downloaded with its other parts if the cache lacks
-    it.
-
-    local_only: as in `fetch`.
-
-    Raises CheckpointError: as `fetch`; the repository has no such file.
+    """The local file of "org/name:file.gguf", downloaded with its other parts if missing.
+    local_only: as in `fetch`. Raises CheckpointError: as `fetch`; the repository has no such file.
     """
     place = gguf_in_hub(name)
     assert place is not None
@@ -163,8 +153,7 @@ def fetch(
     skip: tuple[str, ...] = _SKIP,
     local_only: bool = False,
 ) -> Path:
-    """The local folder of a hub model, downloaded if the cache lacks it, with a progress bar on
-    stderr.
+    """The local folder of a hub model, downloaded with a progress bar if the cache lacks it.
 
     With HF_HUB_OFFLINE=1 or local_only, or if the hub cannot be reached, only the cache is
     searched.

@@ -19,10 +19,8 @@ _SAMPLED = 64  # rows of each tensor
 
 
 def checkpoint_hash(checkpoint: Checkpoint) -> str:
-    """SHA-256 of the config and of every tensor's name, shape, format and up to 64 rows spread over
-    it.
-
-    Sampling takes a moment for a checkpoint of any size, and other weights differ in all rows.
+    """SHA-256 of the config and of all tensors' names, shapes, formats and up to 64 rows. Sampling
+    takes a moment for a checkpoint of any size, and other weights differ in all rows.
     """
     digest = hashlib.sha256()
     digest.update(
@@ -43,9 +41,7 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 
 
 def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
-    """The config's fields. Later fields count only if set, so that the hashes of the first traces
-    stay valid.
-    """
+    """The config's fields. Later ones count only if set: hashes of the first traces stay valid."""
     values = {
         field.name: (getattr(config, field.name), field.default)
         for field in fields(config)

@@ -1,5 +1,4 @@
-"""llama.cpp's importance matrices: mean squares of each matrix's inputs on a text, which weigh the
-errors of quantising.
+"""llama.cpp's importance matrices: mean squares of inputs, to weigh quantising's errors.
 
 Two file formats (llama.cpp, tools/imatrix/README.md and common/imatrix-loader.cpp): GGUF, and the
 older ".dat", a sequence of int32 numbers and float32 sums.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,13 +29,11 @@ from mlx_llama.core.models.foreign import PackedQuantization
 
 from .decoded import DecodedTensor
 from .quantized import AffineWeight, Rows, unpack_stream
-from .safetensors import SafetensorsFile
-from .tensor import NUMBERS, Pages, Tensor, as_numbers
+from .tensor import DTYPES, NUMBERS, Pages, Stored, as_numbers
 
 BITS = {"gptq": (2, 3, 4, 8), "gptq_v2": (2, 3, 4, 8), "awq": (4,)}
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _GROUPS = (128, 64, 32)  # sizes that all backends multiply
-_SCALES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NAMES = {"gptq": "GPTQ", "gptq_v2": "GPTQ v2", "awq": "AWQ"}
 # rows of the low and of the high four bits of a word's bytes
 _AWQ_LOW, _AWQ_HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
@@ -118,22 +116,13 @@ class PackedWeight(AffineWeight):
 
     two_level = False
 
-    def __init__(
-        self,
-        name: str,
-        arrays: _Arrays,
-        rows: tuple[int, int] | None = None,
-        columns: tuple[int, int] | None = None,
-        order: np.ndarray | None = None,
-    ):
-        """rows, columns: [start, stop) of the stored matrix, None for all. order: of these rows,
-        int64; None for the stored order.
-        """
+    def __init__(self, name: str, arrays: _Arrays, rows: Any = None, columns: Any = None):
+        """rows, columns: numbers of the stored matrix's, None for all: int64 [N], a range."""
+        N, K = arrays.shape
         self.name, self._arrays = name, arrays
-        self._rows, self._columns = rows or (0, arrays.shape[0]), columns or (0, arrays.shape[1])
-        count = self._rows[1] - self._rows[0] if order is None else len(order)
-        self.shape = (count, self._columns[1] - self._columns[0])
-        self._order = order
+        self._rows = np.arange(N) if rows is None else rows
+        self._columns = range(K) if columns is None else columns
+        self.shape = len(self._rows), len(self._columns)
         self.format, self.bits, self.group_size = arrays.method, arrays.bits, arrays.size
         self.dtype, self.pages = arrays.dtype, arrays.pages
         self.nbytes = arrays.nbytes * math.prod(self.shape) // math.prod(arrays.shape)
@@ -156,19 +145,13 @@ class PackedWeight(AffineWeight):
         return f"{_NAMES[self.format]} {self.bits}-bit, groups of {self.group_size}"
 
     def part(self, name: str, start: int, stop: int) -> PackedWeight:
-        if self._order is not None:
-            order = self._order[start:stop]
-            return PackedWeight(name, self._arrays, self._rows, self._columns, order)
-        first = self._rows[0]
-        return PackedWeight(name, self._arrays, (first + start, first + stop), self._columns)
+        return PackedWeight(name, self._arrays, self._rows[start:stop], self._columns)
 
     def reorder(self, order: np.ndarray) -> PackedWeight:
-        return PackedWeight(self.name, self._arrays, self._rows, self._columns, order)
+        return PackedWeight(self.name, self._arrays, self._rows[order], self._columns)
 
     def columns(self, start: int, stop: int) -> PackedWeight:
-        first = self._columns[0]
-        columns = first + start, first + stop
-        return PackedWeight(self.name, self._arrays, self._rows, columns, self._order)
+        return PackedWeight(self.name, self._arrays, self._rows, self._columns[start:stop])
 
     def read(self, first: int, last: int) -> None:
         """As Mapped.read. A row is spread over the whole file."""
@@ -180,56 +163,25 @@ class PackedWeight(AffineWeight):
             super().release()
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
-        if self._order is not None:
-            whole = PackedWeight(self.name, self._arrays, self._rows, self._columns)
-            return whole._unpack(self._order[ids])
-        if not isinstance(ids, slice):
-            low = int(ids.min(initial=0))
-            rows = self._unpack(slice(low, int(ids.max(initial=low)) + 1))
-            biases = None if rows.biases is None else rows.biases[ids - low]
-            return Rows(rows.codes[ids - low], rows.scales[ids - low], biases, rows.offset)
-        arrays = self._arrays
-        start, stop, _ = ids.indices(self.shape[0])
-        picked = slice(self._rows[0] + start, self._rows[0] + stop)
-        codes = arrays.read_codes(picked, slice(*self._columns))
-        groups = arrays.groups[self._columns[0] // arrays.size : self._columns[1] // arrays.size]
-        scales = as_numbers(arrays.scales)[:, picked].astype(np.float32)[groups].T
+        rows, arrays = self._rows[ids], self._arrays
+        low = int(rows.min(initial=arrays.shape[0] - 1))
+        stored, at = slice(low, int(rows.max(initial=low)) + 1), rows - low
+        columns = slice(self._columns.start, self._columns.stop)
+        codes = arrays.read_codes(stored, columns)[at]
+        groups = arrays.groups[columns.start // arrays.size : columns.stop // arrays.size]
+        scales = as_numbers(arrays.scales)[:, stored].astype(np.float32)[groups].T[at]
         scales = np.ascontiguousarray(scales)
         if not self.has_biases:
             return Rows(codes, scales, None, self.offset)
-        zeros = arrays.read_zeros(picked)[groups].T.astype(np.float32)
-        return Rows(codes, scales, -scales * zeros, 0)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A packed module as a file with one tensor, `name`."""
-
-    name: str
-    arrays: _Arrays
-    path: Any
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.arrays.shape
-
-    def tensor(self, name: str) -> Tensor | AffineWeight:
-        arrays = self.arrays
-        if arrays.size > 1:
-            return PackedWeight(self.name, arrays)
-        kind = f"{_NAMES[arrays.method]} {arrays.bits}-bit with act-order"
-        nbytes, decode = arrays.nbytes, arrays.dequantise
-        return DecodedTensor(
-            self.name, arrays.dtype, arrays.shape, decode, kind, nbytes, arrays.pages
-        )
+        zeros = arrays.read_zeros(stored)[groups].T[at].astype(np.float32)
+        return Rows(codes, scales, -scales * zeros)
 
 
 def take_packed(
-    weights: Mapping[str, Any], config: LlamaConfig, settings: PackedQuantization
-) -> dict[str, Any]:
-    """Replace the stored tensors of each packed matrix by a place for its `weight`.
-
-    Raises CheckpointError: a part is missing, or has another dtype or shape; the order of columns
-    is missing.
+    weights: Mapping[str, Stored], config: LlamaConfig, settings: PackedQuantization
+) -> dict[str, Stored]:
+    """Join the stored tensors of each packed matrix to its `weight`. Raises CheckpointError: a part
+    is missing, or has another dtype or shape; the order of columns is missing.
     """
     shapes = config.stored_shapes()
     result = dict(weights)
@@ -239,33 +191,30 @@ def take_packed(
             part: result.pop(f"{module}.{part}") for part in _PARTS if f"{module}.{part}" in result
         }
         name = f"{module}.weight"
-        result[name] = _open_module(name, parts, settings, shapes.get(name, ())), name
+        result[name] = _join(module, parts, settings, shapes.get(name, ()))
         bias = f"{module}.bias"
-        if bias in result and bias not in shapes and not _read_vector(result[bias]).any():
+        if bias in result and bias not in shapes and not result[bias].array()[0].any():
             del result[bias]  # AutoGPTQ stored zeros for layers without a bias
     return result
 
 
-def _open_module(
-    name: str, parts: dict[str, Any], settings: PackedQuantization, shape: tuple[int, ...]
-) -> _Place:
-    module, method = name.removesuffix(".weight"), settings.method
+def _join(
+    module: str, parts: dict[str, Stored], settings: PackedQuantization, shape: tuple[int, ...]
+) -> Stored:
+    method, first = settings.method, parts["qweight"]
     N, K = shape if len(shape) == 2 else (0, 0)
-    path = parts["qweight"][0].path
 
     def refuse(part: str, fault: str) -> CheckpointError:
-        return CheckpointError(f"{path}: tensor {module}.{part} {fault}")
+        return CheckpointError(f"{first.path}: tensor {module}.{part} {fault}")
 
     for part in _PARTS[:3]:
         if part not in parts:
             raise refuse(part, f"is missing, which {_NAMES[method]}'s codes beside it need")
-    stored = {part: file.shape(key) for part, (file, key) in parts.items()}
-    kinds = {part: file.dtype(key) for part, (file, key) in parts.items()}
-    for part, kind in kinds.items():
-        wanted = tuple(_SCALES) if part == "scales" else ("I32", "U32")
-        if kind not in wanted:
-            raise refuse(part, f"has dtype {kind}, expected {' or '.join(wanted)}")
-    length = math.prod(stored["qweight"])
+    for part, stored in parts.items():
+        wanted = tuple(DTYPES) if part == "scales" else ("I32", "U32")
+        if stored.dtype not in wanted:
+            raise refuse(part, f"has dtype {stored.dtype}, expected {' or '.join(wanted)}")
+    length = math.prod(first.shape)
     bits = 4 if method == "awq" else length * 32 // max(N * K, 1)
     if N == 0:
         raise refuse("qweight", "belongs to no matrix of the model that config.json describes")
@@ -273,30 +222,29 @@ def _open_module(
         allowed = ", ".join(map(str, BITS[method]))
         raise refuse(
             "qweight",
-            f"has shape {show(list(stored['qweight']))}, expected that of a matrix [{N}, {K}] in "
+            f"has shape {show(list(first.shape))}, expected that of a matrix [{N}, {K}] in "
             f"{_NAMES[method]}'s packing of {allowed} bits",
         )
-    count = stored["scales"][0] if stored["scales"] else 0
+    count = (*parts["scales"].shape, 0)[0]
     expected = {
         "qweight": (K, N // 8) if method == "awq" else (K * bits // 32, N),
         "qzeros": (count, N // 8 if method == "awq" else N * bits // 32),
         "scales": (count, N),
         "g_idx": (K,),
     }
-    for part, actual in stored.items():
-        if actual != expected[part] or not count:
-            raise refuse(part, f"has shape {show(list(actual))}, expected {list(expected[part])}")
+    for part, stored in parts.items():
+        if stored.shape != expected[part] or not count:
+            fault = f"has shape {show(list(stored.shape))}, expected {list(expected[part])}"
+            raise refuse(part, fault)
     if settings.has_order and "g_idx" not in parts and count > 1:
         raise refuse(
             "g_idx",
             "is missing, which has the order of the columns (config.json has desc_act); take a "
             "version without act-order",
         )
-    (codes, zeros, scales), pages = zip(
-        *(parts[part][0].array(parts[part][1]) for part in _PARTS[:3])
-    )
+    (codes, zeros, scales), pages = zip(*(parts[part].array() for part in _PARTS[:3]))
     if "g_idx" in parts:
-        order = _read_vector(parts["g_idx"]).astype(np.int64)
+        order = parts["g_idx"].array()[0].astype(np.int64)
         if order.min() < 0 or order.max() >= count:
             raise refuse("g_idx", f"names groups outside the {count} that have scales")
     else:
@@ -305,27 +253,31 @@ def _open_module(
             group = -(-K // count)
         order = np.arange(K) // group
     size, groups = _find_runs(order)
-    return _Place(
-        name,
-        _Arrays(
-            method,
-            bits,
-            codes.view(np.uint32),
-            zeros.view(np.uint32),
-            scales,
-            _SCALES[kinds["scales"]],
-            groups,
-            size,
-            (N, K),
-            [page for page in pages if page],
-        ),
-        path,
+    arrays = _Arrays(
+        method,
+        bits,
+        codes.view(np.uint32),
+        zeros.view(np.uint32),
+        scales,
+        DTYPES[parts["scales"].dtype],
+        groups,
+        size,
+        (N, K),
+        [page for some in pages for page in some],
     )
+
+    def decode(name: str) -> PackedWeight | DecodedTensor:
+        if size > 1:
+            return PackedWeight(name, arrays)
+        kind = f"{_NAMES[method]} {bits}-bit with act-order"
+        args = arrays.dtype, arrays.shape, arrays.dequantise, kind, arrays.nbytes, arrays.pages
+        return DecodedTensor(name, *args)
+
+    return replace(first, dtype="", shape=(N, K), decode=decode)
 
 
 def _find_runs(order: np.ndarray) -> tuple[int, np.ndarray]:
     """Return (size, the group of each run of `size` columns), size 1 if the groups are not runs.
-
     order: the group of each column.
     """
     for size in _GROUPS:
@@ -334,8 +286,3 @@ def _find_runs(order: np.ndarray) -> tuple[int, np.ndarray]:
             if (runs == runs[:, :1]).all():
                 return size, runs[:, 0]
     return 1, order
-
-
-def _read_vector(place: tuple[SafetensorsFile, str]) -> np.ndarray:
-    file, key = place
-    return as_numbers(file.array(key)[0])

@@ -67,8 +67,7 @@ _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 def affine(
     weights: np.ndarray, bits: int, group_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales and biases of mx.quantize, mode "affine", bit for bit
-    (mlx/backend/cpu/quantized.cpp).
+    """mx.quantize's codes, scales and biases, bit for bit (mlx/backend/cpu/quantized.cpp).
 
     A group's value of largest magnitude is its bias, and exact; the scale is adjusted so that zero
     is exact, too.
@@ -95,8 +94,7 @@ def affine(
 
 
 def floating_point(weights: np.ndarray, mode: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and scales of mx.quantize in a mode of FLOAT_MODES, bit for bit
-    (mlx/backend/cpu/quantized.cpp).
+    """mx.quantize's codes and scales in FLOAT_MODES, bit for bit (its quantized.cpp).
 
     weights: float32 [n, K], K a multiple of the group size, exact in `dtype`. Returns uint8 [n, K],
     and uint8 [n, K / group_size].
@@ -265,9 +263,7 @@ class _TensorPlan(TensorPlan):
 
     @property
     def keeps_codes(self) -> bool:
-        """True if the stored codes and, unless `rounds_scales`, the scales are those of the packed
-        matrix.
-        """
+        """True if codes and, unless `rounds_scales`, scales are those of the packed matrix."""
         if not self.is_quantised or self.packing is None:
             return False
         bits, group_size, mode = self.packing
@@ -305,9 +301,7 @@ class _TensorPlan(TensorPlan):
         return {name: codes, f"{base}.scales": scaling, f"{base}.biases": scaling}
 
     def values(self, name: str, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
-        """The arrays to write. Raises CheckpointError for weights that are not finite at
-        `dtype`.
-        """
+        """The arrays to write. Raises CheckpointError for weights not finite at `dtype`."""
         if not self.is_quantised:
             parts = [
                 encode(values - np.float32(self.offset), self.dtype)
@@ -342,9 +336,7 @@ class _TensorPlan(TensorPlan):
     def _quantise(
         self, tensor: Tensor | AffineWeight, packing: Packing, advance: Callable[[int], None]
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield (first row, codes, scales, biases) as `affine` returns them. Raises
-        CheckpointError.
-        """
+        """Yield (first row, codes, scales, biases) as of `affine`. Raises CheckpointError."""
         for start, values in slabs(tensor, advance, dtype=self.dtype):
             if not self.keeps_codes:
                 yield start, *affine(values, packing.bits, packing.group_size)
@@ -368,9 +360,7 @@ def _describe(packing: Packing) -> dict[str, Any]:
 
 
 def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing]:
-    """{module: packing} of routers that mlx_lm.convert stores with more bits: those of Qwen and
-    gpt-oss.
-    """
+    """{module: packing} of routers that mlx_lm.convert stores with more bits: Qwen, gpt-oss."""
     config, wide = checkpoint.config, ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
     if config.architecture not in wide or config.hidden_size % 64:
         return {}
@@ -434,9 +424,7 @@ def _split_shards(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 class _SafetensorsWriter:
-    """Writes a safetensors file array by array, in any order; the library's writer needs all arrays
-    in memory.
-    """
+    """Writes a safetensors file array by array; the library's writer needs all in memory."""
 
     def __init__(self, path: Path, arrays: Mapping[str, tuple[str, tuple[int, ...], int]]):
         """arrays: {name: (dtype code, shape, bytes)}."""
@@ -472,9 +460,8 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _read_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """{file name: content} of the settings beside config.json.
-
-    Raises CheckpointError, TokenizerError, TemplateError.
+    """{file name: content} of the settings beside config.json. Raises CheckpointError,
+    TokenizerError, TemplateError.
     """
     if checkpoint.gguf_metadata is not None:
         return gguf_folder.make_companions(checkpoint)

@@ -27,7 +27,7 @@ from mlx_llama.core.models.quantization import FLOAT_MODES
 
 from .tensor import Mapped, Pages, as_numbers
 
-_Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
+_Scaling = dict[str, np.ndarray]  # fields of Rows
 
 _SLAB = 1 << 18  # weights dequantised at once; fits a core's cache
 # others: float16
@@ -42,8 +42,8 @@ class Rows:
 
     codes: np.ndarray  # uint8 [n, K], 0 .. 2**bits - 1, C-contiguous
     scales: np.ndarray  # float32 [n, K / group_size]
-    biases: np.ndarray | None  # float32 [n, K / group_size], None for zero
-    offset: int  # a power of two, or 0
+    biases: np.ndarray | None = None  # float32 [n, K / group_size], None for zero
+    offset: int = 0  # a power of two
     # Of formats with two levels: scales = super_scales * sub_scales, and the same for biases
     super_scales: np.ndarray | None = None  # float16 [n, K / 256]
     sub_scales: np.ndarray | None = None  # int8 [n, K / group_size]
@@ -52,9 +52,7 @@ class Rows:
     numbers: np.ndarray | None = None  # float32 [256], the number of each code
 
     def float32(self) -> np.ndarray:
-        """Dequantise to float32 [n, K], with a rounding after the product and another after the
-        sum.
-        """
+        """Dequantise to float32 [n, K], rounding after the product and after the sum."""
         n, groups = self.scales.shape
         codes, numbers = self.codes.reshape(n, groups, self.codes.shape[1] // groups), self.numbers
         values = codes.astype(np.float32) if numbers is None else numbers[codes]
@@ -124,9 +122,7 @@ class AffineWeight(Mapped, ABC):
         return self._unpack(np.asarray(ids)).float32()
 
     def float32(self) -> np.ndarray:
-        """Dequantise the whole matrix to float32 [N, K], several times `nbytes`: for tests and
-        comparisons.
-        """
+        """Dequantise the whole matrix, several times `nbytes`: for tests and comparisons."""
         n, k = self.shape
         result = np.empty(self.shape, np.float32)
         step = max(1, _SLAB // max(k, 1))
@@ -242,8 +238,7 @@ class GGUFWeight(_StoredRows):
             scaling = layout.scaling(blocks)
         per_row = k // layout.block_size
         rows_of: dict[str, Any] = {
-            key: value if value is None else value.reshape(n, per_row * value.shape[1])
-            for key, value in scaling.items()
+            key: value.reshape(n, per_row * value.shape[1]) for key, value in scaling.items()
         }
         if len(self.arrays) > 1:
             rows_of["scales"] *= self._rows_of(1, ids)[:, None]
@@ -363,7 +358,7 @@ class FloatWeight(_StoredRows):
         packed, stored = np.ascontiguousarray(self._rows_of(0, ids)), self._rows_of(1, ids)
         if self.width == 8:
             codes = packed.view(np.uint8).reshape(len(packed), self.shape[1])
-            return Rows(codes.copy(), 2 * _e8m0(stored), None, 0, numbers=FP8_NUMBERS)
+            return Rows(codes.copy(), 2 * _e8m0(stored), numbers=FP8_NUMBERS)
         pairs = np.empty((len(packed), self.shape[1] // 2), np.uint16)
         _FP4_NEIGHBOURS.take(packed.view(np.uint8).reshape(pairs.shape), out=pairs)
         scales = FP8_NUMBERS[stored] / 2 if self.mode == "nvfp4" else _e8m0(stored)
@@ -446,10 +441,8 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
-    """Write bits-wide fields of the bytes to `codes`: the lowest fields of `run` words, then the
-    next fields, and so on.
-
-    words: uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
+    """Write bits-wide fields of bytes to `codes`: the lowest of `run` words, then the next. words:
+    uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
     """
     shifts = range(0, 8, bits)
     source, target = words.reshape(-1, run), codes.reshape(-1, len(shifts), run)
@@ -475,18 +468,15 @@ _SINGLE_BITS = np.unpackbits(
 
 
 def _scale(blocks: np.ndarray) -> _Scaling:
-    return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
+    return {"scales": _half(blocks, 0).astype(np.float32)}
 
 
 def _scale_and_bias(blocks: np.ndarray) -> _Scaling:
-    return {
-        "scales": _half(blocks, 0).astype(np.float32),
-        "biases": _half(blocks, 2).astype(np.float32),
-    }
+    return _scale(blocks) | {"biases": _half(blocks, 2).astype(np.float32)}
 
 
 def _q8_k(blocks: np.ndarray) -> _Scaling:
-    return {"scales": blocks[:, :4].copy().view(np.float32).repeat(2, axis=1), "biases": None}
+    return {"scales": blocks[:, :4].copy().view(np.float32).repeat(2, axis=1)}
 
 
 def _two_levels(
@@ -498,7 +488,6 @@ def _two_levels(
     """Scaling of a format with super scales float16 [B, 1] and sub scales [B, groups]."""
     scaling: _Scaling = {
         "scales": super_scales.astype(np.float32) * sub_scales,
-        "biases": None,
         "super_scales": super_scales,
         "sub_scales": sub_scales.view(np.int8),
     }
@@ -584,9 +573,7 @@ _FP4_NEIGHBOURS = (FP4_VALUES[np.arange(256) & 15] | FP4_VALUES[np.arange(256) >
 
 
 def _look_up(table: str, run: int, pairs: np.ndarray, codes: np.ndarray) -> None:
-    """Write `run` codes of low nibbles, then as many of high nibbles, per `run` bytes. pairs:
-    uint16 [B, bytes / 2].
-    """
+    """Write `run` codes of low nibbles, then of high ones, per `run` bytes; pairs: uint16."""
     half = run // 2
     source, target = pairs.reshape(-1, half), codes.view(np.uint16).reshape(-1, 2, half)
     for i in (0, 1):
@@ -594,7 +581,7 @@ def _look_up(table: str, run: int, pairs: np.ndarray, codes: np.ndarray) -> None
 
 
 def _mxfp4(blocks: np.ndarray) -> _Scaling:
-    return {"scales": _e8m0(blocks[:, :1]), "biases": None}
+    return {"scales": _e8m0(blocks[:, :1])}
 
 
 def _ue4m3(scales: np.ndarray) -> np.ndarray:
@@ -603,7 +590,7 @@ def _ue4m3(scales: np.ndarray) -> np.ndarray:
 
 
 def _nvfp4(blocks: np.ndarray) -> _Scaling:
-    return {"scales": FP8_NUMBERS[_ue4m3(blocks[:, :4])] / 2, "biases": None}
+    return {"scales": FP8_NUMBERS[_ue4m3(blocks[:, :4])] / 2}
 
 
 def _iq4_xs(blocks: np.ndarray) -> _Scaling:
@@ -615,10 +602,8 @@ def _iq4_xs(blocks: np.ndarray) -> _Scaling:
 
 @dataclass(frozen=True)
 class Field:
-    """A part of a block's codes.
-
-    The lowest fields of a run of bytes belong to its first `run` codes, the next fields to the next
-    `run` codes, and so on.
+    """A part of a block's codes. The lowest fields of a run of bytes belong to its first `run`
+    codes, the next fields to the next `run` codes, and so on.
     """
 
     first: int  # byte
@@ -633,15 +618,24 @@ class GGUFFormat:
 
     block_size: int  # weights
     nbytes: int  # of a block
-    bits: int  # from here on as in AffineWeight
-    group_size: int
+    group_size: int  # from here on as in AffineWeight
     offset: int
-    has_biases: bool
-    two_level: bool
     scaling: Callable[[np.ndarray], _Scaling]  # blocks -> the scaling fields of Rows
     fields: tuple[Field, ...]  # of the codes, or of indices into the table
-    flip: int = 0  # exclusive-or mask of 8-bit codes
+    has_biases: bool = False
+    two_level: bool = False
     table: str = ""  # name in TABLES: the codes are its values
+
+    @property
+    def bits(self) -> int:
+        """As in AffineWeight."""
+        widths = sum(field.width for field in self.fields)
+        return {"": widths, "iq4": 8, "fp4": 5}[self.table]
+
+    @property
+    def flip(self) -> int:
+        """Exclusive-or mask of signed codes of 8 bits."""
+        return self.offset if self.fields[0].width == 8 else 0
 
     def unpack(self, blocks: np.ndarray, codes: np.ndarray) -> None:
         """Write the codes of blocks uint8 [B, bytes] to uint64 [B, weights / 8], eight per word."""
@@ -663,45 +657,35 @@ class GGUFFormat:
 # Comments list the fields of a block's struct.
 GGUF_FORMATS: dict[str, GGUFFormat] = {
     # half d; uint8 qs[16]
-    "Q4_0": GGUFFormat(32, 18, 4, 32, 8, False, False, _scale, (Field(2, 4, 16),)),
+    "Q4_0": GGUFFormat(32, 18, 32, 8, _scale, (Field(2, 4, 16),)),
     # half d, m; uint8 qs[16]
-    "Q4_1": GGUFFormat(32, 20, 4, 32, 0, True, False, _scale_and_bias, (Field(4, 4, 16),)),
+    "Q4_1": GGUFFormat(32, 20, 32, 0, _scale_and_bias, (Field(4, 4, 16),), True),
     # half d; uint8 qh[4], qs[16]
-    "Q5_0": GGUFFormat(
-        32, 22, 5, 32, 16, False, False, _scale, (Field(6, 4, 16), Field(2, 1, 0, 4))
-    ),
+    "Q5_0": GGUFFormat(32, 22, 32, 16, _scale, (Field(6, 4, 16), Field(2, 1, 0, 4))),
     # half d, m; uint8 qh[4], qs[16]
-    "Q5_1": GGUFFormat(
-        32, 24, 5, 32, 0, True, False, _scale_and_bias, (Field(8, 4, 16), Field(4, 1, 0, 4))
-    ),
+    "Q5_1": GGUFFormat(32, 24, 32, 0, _scale_and_bias, (Field(8, 4, 16), Field(4, 1, 0, 4)), True),
     # half d; int8 qs[32]
-    "Q8_0": GGUFFormat(32, 34, 8, 32, 128, False, False, _scale, (Field(2, 8, 32),), flip=128),
+    "Q8_0": GGUFFormat(32, 34, 32, 128, _scale, (Field(2, 8, 32),)),
     # uint8 scales[16], qs[64]; half d, dmin
-    "Q2_K": GGUFFormat(256, 84, 2, 16, 0, True, True, _q2_k, (Field(16, 2, 32),)),
+    "Q2_K": GGUFFormat(256, 84, 16, 0, _q2_k, (Field(16, 2, 32),), True, True),
     # uint8 hmask[32], qs[64], scales[12]; half d
-    "Q3_K": GGUFFormat(
-        256, 110, 3, 16, 4, False, True, _q3_k, (Field(32, 2, 32), Field(0, 1, 32, 2))
-    ),
+    "Q3_K": GGUFFormat(256, 110, 16, 4, _q3_k, (Field(32, 2, 32), Field(0, 1, 32, 2)), False, True),
     # half d, dmin; uint8 scales[12], qs[128]
-    "Q4_K": GGUFFormat(256, 144, 4, 32, 0, True, True, _q4_k, (Field(16, 4, 32),)),
+    "Q4_K": GGUFFormat(256, 144, 32, 0, _q4_k, (Field(16, 4, 32),), True, True),
     # half d, dmin; uint8 scales[12], qh[32], qs[128]
-    "Q5_K": GGUFFormat(
-        256, 176, 5, 32, 0, True, True, _q4_k, (Field(48, 4, 32), Field(16, 1, 32, 4))
-    ),
+    "Q5_K": GGUFFormat(256, 176, 32, 0, _q4_k, (Field(48, 4, 32), Field(16, 1, 32, 4)), True, True),
     # uint8 ql[128], qh[64]; int8 scales[16]; half d
     "Q6_K": GGUFFormat(
-        256, 210, 6, 16, 32, False, True, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4))
+        256, 210, 16, 32, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4)), False, True
     ),
     # float d; int8 qs[256]; int16 sums[16]
-    "Q8_K": GGUFFormat(256, 292, 8, 128, 128, False, False, _q8_k, (Field(4, 8, 256),), flip=128),
+    "Q8_K": GGUFFormat(256, 292, 128, 128, _q8_k, (Field(4, 8, 256),)),
     # half d; uint8 qs[16]
-    "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _scale, (Field(2, 4, 16),), table="iq4"),
+    "IQ4_NL": GGUFFormat(32, 18, 32, 128, _scale, (Field(2, 4, 16),), table="iq4"),
     # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
-    "IQ4_XS": GGUFFormat(
-        256, 136, 8, 32, 128, False, True, _iq4_xs, (Field(8, 4, 16),), table="iq4"
-    ),
+    "IQ4_XS": GGUFFormat(256, 136, 32, 128, _iq4_xs, (Field(8, 4, 16),), False, True, "iq4"),
     # uint8 e; uint8 qs[16]
-    "MXFP4": GGUFFormat(32, 17, 5, 32, 16, False, False, _mxfp4, (Field(1, 4, 16),), table="fp4"),
+    "MXFP4": GGUFFormat(32, 17, 32, 16, _mxfp4, (Field(1, 4, 16),), table="fp4"),
     # uint8 e[4]; uint8 qs[32]
-    "NVFP4": GGUFFormat(64, 36, 5, 16, 16, False, False, _nvfp4, (Field(4, 4, 8),), table="fp4"),
+    "NVFP4": GGUFFormat(64, 36, 16, 16, _nvfp4, (Field(4, 4, 8),), table="fp4"),
 }

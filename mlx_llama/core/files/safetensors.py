@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -23,80 +24,45 @@ from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.machine import FileMap, map_file
 
-from .tensor import Tensor
+from .tensor import Pages, Stored
 
 # bytes per element of every dtype of the format; a model's tensors have those of _STORAGE
 _SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,  # noqa: E501
     "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _STORAGE = {
     "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32, "I32": np.int32,
     "U8": np.uint8, "F8_E4M3": np.uint8, "F8_E8M0": np.uint8,
 }  # fmt: skip
-_QUANTIZED = ("U8", "I8", "U32")  # dtypes of packed matrices
 # bytes: more than 40,000 tensors; JSON takes 30 times as much memory once it is parsed
 _HEADER_LIMIT = 5_000_000
 
 
-class SafetensorsFile:
-    """A mapped file, with its header checked against its size. The map lives as long as any array
-    over it.
+def open_safetensors(path: str | os.PathLike) -> dict[str, Stored]:
+    """Map a file, whose tensors live as long as any array over it; by their names. Raises
+    CheckpointError if it is missing, truncated or corrupt.
     """
+    path = Path(path)
+    with reading(path, CheckpointError), open_file(path) as file:
+        entries, start = _read_header(file, os.fstat(file.fileno()).st_size, path)
+        mapped = map_file(file)
+    return {
+        name: Stored(path, name, code, shape, partial(_read_array, mapped, start + at, code, shape))
+        for name, (code, shape, at) in entries.items()
+    }
 
-    def __init__(self, path: str | os.PathLike):
-        """Open a file. Raises CheckpointError if it is missing, truncated or corrupt."""
-        self.path = Path(path)
-        with reading(self.path, CheckpointError), open_file(self.path) as file:
-            size = os.fstat(file.fileno()).st_size
-            self._entries, self._start = _read_header(file, size, self.path)
-            self._map = map_file(file)
-        self.names = tuple(self._entries)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entries[name][1]
-
-    def tensor(self, name: str) -> Tensor:
-        """A tensor by name, zero-copy.
-
-        Raises CheckpointError: a dtype other than F32, F16 and BF16.
-        """
-        code, shape, _ = self._entries[name]
-        if code not in _DTYPES:
-            hint = "convert the weights to one of them"
-            if code in _QUANTIZED:
-                hint = (
-                    "config.json has no field quantization, which quantised weights need; fetch "
-                    "both again"
-                )
-            raise CheckpointError(
-                f"{self.path}: tensor {name} has dtype {code}, expected F32, F16 or BF16; {hint}"
-            )
-        bits, page = self.array(name)
-        return Tensor(name, _DTYPES[code], shape, bits, [page] if page else ())
-
-    def dtype(self, name: str) -> str:
-        """The format's code of a tensor's dtype, such as "BF16"."""
-        return self._entries[name][0]
-
-    def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
-        """(read-only view of the file, its page (map, offset, bytes)) of a tensor of dtype F32,
-        F16, BF16, U32, I32, U8, F8_E4M3 or F8_E8M0.
-
-        bfloat16 is uint16 patterns, 8-bit floats are uint8 patterns. A misaligned tensor, which the
-        format allows, is copied and has no page.
-        """
-        code, shape, begin = self._entries[name]
-        offset = self._start + begin
-        view = np.frombuffer(
-            self._map, _STORAGE[code], count=math.prod(shape), offset=offset
-        ).reshape(shape)
-        if view.flags.aligned:
-            return view, (self._map, offset, view.nbytes)
-        copied = view.copy()
-        copied.flags.writeable = False
-        return copied, None
+def _read_array(
+    mapped: FileMap, offset: int, code: str, shape: tuple[int, ...]
+) -> tuple[np.ndarray, Pages]:
+    """Stored.array, of a dtype of _STORAGE. A misaligned tensor is copied and has no page."""
+    view = np.frombuffer(mapped, _STORAGE[code], math.prod(shape), offset).reshape(shape)
+    if view.flags.aligned:
+        return view, ((mapped, offset, view.nbytes),)
+    copied = view.copy()
+    copied.flags.writeable = False
+    return copied, ()
 
 
 def _read_header(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +16,7 @@ from mlx_llama.core.system import machine
 # (map, offset, bytes) of each array of equal rows
 Pages = Sequence[tuple[machine.FileMap, int, int]]
 
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # {name in files: Tensor.dtype}
 # {Tensor.dtype: NumPy dtype}
 NUMBERS = {
     "float32": np.dtype(np.float32),
@@ -42,16 +45,12 @@ class Mapped:
         return self.shape[0]
 
     def read(self, first: int, last: int) -> None:
-        """Read rows first .. last - 1 of the file into memory. Raises CheckpointError for a
-        truncated file.
-        """
+        """Read rows of the file into memory. Raises CheckpointError for a truncated file."""
         if not all(machine.read_pages(*part) for part in self.pages_of(first, last)):
             raise self._truncated()
 
     def check_file(self) -> None:
-        """Raise CheckpointError for a truncated file: touching pages beyond its end kills the
-        process.
-        """
+        """Raise CheckpointError for a truncated file: touching pages beyond its end is fatal."""
         if any(mapped.size() < offset + nbytes for mapped, offset, nbytes in self.pages):
             raise self._truncated()
 
@@ -61,9 +60,7 @@ class Mapped:
             machine.read_ahead(*part)
 
     def release(self, first: int = 0, last: int | None = None) -> None:
-        """Let the system evict rows first .. last - 1 of the file (all rows for None), but not
-        pages shared with others.
-        """
+        """Let the system evict rows of the file (None: all), but not pages shared with others."""
         for part in self.pages if last is None else self.pages_of(first, last):
             machine.release_pages(*part)
 
@@ -73,9 +70,7 @@ class Mapped:
         )
 
     def rows_in_file(self, start: int, stop: int) -> tuple[int, int, np.ndarray | None]:
-        """(first, last, order): the file's rows first .. last - 1 hold rows start .. stop - 1, in
-        `order` among them.
-        """
+        """(first, last of the file's rows that hold rows start .. stop - 1, order among them)."""
         if self.order is None:
             return start, stop, None
         # neighbouring rows lie anywhere between the first and the last in the file
@@ -90,17 +85,31 @@ class Mapped:
             yield mapped, offset + first * row, (last - first) * row
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Tensor(Mapped):
     """A named tensor of a mapped file, which is read when `bits` is touched."""
 
     name: str
     dtype: str  # "float32", "float16" or "bfloat16"
     shape: tuple[int, ...]
-    # Read-only view [shape] of the file. bfloat16 is uint16 patterns, which torch and MLX take
-    # without a copy.
-    bits: np.ndarray = field(repr=False, compare=False)
-    pages: Pages = field(default=(), repr=False, compare=False)
+    # Read-only view of the file, in its order. bfloat16 is uint16 patterns, which torch and MLX
+    # take without a copy.
+    stored: np.ndarray = field(repr=False)
+    pages: Pages = field(default=(), repr=False)
+    order: np.ndarray | None = field(default=None, repr=False)  # as in `Mapped`
+    column_unit = 1  # columns that must stay together
+
+    @property
+    def bits(self) -> np.ndarray:
+        """`stored` in this tensor's order, [shape], read-only; a copy at each access if the order
+        is another than the file's, or not aligned there.
+        """
+        stored = self.stored
+        if self.order is None and stored.flags.aligned:
+            return stored
+        bits = stored.copy() if self.order is None else stored[self.order]
+        bits.flags.writeable = False
+        return bits
 
     @property
     def array(self) -> np.ndarray:
@@ -110,43 +119,31 @@ class Tensor(Mapped):
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return self.bits.nbytes
+        return self.stored.nbytes
 
     def float32(self) -> np.ndarray:
         """A new, writable float32 array [shape]; bfloat16 and float16 widen exactly."""
         return self.array.astype(np.float32)
 
     @property
-    def stored(self) -> np.ndarray:
-        """View of `bits` in the file's order, which may be misaligned."""
-        return self.bits
-
-    @property
     def description(self) -> str:
         """The format for users."""
         return self.dtype
 
-    column_unit = 1  # columns that must stay together
-
     def part(self, name: str, start: int, stop: int) -> Tensor:
         """Rows start .. stop - 1 of a matrix, or numbers of a vector, as a tensor called `name`."""
         first, last, order = self.rows_in_file(start, stop)
-        pages = tuple(self.pages_of(first, last))
-        return self._narrow(name, self.stored[first:last], pages, order)
+        view, pages = self.stored[first:last], tuple(self.pages_of(first, last))
+        return Tensor(name, self.dtype, view.shape, view, pages, order)
 
     def columns(self, start: int, stop: int) -> Tensor:
         """Columns start .. stop - 1 of a matrix."""
-        return self._narrow(self.name, self.stored[:, start:stop], self.pages, self.order)
-
-    def _narrow(
-        self, name: str, view: np.ndarray, pages: Pages, order: np.ndarray | None
-    ) -> Tensor:
-        tensor = Tensor(name, self.dtype, view.shape, view, pages)
-        return tensor if order is None and view.flags.aligned else CopiedTensor(tensor, order)
+        view = self.stored[:, start:stop]
+        return Tensor(self.name, self.dtype, view.shape, view, self.pages, self.order)
 
     def reorder(self, order: np.ndarray) -> Tensor:
         """The tensor whose row n is row order[n] of this one, which is in the file's order."""
-        return CopiedTensor(self, order)
+        return replace(self, order=order)
 
     def flat(self) -> Tensor:
         """View a stack of matrices [X, N, K] as a matrix [X N, K]; of vectors, as a vector."""
@@ -154,28 +151,33 @@ class Tensor(Mapped):
         return Tensor(self.name, self.dtype, view.shape, view, self.pages)
 
 
-class CopiedTensor(Tensor):
-    """A tensor with permuted rows or a misaligned start, so that `bits` copies at each access."""
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as a file holds it, which may be read under any name."""
 
-    _view: np.ndarray
+    path: Path  # of the file
+    name: str  # in the file
+    dtype: str  # safetensors' code, such as "BF16"; GGUF's type
+    shape: tuple[int, ...]
+    # (read-only view of the file, its pages); bfloat16 and 8-bit floats are patterns
+    array: Callable[[], tuple[np.ndarray, Pages]]
+    decode: Callable[[str], Any] | None = None  # makes the tensor of a name, of other formats
 
-    def __init__(self, view: Tensor, order: np.ndarray | None):
-        """order: as in `Mapped`."""
-        for name in ("name", "dtype", "shape", "pages"):
-            object.__setattr__(self, name, getattr(view, name))
-        object.__setattr__(self, "_view", view.bits)
-        object.__setattr__(self, "order", order)
-
-    @property
-    def bits(self) -> np.ndarray:
-        bits = self._view.copy() if self.order is None else self._view[self.order]
-        bits.flags.writeable = False
-        return bits
-
-    @property
-    def stored(self) -> np.ndarray:
-        return self._view
-
-    @property
-    def nbytes(self) -> int:
-        return self._view.nbytes
+    def tensor(self, name: str) -> Any:
+        """The tensor as `name`, zero-copy: a Tensor or AffineWeight. Raises CheckpointError: a
+        dtype other than F32, F16 and BF16.
+        """
+        if self.decode:
+            return self.decode(name)
+        if self.dtype not in DTYPES:
+            hint = "convert the weights to one of them"
+            if self.dtype in ("U8", "I8", "U32"):  # of packed matrices
+                hint = (
+                    "config.json has no field quantization, which quantised weights need; fetch "
+                    "both again"
+                )
+            raise CheckpointError(
+                f"{self.path}: tensor {self.name} has dtype {self.dtype}, expected F32, F16 or "
+                f"BF16; {hint}"
+            )
+        return Tensor(name, DTYPES[self.dtype], self.shape, *self.array())

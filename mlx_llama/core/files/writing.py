@@ -1,6 +1,5 @@
-"""Helpers of both writers: slabs of rows, rounding, an output that appears atomically.
-
-Tensors are streamed in slabs of rows, so peak memory is the new form of the largest tensor.
+"""Helpers of both writers: slabs of rows, rounding, an output that appears atomically. Tensors are
+streamed in slabs of rows, so peak memory is the new form of the largest tensor.
 """
 
 from __future__ import annotations
@@ -42,9 +41,7 @@ class Written:
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round float32 to nearest even as "float32", "float16" or "bfloat16" (of ml_dtypes); overflow
-    gives infinity.
-    """
+    """Round float32 to nearest even as a dtype (of ml_dtypes); overflow gives infinity."""
     with np.errstate(all="ignore"):  # ml_dtypes also warns of NaN
         return values.astype(NUMBERS[dtype])
 
@@ -55,8 +52,7 @@ def slabs(
     order: np.ndarray | None = None,
     dtype: str = "float32",
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, rows float32 [n, ...]) for all rows of a tensor, slab by slab, with values
-    rounded to `dtype`.
+    """Yield (first row, float32 [n, ...] rounded to `dtype`) for all rows, slab by slab.
 
     advance: of core.system.progress, called with bytes of the source. order: int [N], the source's
     row for each row.
@@ -110,9 +106,7 @@ class TensorPlan:
 
 
 def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeight, ...]]:
-    """Tensors by name as other writers store them: experts' matrices under the name of their stack,
-    every other tensor alone.
-    """
+    """Tensors by name, experts' matrices under the name of their stack, others alone."""
     stored, config = checkpoint.stored or checkpoint.tensors, checkpoint.config
     if FAMILIES[config.architecture].splits:
         stored = checkpoint.tensors
@@ -175,9 +169,7 @@ def replace_when_done(
 
 
 def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> list[str]:
-    """Notice that the source is quantised already, if so. kept: names of matrices that keep their
-    codes.
-    """
+    """Notice that the source is quantised already, if so. kept: matrices that keep their codes."""
     formats = {
         tensor.description
         for name, parts in stack_experts(checkpoint).items()

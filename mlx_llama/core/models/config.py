@@ -66,9 +66,7 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Architecture and sizes of a model, resolved and checked. Names and meanings are those of
-    transformers' config.json.
-    """
+    """Architecture and sizes of a model, resolved and checked; names are transformers'."""
 
     architecture: str
     vocab_size: int
@@ -182,19 +180,10 @@ class LlamaConfig:
             (f"{block}.{name}.gate_proj", f"{block}.{name}.up_proj", f"{block}.{name}.down_proj")
             for name in (modules.stack, modules.shared)
         )
-        return ExpertsSpec(
-            router=f"{block}.{modules.router}",
-            gate=gate,
-            up=up,
-            down=down,
-            stacks=stacks,
-            used=self.num_experts_per_tok,
-            normalises=self.norm_topk_prob,
-            scoring=modules.scoring,
-            scales_input=modules.scales_input,
-            shared=shared if modules.shared else None,
-            has_biases=self.mlp_bias,
-        )
+        names = f"{block}.{modules.router}", gate, up, down, stacks
+        shares = modules.scoring, modules.scales_input, shared if modules.shared else None
+        chosen = self.num_experts_per_tok, self.norm_topk_prob
+        return ExpertsSpec(*names, *chosen, *shares, self.mlp_bias)
 
     @property
     def exceeds_float16(self) -> bool:
@@ -271,9 +260,8 @@ class LlamaConfig:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
-        """Read a config.json. path: the file, or its folder.
-
-        Raises ConfigError: as `from_dict`; or the file is missing or not a JSON object.
+        """Read a config.json. path: the file, or its folder. Raises ConfigError: as `from_dict`; or
+        the file is missing or not a JSON object.
         """
         path = Path(path)
         if path.is_dir():
@@ -314,6 +302,7 @@ class LlamaConfig:
         )
         values |= _choose_layers(read, family, values, windows)
         has_bias = values.pop("attention_bias", False)
+        qkv, out = (has_bias if bias is None else bias for bias in family.attention_biases)
         values.setdefault("mlp_bias", bool(family.mlp_bias))
         if "activation" not in values:
             values["activation"] = _read_activation(read, *family.activation)
@@ -321,8 +310,8 @@ class LlamaConfig:
             architecture=family.name,
             **values,
             **read_ropes(read, family, values["max_position_embeddings"], values["head_dim"]),
-            attention_bias=has_bias if family.qkv_bias is None else family.qkv_bias,
-            output_bias=has_bias if family.out_bias is None else family.out_bias,
+            attention_bias=qkv,
+            output_bias=out,
             bos_token_id=read.token("bos_token_id", default.get("bos_token_id", 1), vocab),
             eos_token_ids=read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
             dtype=_read_dtype(read),
@@ -408,9 +397,7 @@ class LlamaConfig:
         return config
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors of the checkpoint, by Hugging Face name. Matrices are [out, in], as
-        in torch.nn.Linear.
-        """
+        """Shapes of all tensors by Hugging Face name; matrices are [out, in], as torch's Linear."""
         d, ffn, vocab = self.hidden_size, self.intermediate_size, self.vocab_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
@@ -453,9 +440,7 @@ class LlamaConfig:
         return shapes
 
     def fused_parts(self) -> dict[str, tuple[str, int, int]]:
-        """{tensor of `tensor_shapes`: (stored tensor with its rows, first of them, one after the
-        last)}.
-        """
+        """{tensor of `tensor_shapes`: (stored tensor with its rows, first, one after the last)}."""
         shapes, parts = self.tensor_shapes(), {}
         for i in range(self.num_hidden_layers):
             for whole, modules in FAMILIES[self.architecture].fused.items():
@@ -497,9 +482,7 @@ class LlamaConfig:
 
 
 def _read_table(read: Reader, family: Family) -> dict[str, Any]:
-    """The fields of the family's table by LlamaConfig's names, and what follows from them and from
-    the family.
-    """
+    """The fields of the family's table by LlamaConfig's names, and what follows from them."""
     fields = {field.name: field for field in family.table if read.name(field)}
     values = {
         name: value
@@ -591,9 +574,7 @@ def _read_dtype(read: Reader) -> str:
 
 
 def _open_gguf(general: Reader) -> tuple[Family, Reader]:
-    """(family, reader of its fields) of a GGUF file. Raises ConfigError for unsupported
-    arithmetic.
-    """
+    """(family, reader of its fields) of a GGUF file. Raises ConfigError if unsupported."""
     kind, name = general.get("general.type", "model"), general.get("general.architecture")
     if kind != "model":
         general.fail("general.type", kind, "'model'")

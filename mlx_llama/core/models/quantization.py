@@ -47,8 +47,7 @@ class Quantization:
 def read_quantization(
     read: Reader,
 ) -> Quantization | PackedQuantization | Float8Quantization | None:
-    """Read the field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and settings of
-    single modules.
+    """Read mlx_lm.convert's {"group_size", "bits", "mode"}, and settings of single modules.
 
     A module's settings stand under its name: "model.layers.0.mlp.down_proj": {"group_size", "bits"}
     or false. The field is written twice, the second time as "quantization_config" for the hub. As
@@ -91,9 +90,7 @@ def read_quantization(
 def check_modules(
     quantization: Quantization, shapes: Mapping[str, tuple[int, ...]], source: str
 ) -> None:
-    """Check that the modules listed have a matrix, and that their groups divide its rows. shapes:
-    of the stored tensors.
-    """
+    """Check that listed modules have a matrix whose rows their groups divide. shapes: stored."""
     for module, packing in quantization.layers:
         shape = shapes.get(module + ".weight", ())
         if len(shape) != 2:

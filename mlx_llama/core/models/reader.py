@@ -1,6 +1,5 @@
-"""The checked reader of foreign fields: those of config.json and of GGUF metadata.
-
-Errors name the file, the field, the value in the file and the values allowed.
+"""The checked reader of foreign fields: those of config.json and of GGUF metadata. Errors name the
+file, the field, the value in the file and the values allowed.
 """
 
 from __future__ import annotations
@@ -90,9 +89,8 @@ class Reader:
     def attempt(
         self, function: Callable[..., Any], *arguments: Any, otherwise: Any, needs: str = ""
     ) -> Any:
-        """function(*arguments), where the first error is reported and gives `otherwise`.
-
-        needs: a field; if it has failed, the function is not called.
+        """function(*arguments), where the first error is reported and gives `otherwise`. needs: a
+        field; if it has failed, the function is not called.
         """
         if needs in self.failed:
             return otherwise
@@ -114,9 +112,7 @@ class Reader:
         return field.alias if has_alias else field.json
 
     def field(self, field: Field, defaults: Mapping[str, Any]) -> Any:
-        """The field's value, None where LlamaConfig's default applies. defaults: by config.json's
-        names, before the field's.
-        """
+        """The field's value, None for LlamaConfig's. defaults: before the field's."""
         name = self.name(field)
         if self.is_gguf and field.zero and self.raw.get(name, 1) == 0:
             return None
@@ -140,9 +136,7 @@ class Reader:
         return self._value(name, Field(name, kind=bool), default)
 
     def refuse(self, name: str, *neutral: Any, reason: str) -> None:
-        """Refuse a field of unsupported arithmetic unless it has a value that leaves it out, or
-        null.
-        """
+        """Refuse a field of unsupported arithmetic unless it is null or leaves it out."""
         value = self.raw.get(name)
         if value is not None and not any(
             (type(value) is bool, value) == (type(x) is bool, x) for x in neutral

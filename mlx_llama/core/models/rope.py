@@ -64,17 +64,13 @@ def plain_frequencies(theta: float, dim: int) -> np.ndarray:
 
 
 def length_dependent(config: LlamaConfig) -> bool:
-    """True if the frequencies change as the sequence grows (type "dynamic", past
-    max_position_embeddings).
-    """
+    """True if the frequencies change as the sequence grows (type "dynamic")."""
     return config.rope.type == "dynamic"
 
 
 def max_context(config: LlamaConfig) -> int:
-    """Maximum positions of a context.
-
-    Types "dynamic" and "linear" multiply max_position_embeddings by the factor, since it may be the
-    number before scaling.
+    """Maximum positions of a context. Types "dynamic" and "linear" multiply max_position_embeddings
+    by the factor, since it may be the number before scaling.
     """
     is_stretched = config.rope.type in ("dynamic", "linear")
     factor = (config.rope.factor or 1) if is_stretched else 1

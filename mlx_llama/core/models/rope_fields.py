@@ -20,9 +20,7 @@ _FOREIGN = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding: the type of its formula, and its parameters, None where the type
-    does not use them.
-    """
+    """Rotary position embedding: its type, and the parameters, None where the type has none."""
 
     type: str = "default"
     theta: float = 10000.0  # base of the frequencies
@@ -96,8 +94,7 @@ def _read_query_beta(read: Reader, rope: RopeConfig) -> float:
 def _read_rope(
     read: Reader, family: Family, theta: float, positions: int, head_dim: int
 ) -> RopeConfig:
-    """Read `rope_theta` and `rope_scaling`, or `rope_parameters`, which contains both. theta: the
-    default.
+    """Read `rope_theta` and `rope_scaling`, or `rope_parameters` for both. theta: default.
 
     Precedence as in transformers' convert_rope_params_to_dict: rope_scaling before rope_parameters,
     and the inner rope_theta before the outer.
@@ -180,9 +177,7 @@ def _read_rope(
 
 
 def _read_longrope(rope: Reader, positions: int, trained: int, pairs: int) -> dict[str, Any]:
-    """Parameters of type "longrope" (Ding et al. 2024, arXiv 2402.13753), as transformers'
-    _compute_longrope_parameters.
-    """
+    """Parameters of "longrope" (arXiv 2402.13753; transformers' _compute_longrope_parameters)."""
     values: dict[str, Any] = {}
     for name in ("short_factor", "long_factor"):
         factors = rope.get(name)

@@ -40,9 +40,7 @@ class Window:
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """A mixture of experts in a layer: gated MLPs, of which a router chooses some for each token
-    (Shazeer et al. 2017).
-    """
+    """Gated MLPs, of which a router chooses some for each token (Shazeer et al. 2017)."""
 
     router: str  # module of the scores, [experts, E]
     gate: tuple[str, ...]  # each expert's module, by number

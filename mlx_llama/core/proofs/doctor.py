@@ -152,8 +152,7 @@ def _open_gguf_in_part(diagnosis: Diagnosis, path: Path) -> OpenedModel | None:
         tokens = file.metadata.get("tokenizer.ggml.tokens", ())
         size = 0 if isinstance(tokens, (str, int, float)) else len(tokens)
         return OpenedModel(path, None, None, _stand_in(size), file.metadata)
-    weights = {name: (file, name) for name in file.names}
-    for fault in misfits(weights, config, path, "its metadata", complete=not refused):
+    for fault in misfits(file.weights, config, path, "its metadata", complete=not refused):
         diagnosis.add("error", "weights", fault)
     return OpenedModel(path, None, config, config, file.metadata)
 

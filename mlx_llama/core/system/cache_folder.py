@@ -1,5 +1,4 @@
-"""The user's cache folder: machine code, and weights in the cpu backend's layout. Both can be made
-again.
+"""The user's cache folder: machine code, and weights in the cpu backend's layout.
 
 Its size is limited to MLX_LLAMA_CACHE_SIZE, else a quarter of the disk's free space. The least
 recently used weights are evicted first. Failures are not errors: the files are made again.
@@ -35,9 +34,7 @@ def cache_folder() -> Path | None:
 
 
 def size_limit() -> int:
-    """Limit of the folder in bytes: MLX_LLAMA_CACHE_SIZE, else a quarter of its size plus the
-    disk's free space. Raises OptionsError.
-    """
+    """The folder's limit in bytes, by default a quarter of the disk's rest. Raises OptionsError."""
     if setting := os.environ.get(SIZE):
         if (size := parse_size(setting)) is None:
             raise OptionsError(

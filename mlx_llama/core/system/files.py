@@ -20,11 +20,8 @@ _JSON_LIMIT = 64 << 20  # bytes; the tokenizers library reads tokenizer.json, wh
 
 
 def open_file(path: str | os.PathLike) -> BinaryIO:
-    """Open a regular file for reading.
-
-    Raises:
-        OSError: it cannot be opened, or is a folder, pipe or device, whose reading may never end.
-        ValueError: a NUL in the name.
+    """Open a regular file for reading. Raises OSError: it cannot be opened, or is a folder, pipe or
+    device, whose reading may never end. ValueError: a NUL in the name.
     """
     file = open(path, "rb", opener=_open_nonblocking)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -34,11 +31,8 @@ def open_file(path: str | os.PathLike) -> BinaryIO:
 
 
 def read_file(path: str | os.PathLike, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes.
-
-    Raises:
-        OSError: as `open_file`; the file is longer.
-        ValueError: a NUL in the name.
+    """Read a regular file of at most `limit` bytes. Raises OSError: as `open_file`; the file is
+    longer. ValueError: a NUL in the name.
     """
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
@@ -85,9 +79,8 @@ def writing(name: object, error: type[LlamaError]) -> Iterator[None]:
 
 
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises error: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
+    """Read a JSON object from a file. Raises error: the file is missing, unreadable, too large, not
+    UTF-8, not JSON, or not an object.
     """
     with reading(path, error):
         text = read_file(path, _JSON_LIMIT).decode("utf-8-sig")

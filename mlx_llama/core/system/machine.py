@@ -42,9 +42,7 @@ def peak_memory() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that can be allocated without swapping, within a container's limit; on a Mac, all of
-    its memory. None if unknown.
-    """
+    """Bytes free without swapping, in a container's limit; a Mac's whole memory; None: unknown."""
     import psutil
 
     try:
@@ -74,9 +72,7 @@ def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
 
 
 def read_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> bool:
-    """Read part of a mapped file into memory, on Linux; False if the file has been truncated, where
-    touching its pages would kill the process.
-    """
+    """Read part of a mapped file into memory, on Linux; False if the file has been truncated."""
     if sys.platform != "linux":
         return True
     first = offset // mmap.PAGESIZE * mmap.PAGESIZE

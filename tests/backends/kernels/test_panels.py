@@ -152,8 +152,14 @@ def bad_tensors():
     short.blocks = blocks[:, :-18]
     yield "cannot be filled from", short
     tensor = tensor_of(rng.standard_normal((16, 512), np.float32), "float32")
-    yield "cannot be filled from", dataclasses.replace(tensor, bits=tensor.bits.astype(np.float64))
-    yield "cannot be filled from", dataclasses.replace(tensor, bits=tensor.bits.astype(np.float16))
+    yield (
+        "cannot be filled from",
+        dataclasses.replace(tensor, stored=tensor.bits.astype(np.float64)),
+    )
+    yield (
+        "cannot be filled from",
+        dataclasses.replace(tensor, stored=tensor.bits.astype(np.float16)),
+    )
 
 
 @pytest.mark.parametrize("message,tensor", bad_tensors())

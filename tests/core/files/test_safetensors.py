@@ -13,7 +13,7 @@ from making import refusal, write_safetensors
 from safetensors import SafetensorError, safe_open
 
 from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.files.safetensors import SafetensorsFile
+from mlx_llama.core.files.safetensors import open_safetensors
 
 
 def resident() -> int:
@@ -31,7 +31,7 @@ def test_opening_reads_no_weights_and_release_gives_pages_back(tmp_path):
         path, {"small": ("F32", (2,), bytes(8)), "w": ("F32", (size // 4,), bytes(size))}
     )
     before = resident()
-    tensor = SafetensorsFile(path).tensor("w")
+    tensor = open_safetensors(path)["w"].tensor("w")
     opened = resident()
     assert tensor.bits.sum() == 0
     touched = resident()
@@ -50,7 +50,7 @@ def test_an_unaligned_file_reads_the_same(lead, tmp_path):
     header += b" " * (-len(header) % 8) + b" " * lead
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + x.tobytes())
-    tensor = SafetensorsFile(path).tensor("w")
+    tensor = open_safetensors(path)["w"].tensor("w")
     np.testing.assert_array_equal(tensor.bits, x.reshape(3, 4))
     assert tensor.bits.flags.aligned and not tensor.bits.flags.writeable
     tensor.release()
@@ -109,7 +109,7 @@ LYING = {
 def test_a_long_header_is_refused_before_it_is_read(tmp_path):
     path = file_with(b"{", path=tmp_path / "model.safetensors", length=95_000_000)
     os.truncate(path, 96_000_000)  # a sparse file: its header would be zeros
-    assert "header length is 95000000, expected at most 5000000" in refusal(SafetensorsFile, path)
+    assert "header length is 95000000, expected at most 5000000" in refusal(open_safetensors, path)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_the_longest_header_takes_little_memory(header, tmp_path):
     script = (
         "import sys\n"
         "from mlx_llama.core.errors import CheckpointError\n"
-        "from mlx_llama.core.files.safetensors import SafetensorsFile\n"
+        "from mlx_llama.core.files.safetensors import open_safetensors\n"
         "from mlx_llama.core.system.machine import peak_memory\n"
         "before = peak_memory()\n"
         "try:\n"
-        "    SafetensorsFile(sys.argv[1])\n"
+        "    open_safetensors(sys.argv[1])\n"
         "except CheckpointError:\n"
         "    print(peak_memory() - before)\n"
     )
@@ -140,7 +140,7 @@ def test_the_longest_header_takes_little_memory(header, tmp_path):
 def test_a_lying_header_is_refused(name, tmp_path):
     path = tmp_path / "model.safetensors"
     LYING[name](path)
-    message = refusal(SafetensorsFile, path)
+    message = refusal(open_safetensors, path)
     assert str(path) in message and "fetch it again" in message
     if name == "spaces first":
         return  # against the format's text, but its library lets it pass
@@ -161,18 +161,18 @@ def test_scalars_and_empty_tensors(tmp_path):
             "end": ("F16", (0,), b""),
         },
     )
-    file = SafetensorsFile(path)
-    assert file.tensor("one").bits.shape == () and file.tensor("one").bits == 2.5
-    assert file.tensor("none").bits.shape == (0, 3) and file.tensor("end").bits.shape == (0,)
-    for name in file.names:
-        file.tensor(name).release()
-        assert file.tensor(name).float32().dtype == np.float32
+    file = open_safetensors(path)
+    assert file["one"].tensor("one").bits.shape == () and file["one"].tensor("one").bits == 2.5
+    assert file["none"].tensor("none").bits.shape == (0, 3) and file["end"].tensor(
+        "end"
+    ).bits.shape == (0,)
+    for name in file:
+        file[name].tensor(name).release()
+        assert file[name].tensor(name).float32().dtype == np.float32
 
 
 def test_an_empty_list_of_tensors(tmp_path):
-    assert (
-        SafetensorsFile(file_with(b'{"__metadata__": {"a": "b"}}', path=tmp_path / "x")).names == ()
-    )
+    assert open_safetensors(file_with(b'{"__metadata__": {"a": "b"}}', path=tmp_path / "x")) == {}
 
 
 @given(data=st.data())
@@ -190,8 +190,8 @@ def test_a_damaged_file_is_read_right_or_refused(data, tmp_path):
         raw[at] = data.draw(st.integers(0, 255))
     path.write_bytes(raw)
     try:
-        file = SafetensorsFile(path)
-        arrays = {name: file.tensor(name).bits for name in file.names}
+        file = open_safetensors(path)
+        arrays = {name: file[name].tensor(name).bits for name in file}
     except CheckpointError as e:
         assert "\n" not in str(e)
     else:
