@@ -14,7 +14,9 @@ from mlx_llama.core.text.tools.calls import CallText, fold_calls
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_calls
 
-Message = Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+Offer = tuple[Messages, dict[str, Any]]  # messages, and variables of the template
+Spell = Callable[[str], str]  # spells a mark in a grammar, as a token if it is a special one
 # Of llguidance: JSON as json.dumps writes it. They replace a schema's own "x-guidance", which could
 # switch checks off.
 JSON_OPTIONS = {
@@ -55,9 +57,7 @@ class ToolFormat(ABC):
         """True if a template writes calls in this format. Called in the order of `FORMATS`."""
         return re.search(self.cue, source) is not None
 
-    def offer(
-        self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """Messages and further variables for `encode_messages` that offer tools to the model.
 
         Raises TemplateError for malformed messages.
@@ -126,7 +126,7 @@ class ToolFormat(ABC):
             rules.append(f"answer: %json {json.dumps({**answer, 'x-guidance': JSON_OPTIONS})}")
         return "\n".join(rules)
 
-    def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], many: bool) -> list[str]:
+    def rules(self, tools: Sequence[Tool], mark: Spell, many: bool) -> list[str]:
         """Lark rules of `calls`. mark: spells a mark, as a token if it is a special one."""
         calls = [
             self.spell_call(tool.name, f"arguments_{number}", mark)
@@ -143,12 +143,12 @@ class ToolFormat(ABC):
             rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
         return rules
 
-    def spell_call(self, name: str, arguments: str, mark: Callable[[str], str]) -> str:
+    def spell_call(self, name: str, arguments: str, mark: Spell) -> str:
         """The rule of one tool's call. arguments: the rule of its arguments."""
         head = f'{{"name": {json.dumps(name)}, "{self.arguments}": '
         return f'{quote(head)} {arguments} "}}"'
 
-    def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
+    def spell_calls(self, mark: Spell, many: bool) -> str:
         """The rule of one `call` or of several, with the marks around them."""
         if self.is_list:
             calls = 'call (", " call)*' if many else "call"
