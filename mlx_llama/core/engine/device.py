@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,13 +13,13 @@ from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.generation.completion import Writer
 
 
+@dataclass(frozen=True)
 class Device:
     """Launches and reads of a model (the served model or a draft model) on its cache."""
 
-    def __init__(self, backend: Backend, model: Model, cache: Cache):
-        self.backend = backend
-        self.model = model
-        self.cache = cache
+    backend: Backend
+    model: Model
+    cache: Cache
 
     def prefill(self, tokens: Sequence[int], row: int) -> None:
         """Launch a chunk of a row's prompt. A lazy device projects nothing to the vocabulary."""

@@ -16,6 +16,7 @@ from mlx_llama.core.generation.dry import Breakers, Dry
 from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import uses_dry
+from mlx_llama.core.generation.stops import Stops
 from mlx_llama.core.generation.thinking import ThoughtConstraint
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
@@ -68,10 +69,11 @@ class Engine:
             completion.prompt_logprobs = [None]
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
-        decoder, stops = self._decode(request, constraint), (options.stop, options.stop_token_ids)
+        decoder, stops = self._decode(request, constraint), Stops(options.stop)
         is_split = thinking and thinking.is_split
         thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
-        writer = Writer(completion, options.max_tokens, limit, eos, decoder, *stops, thoughts)
+        ends = eos, decoder, stops, options.stop_token_ids
+        writer = Writer(completion, options.max_tokens, limit, *ends, thoughts)
         writer.add_notices(self.notices)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices

@@ -63,12 +63,11 @@ class Scheduler:
             drafts = draft.make_cache(min(engine.context, trained), count)
             device = Device(backend, draft, drafts)
             self.drafts = [ModelDrafts(device, row) for row in range(count)]
-        self.rows = Rows(
-            model.config, self.cache, drafts, cache_memory, kept_rows, runtime.is_out_of_memory
-        )
+        limits = cache_memory, kept_rows, runtime.is_out_of_memory
+        self.rows = Rows(model.config, self.cache, drafts, *limits)
         self.queues = Queues(model, self.rows)
         self.steps = Steps(backend, model, self.cache)
-        self.memory = Memory(self.queues, self.steps, runtime.is_out_of_memory)
+        self.memory = Memory(self.queues, self.steps)
         self.clock = Clock()
         self._chunks = Chunks(SHARED_CHUNK)
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.text.json_schema import rewrite_schema
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import JSON_OPTIONS
 
@@ -337,35 +338,31 @@ def _describe(rule: Rule) -> dict[str, Any]:
 
 # formats that llguidance enforces
 _FORMATS = "date time date-time duration email hostname ipv4 ipv6 uuid uri".split()
-_VALUES = ("const", "enum", "default", "examples", "x-guidance")
 
 
 def _relax(schema: Any, keywords: set[str]) -> Any:
     """The schema without keywords that llguidance cannot enforce: unknown formats, uniqueItems,
     look-around in patterns, the exclusion of oneOf. Adds their names to `keywords`.
     """
-    if isinstance(schema, list):
-        return [_relax(inner, keywords) for inner in schema]
-    if not isinstance(schema, dict):
-        return schema
-    relaxed: dict[str, Any] = {}
-    for name, value in schema.items():
-        is_lost = (
+
+    def is_lost(name: str, value: Any) -> bool:
+        return (
             (name == "uniqueItems" and value is True)
             or (name == "format" and isinstance(value, str) and value not in _FORMATS)
-            or (name == "pattern" and isinstance(value, str) and re.search(r"\(\?<?[=!]", value))
-        )
-        if is_lost or name == "oneOf":
-            keywords.add(name)
-        if name in ("properties", "$defs", "definitions", "patternProperties") and isinstance(
-            value, dict
-        ):
-            relaxed[name] = {key: _relax(inner, keywords) for key, inner in value.items()}
-        elif not is_lost:
-            relaxed["anyOf" if name == "oneOf" else name] = (
-                value if name in _VALUES else _relax(value, keywords)
+            or (
+                name == "pattern"
+                and isinstance(value, str)
+                and re.search(r"\(\?<?[=!]", value) is not None
             )
-    return relaxed
+        )
+
+    def relax(inner: dict[str, Any]) -> dict[str, Any]:
+        lost = {name for name, value in inner.items() if is_lost(name, value)}
+        keywords.update(lost, {"oneOf"} & inner.keys())
+        kept = {name: value for name, value in inner.items() if name not in lost}
+        return {"anyOf" if name == "oneOf" else name: value for name, value in kept.items()}
+
+    return rewrite_schema(schema, relax)
 
 
 def _refusal(rule: Rule, reason: str) -> OptionsError:

@@ -363,17 +363,18 @@ class LLM:
         their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
         OptionsError, and TemplateError without a template.
         """
+        said: Any = messages  # Session checks them
         return Session(
             self.loop,
             self.require_template(),
             self.defaults,
             self.checkpoint.name,
             system,
-            options,
+            {**options},
             self.identify_cache,
             Toolbox(tuple(read_tools(tools)), tool_choice, parallel),
             rounds,
-            messages,
+            said,
             self.look_up,
         )
 

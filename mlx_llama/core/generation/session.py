@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from typing_extensions import Unpack
@@ -108,48 +108,36 @@ class Stream(TextPieces):
         self._is_closed = True
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """A chat with one model.
 
     messages: the whole conversation, tool calls and their results included; old turns leave the
     context, never this list. options: the user's, by name. Threads that `send` wait for their turn;
-    other calls raise SessionError while another thread reads an answer.
+    other calls raise SessionError while another thread reads an answer. Raises OptionsError, and
+    SessionError for messages that are not questions and answers in turn.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        template: ChatTemplate,
-        defaults: Defaults,
-        model: str,
-        system: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        identify_cache: Callable[[int], Identity] | None = None,
-        toolbox: Toolbox = Toolbox(),
-        rounds: int = ROUNDS,
-        messages: Sequence[Mapping[str, Any]] = (),
-        look_up: Callable[[str, str], str] = lambda question, answer: "",
-    ):
-        """identify_cache: identity of the cache files of `save`, by adapter; None: none are
-        written. toolbox: functions that an answer may call. rounds: maximum number of answers to a
-        question. messages: what was said before. look_up: `see_also` of a question and its
-        answer. Raises OptionsError, and SessionError for messages that are not questions and
-        answers in turn.
-        """
-        self.loop = loop
-        self.template = template
-        self.defaults = defaults
-        self.model = model
-        self.identify_cache = identify_cache
-        self.toolbox, self.rounds = toolbox, rounds
-        self.look_up = look_up
-        self.system = system
-        rest, self.hooks = split_hooks(options or {})  # for questions without hooks
+    loop: Loop
+    template: ChatTemplate
+    defaults: Defaults
+    model: str  # the checkpoint's name
+    system: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    # identity of the cache files of `save`, by adapter; None: none are written
+    identify_cache: Callable[[int], Identity] | None = None
+    toolbox: Toolbox = Toolbox()  # functions that an answer may call
+    rounds: int = ROUNDS  # maximum number of answers to a question
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    look_up: Callable[[str, str], str] = lambda question, answer: ""  # `see_also` of both
+
+    def __post_init__(self) -> None:
+        rest, self.hooks = split_hooks(self.options)  # for questions without hooks
         self.options = {name: value for name, value in rest.items() if value is not None}
-        first = next(iter(messages), None)
-        if isinstance(first, Mapping) and first.get("role") == "system" and system is None:
-            self.system, messages = first.get("content"), messages[1:]
-        self.messages: list[dict[str, Any]] = check_turns(messages)
+        first = next(iter(self.messages), None)
+        if isinstance(first, Mapping) and first.get("role") == "system" and self.system is None:
+            self.system, self.messages = first.get("content"), self.messages[1:]
+        self.messages = check_turns(self.messages)
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
         self._turn = 0  # counts changes of the conversation
@@ -165,7 +153,7 @@ class Session:
         # the newest stream has the last answer's prompt and options, so it gives its tokens
         self.is_repeating = False
         self.resolve()  # report bad options now, not at the first question
-        toolbox.check_functions()
+        self.toolbox.check_functions()
 
     @property
     def engine(self) -> Engine:
