@@ -9,7 +9,6 @@ small models get lost in it.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import subprocess
@@ -17,8 +16,8 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -69,34 +68,22 @@ def choice(texts: Sequence[str]) -> str:
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
+@dataclass(eq=False)
 class Constraint:
-    """The state of one constrained answer: masks before each token, advanced by `accept`.
+    """The state of one constrained answer: masks before each token, advanced by `accept`."""
 
-    free: number of next tokens without a constraint. keeps_space: the answer may begin with a
-    space, which the decoder must not drop. relaxed: keywords of a lenient schema that are not
-    enforced.
-    """
-
-    free: float = 0
-
-    def __init__(
-        self,
-        matcher: llguidance.LLMatcher,
-        rule: Rule,
-        size: int,
-        keeps_space: bool,
-        not_first: Collection[int],
-        relaxed: str = "",
-    ):
-        self.rule, self.keeps_space, self.relaxed = rule, keeps_space, relaxed
-        self._matcher, self._size, self._not_first = matcher, size, not_first
-        self._accepted = 0
+    matcher: llguidance.LLMatcher
+    rule: Rule
+    size: int  # of the vocabulary
+    keeps_space: bool  # the answer may begin with a space, which the decoder must not drop
+    not_first: Collection[int]  # tokens that may not begin it
+    relaxed: str = ""  # keywords of a lenient schema that are not enforced
+    accepted: int = 0  # tokens
+    free: ClassVar[float] = 0  # number of next tokens without a constraint
 
     def copy(self) -> Constraint:
         """A constraint in the same state."""
-        copied = copy.copy(self)
-        copied._matcher = self._matcher.deep_copy()
-        return copied
+        return replace(self, matcher=self.matcher.deep_copy())
 
     def mask(self) -> npt.NDArray[np.int32]:
         """Allowed tokens, a new int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set where token
@@ -104,46 +91,46 @@ class Constraint:
 
         Raises OptionsError if the grammar needs more work than the limits allow.
         """
-        bits = np.empty(-(-self._size // 32), np.int32)
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
+        bits = np.empty(-(-self.size // 32), np.int32)
+        self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
         self._check()
-        if not self._accepted:
-            for token in self._not_first:
+        if not self.accepted:
+            for token in self.not_first:
                 bits[token // 32] &= ~(1 << token % 32)
         return bits
 
     def accept(self, token: int) -> None:
         """Advance by a token. Raises ValueError unless `mask` allowed it, and as `mask`."""
-        if not self._matcher.consume_token(token):
-            if "satisfy the grammar" in self._matcher.get_error():
+        if not self.matcher.consume_token(token):
+            if "satisfy the grammar" in self.matcher.get_error():
                 raise ValueError(
-                    f"token {token} after {self._accepted} others does not match the "
+                    f"token {token} after {self.accepted} others does not match the "
                     f"{self.rule.option}"
                 )
             self._check()
-        self._accepted += 1
+        self.accepted += 1
 
     def forced(self) -> list[int]:
         """The next tokens as far as the grammar leaves no choice; not accepted yet."""
-        tokens: list[int] = self._matcher.compute_ff_tokens()
+        tokens: list[int] = self.matcher.compute_ff_tokens()
         self._check()
         return tokens
 
     @property
     def is_complete(self) -> bool:
         """True if the answer so far matches."""
-        return not self._matcher.is_error() and self._matcher.is_accepting()
+        return not self.matcher.is_error() and self.matcher.is_accepting()
 
     @property
     def is_finished(self) -> bool:
         """True if nothing may follow but an end token, or one was accepted."""
-        return self._matcher.is_stopped()
+        return self.matcher.is_stopped()
 
     def _check(self) -> None:
-        if self._matcher.is_error():
+        if self.matcher.is_error():
             raise OptionsError(
-                f"option `{self.rule.option}`: became too complex after {self._accepted} tokens "
-                f"({_first_line(self._matcher.get_error())}): simplify it"
+                f"option `{self.rule.option}`: became too complex after {self.accepted} tokens "
+                f"({_first_line(self.matcher.get_error())}): simplify it"
             )
 
 
