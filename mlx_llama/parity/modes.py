@@ -259,13 +259,8 @@ def _finish(
     return 0 if all(row["within"] for row in rows) else 1
 
 
+# by name
 MODES: dict[str, Callable[[Job], int]] = {
-    "record": record,
-    "check": check,
-    "verify_cache": verify_cache,
-    "batch": batch,
-    "repeat": repeat,
-    "perplexity": perplexity,
-    "digest": digest,
-    "compare": compare,
+    mode.__name__: mode
+    for mode in (record, check, verify_cache, batch, repeat, perplexity, digest, compare)
 }

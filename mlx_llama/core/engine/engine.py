@@ -143,7 +143,7 @@ class Engine:
         starts_text = request.starts_text and not (constraint and constraint.keeps_space)
         shown = request.shown
         if request.thinking:
-            shown |= request.thinking.form.special_ids(self.tokenizer)
+            shown |= self.tokenizer.find_special(request.thinking.form.marks)
         more: dict[str, Any] = {"shown": shown} if shown else {}
         return self.tokenizer.stream(starts_text=starts_text, **more)
 

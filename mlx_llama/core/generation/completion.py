@@ -23,26 +23,12 @@ SHOWN_CHARACTERS = 40  # of the text, in a repr
 class Token(int):
     """A token id with its text and time."""
 
-    text: str  # that it completed; "" where a character or a stop string may be unfinished
-    thought: str  # the same of a thought
-    seconds: float  # since the request was submitted
-    logprobs: TokenLogprobs | None  # None unless the option asks for them
+    text: str = ""  # that it completed; "" where a character or a stop string may be unfinished
+    thought: str = ""  # the same of a thought
+    seconds: float = 0.0  # since the request was submitted
+    logprobs: TokenLogprobs | None = None  # None unless the option asks for them
     # log-probabilities of the tokens that `text` completed, end tokens excluded
-    entries: tuple[Entry, ...]
-
-    def __new__(
-        cls,
-        value: int,
-        text: str = "",
-        seconds: float = 0.0,
-        logprobs: TokenLogprobs | None = None,
-        entries: tuple[Entry, ...] = (),
-        thought: str = "",
-    ) -> Token:
-        token = super().__new__(cls, value)
-        token.text, token.seconds, token.logprobs = text, seconds, logprobs
-        token.entries, token.thought = entries, thought
-        return token
+    entries: tuple[Entry, ...] = ()
 
 
 @dataclass(repr=False)
@@ -266,9 +252,10 @@ class Writer:
         entries: tuple[Entry, ...] = ()
         if logprobs is not None:
             entries = self._entries.take(len(completion.text), self.is_finished, is_cut)
-        completion.tokens.append(
-            Token(token, text, seconds, logprobs, entries, completion.reasoning[thought:])
-        )
+        read = Token(token)
+        read.text, read.seconds, read.logprobs = text, seconds, logprobs
+        read.entries, read.thought = entries, completion.reasoning[thought:]
+        completion.tokens.append(read)
 
     def _decode(self, token: int, logprobs: TokenLogprobs | None) -> str:
         """The text that appears with a token. Ends the answer at a stop string."""

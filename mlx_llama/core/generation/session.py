@@ -37,6 +37,7 @@ from .tool_use import (
 from .turns import find_turns, fit_turns
 
 
+@dataclass(eq=False, repr=False)
 class Stream(TextPieces):
     """Pieces of text as they are generated; `completion` grows with them and is final after the
     last. `pieces` has the thoughts, too.
@@ -44,27 +45,23 @@ class Stream(TextPieces):
     One thread reads at a time; any thread may close it. Computing begins with the first piece.
     """
 
-    def __init__(
-        self,
-        handle: Handle | ToolLoop,
-        begin: Callable[[], None] = lambda: None,
-        end: Callable[[], None] = lambda: None,
-    ):
-        """begin: called before the first piece, may raise. end: called once at the end."""
-        self._handle = handle
-        self._begin, self._end = begin, end
+    handle: Handle | ToolLoop
+    begin: Callable[[], None] = lambda: None  # called before the first piece, may raise
+    end: Callable[[], None] = lambda: None  # called once at the end
+
+    def __post_init__(self) -> None:
         self._is_begun = self._is_closed = False
         self._ending = threading.Lock()
 
     @property
     def completion(self) -> Completion:
         """The completion so far; with tools, that of the newest answer to the question."""
-        return self._handle.completion
+        return self.handle.completion
 
     @property
     def progress(self) -> tuple[int, int]:
         """Tokens of the prompt computed so far, and all of them; (0, 0) with tools."""
-        handle, total = self._handle, self.completion.prompt_tokens
+        handle, total = self.handle, self.completion.prompt_tokens
         return (handle.processed, total) if isinstance(handle, Handle) else (0, 0)
 
     def pieces(self) -> Iterator[str | Thought]:
@@ -76,12 +73,12 @@ class Stream(TextPieces):
         if self._is_closed:
             return None
         if not self._is_begun:
-            self._begin()
+            self.begin()
             self._is_begun = True
         try:
-            piece = self._handle.read()
+            piece = self.handle.read()
         except BaseException:
-            if self._handle.done:  # not over if only another thread is reading
+            if self.handle.done:  # not over if only another thread is reading
                 self._settle()
             raise
         if piece is None:
@@ -90,7 +87,7 @@ class Stream(TextPieces):
 
     def close(self) -> None:
         """Stop generating, from any thread, any number of times. The text so far stays."""
-        self._handle.cancel()
+        self.handle.cancel()
         if self._is_begun:
             self._settle()
         self._is_closed = True
@@ -103,7 +100,7 @@ class Stream(TextPieces):
 
     def _settle(self) -> None:
         with self._ending:
-            end, self._end = self._end, lambda: None
+            end, self.end = self.end, lambda: None
         end()
         self._is_closed = True
 
@@ -283,7 +280,7 @@ class Session:
         decoder, answer = self.tokenizer.stream(), whole[len(before) :]
         if form := find_thoughts(self.template.source):
             parser = form.parser("thought" if form.is_open(self.tokenizer, before) else "before")
-            decoder = self.tokenizer.stream(shown=form.special_ids(self.tokenizer))
+            decoder = self.tokenizer.stream(shown=self.tokenizer.find_special(form.marks))
             ended = form.encode(self.tokenizer, form.closing) if parser.is_thinking else []
         for count, token in enumerate(answer if whole[: len(before)] == before else []):
             if shown == text:

@@ -6,12 +6,16 @@ size.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import math
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
+from mlx_llama.core.backends import selection
+from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, OptionsError
 from mlx_llama.core.files.checkpoint import find_model, open_checkpoint
@@ -27,7 +31,6 @@ from mlx_llama.core.system.gpus import Gpus
 
 from .diagnosis import Diagnosis, OpenedModel
 from .fits import fit_backends
-from .inventory import predict_auto, take_stock
 from .text_checks import check_text
 
 # else norms
@@ -84,6 +87,35 @@ def diagnose(
         wanted = None if ctx_size is None else context_size(opened.checkpoint, ctx_size)
         fit_backends(diagnosis, opened.checkpoint, revision, wanted, name is None, cache_bits)
     return diagnosis
+
+
+# The machine
+
+
+def take_stock(gpus: Gpus) -> list[BackendFacts]:
+    """Describe all backends (mlx, cpu, cuda), their devices and memory. Each one's `facts` ask the
+    system's tools and the installed packages; facts that need a framework are unknown.
+    """
+    stock = []
+    for name in selection.PACKAGES:
+        facts, packages = selection.import_facts(name), {}
+        for package in facts.DISTRIBUTIONS:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                packages[package] = importlib.metadata.version(package)
+        reason = selection.missing(name)
+        missing = BackendFacts(name, False, reason, packages)
+        stock.append(missing if reason else facts.describe(packages, gpus))
+    return stock
+
+
+def predict_auto(backends: list[BackendFacts]) -> str:
+    """Predict the choice of selection.auto(), which imports torch. backends: as `take_stock`
+    returns them.
+    """
+    mlx, _, cuda = backends
+    if platform.system() == "Darwin" and platform.machine() == "arm64" and mlx.available:
+        return "mlx"
+    return "cuda" if cuda.available and cuda.gpu is not False else "cpu"
 
 
 # The model

@@ -166,6 +166,10 @@ class Tokenizer(ABC):
             for token, piece in enumerate(pieces)
         ]
 
+    def find_special(self, marks: Iterable[str]) -> frozenset[int]:
+        """Ids of those marks that are special tokens."""
+        return frozenset(self.special_ids[mark] for mark in marks if mark in self.special_ids)
+
     @abstractmethod
     def _make_piece(self, token: int) -> Piece | None:
         """Build the piece of an id of the vocabulary."""

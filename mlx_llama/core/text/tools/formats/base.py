@@ -85,10 +85,7 @@ class ToolFormat(ABC):
 
     def shown_specials(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens that a decoder must show to the parser, such as [TOOL_CALLS]."""
-        marks = (self.opens, self.closes, *self.others, *self.marks)
-        return frozenset(
-            tokenizer.special_ids[mark] for mark in marks if mark in tokenizer.special_ids
-        )
+        return tokenizer.find_special((self.opens, self.closes, *self.others, *self.marks))
 
     def written_marks(self) -> tuple[str, ...]:
         """Special tokens that `write` puts into the text of the assistant's messages."""
