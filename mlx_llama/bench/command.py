@@ -30,9 +30,8 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.llm import context_size, one_adapter
 
 from . import plot, report
-from .batch import Batch, measure_batches
 from .host import measure_host
-from .measure import Case, load, measure, measure_rows
+from .measure import Batch, Case, load, measure, measure_batches, measure_rows
 from .profile import measure_profiles
 
 PLOT_DEPTHS = 9
