@@ -83,18 +83,11 @@ class Engine:
         tokens = list(request.prompt)  # the answer is appended
         lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        return Sequence(
-            request,
-            tokens,
-            limit,
-            writer,
-            speculation,
-            constraint,
-            dry=Dry(options, self.breakers.find(options.dry_sequence_breakers), tokens)
-            if uses_dry(options)
-            else None,
-            adapter=self.find_adapter(options),
-        )
+        dry = None
+        if uses_dry(options):
+            dry = Dry(options, self.breakers.find(options.dry_sequence_breakers), tokens)
+        more: Any = {"dry": dry, "adapter": self.find_adapter(options)}
+        return Sequence(request, tokens, limit, writer, speculation, constraint, **more)
 
     def _constrain(
         self, request: Request, rule: Rule | None
@@ -125,14 +118,9 @@ class Engine:
             return constraint
         if not thinking.precedes_rule if constraint else thinking.budget < 0:
             return constraint
-        return ThoughtConstraint(
-            thinking,
-            tokenizer,
-            self.model.config.vocab_size,
-            self.eos,
-            constraint,
-            starts_text=request.starts_text and not (constraint and constraint.keeps_space),
-        )
+        size = self.model.config.vocab_size
+        starts = request.starts_text and not (constraint and constraint.keeps_space)
+        return ThoughtConstraint(thinking, tokenizer, size, self.eos, constraint, starts)
 
     def _decode(
         self, request: Request, constraint: Constraint | ThoughtConstraint | None

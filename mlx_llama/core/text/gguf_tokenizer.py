@@ -36,15 +36,7 @@ from .sentencepiece_model import (
     USER_DEFINED,
     build_bpe_model,
 )
-from .tokenizer import (
-    SPACE,
-    Piece,
-    Tokenizer,
-    byte_alphabet,
-    decode_byte_level,
-    library_faults,
-    parse_byte_token,
-)
+from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -360,8 +352,7 @@ class GGUFTokenizer(Tokenizer):
         if kind in (UNUSED, UNDEFINED):
             return None
         if kind == BYTE:
-            byte = parse_byte_token(text)
-            return None if byte is None else Piece(bytes([byte]), is_byte=True)
+            return Piece.of_byte(text)
         if kind == NORMAL:
             return Piece(self._decode_normal(text))
         return Piece(text.encode(), is_special=token in self._specials, keeps_space=True)
@@ -466,7 +457,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
                 f"expected one for every byte of a text{count}; {_AGAIN}"
             )
         for i in np.flatnonzero(self._file_types == BYTE):
-            if parse_byte_token(text := self.tokens[i]) is None:
+            if Piece.of_byte(text := self.tokens[i]) is None:
                 expected = "expected <0x00> to <0xFF> for a byte token"
                 raise fields.error(f"tokens[{i}]", text, expected)
         # Control tokens of the file, which merges must not produce. Other end tokens may be

@@ -22,15 +22,7 @@ from mlx_llama.core.system.files import read_file, read_json, reading
 
 from .sentencepiece_model import set_space_prefix, user_defined_ids
 from .tekken import NAMED, read_tekken
-from .tokenizer import (
-    SPACE,
-    Piece,
-    Tokenizer,
-    byte_alphabet,
-    decode_byte_level,
-    library_faults,
-    parse_byte_token,
-)
+from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
 
 _JSON, _TEKKEN, _MODEL = "tokenizer.json", "tekken.json", "tokenizer.model"
 MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
@@ -424,9 +416,8 @@ class _FastTokenizer(_FolderTokenizer):
         is_special = token in self._specials
         if self.byte_level:
             return Piece(decode_byte_level(text), is_special=is_special)
-        byte = parse_byte_token(text) if self._has_byte_tokens else None
-        if byte is not None:
-            return Piece(bytes([byte]), is_byte=True, is_special=is_special)
+        if self._has_byte_tokens and (piece := Piece.of_byte(text, is_special)):
+            return piece
         return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)
 
 
@@ -630,8 +621,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             return None
         text = self._library.id_to_piece(token)
         if self._library.is_byte(token):
-            byte = parse_byte_token(text)
-            return None if byte is None else Piece(bytes([byte]), is_byte=True)
+            return Piece.of_byte(text)
         if self._library.is_unknown(token):
             return Piece(self._library.decode([token]).encode("utf-8"), keeps_space=True)
         return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)

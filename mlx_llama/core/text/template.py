@@ -81,16 +81,9 @@ class ChatTemplate:
         Raises TemplateError: malformed messages; the template refuses the conversation, fails,
         violates the sandbox, or exceeds a limit.
         """
-        return self._run(
-            {
-                "tools": None,
-                "documents": None,
-                **self.variables,
-                **extras,
-                "messages": check_messages(messages),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        values = {"tools": None, "documents": None, **self.variables, **extras}
+        values["add_generation_prompt"] = add_generation_prompt
+        return self._run({**values, "messages": check_messages(messages)})
 
     def choose(self, has_tools: bool, has_documents: bool = False) -> ChatTemplate:
         """The template for a request that offers tools or brings documents, or neither."""

@@ -32,6 +32,12 @@ class Piece(NamedTuple):
     is_special: bool = False
     keeps_space: bool = False  # never loses a leading space
 
+    @classmethod
+    def of_byte(cls, text: str, is_special: bool = False) -> Piece | None:
+        """The piece of a token like <0xE2>; None for other tokens."""
+        byte = parse_byte_token(text)
+        return None if byte is None else cls(bytes([byte]), is_byte=True, is_special=is_special)
+
 
 class Tokenizer(ABC):
     """Text to ids and back."""

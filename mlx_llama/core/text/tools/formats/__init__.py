@@ -16,33 +16,10 @@ from .tagged import GLM, MINIMAX_M2, QWEN_CODER, SEED_OSS
 
 # The first that matches a template is its format. Of the last two, one does.
 FORMATS = (
-    MISTRAL_IDS,
-    MISTRAL_HEADERS,
-    MISTRAL,
-    SMOLLM3,
-    SMOLLM2,
-    QWEN_CODER,
-    SEED_OSS,
-    MINIMAX_M2,
-    GLM,
-    GRANITE_3,
-    APRIEL,
-    APERTUS,
-    NEMOTRON,
-    HARMONY,
-    FUNCTIONARY_32,
-    FUNCTIONARY_31,
-    PHI_4_MINI,
-    FIREFUNCTION,
-    FUNCTOOLS,
-    HERMES,
-    IN_SYSTEM,
-    BRIEF,
-    IN_USER,
-    LLAMA3,
-    UNKNOWN,
-    UNKNOWN_IN_USER,
-)
+    MISTRAL_IDS, MISTRAL_HEADERS, MISTRAL, SMOLLM3, SMOLLM2, QWEN_CODER, SEED_OSS, MINIMAX_M2, GLM,
+    GRANITE_3, APRIEL, APERTUS, NEMOTRON, HARMONY, FUNCTIONARY_32, FUNCTIONARY_31, PHI_4_MINI,
+    FIREFUNCTION, FUNCTOOLS, HERMES, IN_SYSTEM, BRIEF, IN_USER, LLAMA3, UNKNOWN, UNKNOWN_IN_USER,
+)  # fmt: skip
 
 
 def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:

@@ -20,15 +20,10 @@ Spell = Callable[[str], str]  # spells a mark in a grammar, as a token if it is 
 # Of llguidance: JSON as json.dumps writes it. They replace a schema's own "x-guidance", which could
 # switch checks off.
 JSON_OPTIONS = {
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "whitespace_flexible": False,
-    "whitespace_pattern": None,
-    "lenient": False,
-    "coerce_one_of": False,
-    "json_allowed_escapes": None,
-    "json_allow_general_unicode_escapes": False,
-}
+    "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False,
+    "whitespace_pattern": None, "lenient": False, "coerce_one_of": False,
+    "json_allowed_escapes": None, "json_allow_general_unicode_escapes": False,
+}  # fmt: skip
 
 
 class ToolFormat(ABC):
