@@ -101,19 +101,12 @@ class Loaded:
 
     def facts(self, repetitions: int) -> dict[str, Any]:
         """Model, backend, device, memory so far and notices, by name."""
-        return {
-            "model": self.checkpoint.name,
-            "backend": self.backend.name,
-            "device": self.backend.device_name,
-            "dtype": self.dtype,
-            "cache_bits": self.model.cache_bits,
-            "stored": self.checkpoint.formats,
-            "weights_bytes": self.checkpoint.nbytes,
-            "load_seconds": self.seconds,
-            "notices": list(map(spell_flags, self.model.notices)),
-            "repetitions": repetitions,
-            "peak_memory_bytes": self.backend.runtime.peak_memory(self.backend.device),
-        }
+        checkpoint, backend, model = self.checkpoint, self.backend, self.model
+        facts = {"model": checkpoint.name, "backend": backend.name, "device": backend.device_name}
+        facts |= {"dtype": self.dtype, "cache_bits": model.cache_bits, "stored": checkpoint.formats}
+        facts |= {"weights_bytes": checkpoint.nbytes, "load_seconds": self.seconds}
+        facts |= {"notices": list(map(spell_flags, model.notices)), "repetitions": repetitions}
+        return facts | {"peak_memory_bytes": backend.runtime.peak_memory(backend.device)}
 
     def bandwidth_probe(self) -> Callable[[], float]:
         """A function that measures the memory's bandwidth, in bytes per second."""
@@ -203,12 +196,8 @@ class Case:
 
     def facts(self) -> dict[str, Any]:
         """llama-bench's columns."""
-        return {
-            "test": self.name,
-            "n_prompt": self.length if self.kind == "pp" else 0,
-            "n_gen": self.length if self.kind == "tg" else 0,
-            "n_depth": self.depth,
-        }
+        n_prompt, n_gen = (self.length, 0) if self.kind == "pp" else (0, self.length)
+        return {"test": self.name, "n_prompt": n_prompt, "n_gen": n_gen, "n_depth": self.depth}
 
 
 @dataclass(frozen=True)
@@ -222,14 +211,9 @@ class Row:
         """Figures by name; rates in tokens per second: median, slowest and fastest repetition."""
         seconds = [sum(run) for run in self.per_token]
         rates = [self.case.length / taken for taken in seconds]
-        return {
-            **self.case.facts(),
-            "tps": statistics.median(rates),
-            "tps_min": min(rates),
-            "tps_max": max(rates),
-            "seconds": statistics.median(seconds),
-            "samples_tps": rates,
-        }
+        spread = {"tps": statistics.median(rates), "tps_min": min(rates), "tps_max": max(rates)}
+        samples = {"seconds": statistics.median(seconds), "samples_tps": rates}
+        return self.case.facts() | spread | samples
 
 
 def measure_rows(
@@ -318,20 +302,11 @@ class BatchRow:
         t_pp, t_tg = map(statistics.median, zip(*self.seconds))
         t = statistics.median(map(sum, self.seconds))
         speeds = [case.rows * case.generate / seconds for _, seconds in self.seconds]
-        return {
-            "pp": case.prompt,
-            "tg": case.generate,
-            "pl": case.rows,
-            "n_kv": n_kv,
-            "t_pp": t_pp,
-            "speed_pp": case.rows * case.prompt / t_pp,
-            "t_tg": t_tg,
-            "speed_tg": case.rows * case.generate / t_tg,
-            "t": t,
-            "speed": n_kv / t,
-            "speed_tg_min": min(speeds),
-            "speed_tg_max": max(speeds),
-        }
+        sizes = {"pp": case.prompt, "tg": case.generate, "pl": case.rows, "n_kv": n_kv}
+        prompts = {"t_pp": t_pp, "speed_pp": case.rows * case.prompt / t_pp}
+        answers = {"t_tg": t_tg, "speed_tg": case.rows * case.generate / t_tg}
+        spread = {"speed_tg_min": min(speeds), "speed_tg_max": max(speeds)}
+        return sizes | prompts | answers | {"t": t, "speed": n_kv / t} | spread
 
 
 def measure_batches(

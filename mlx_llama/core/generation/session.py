@@ -472,14 +472,9 @@ class Session:
         system = [{"role": "system", "content": self.system}] if self.system else []
 
         def encode(dropped: int) -> ToolPrompt:
-            return encode_with_tools(
-                self.tokenizer,
-                self.template,
-                [*system, *messages[dropped:]],
-                box,
-                resolved.options,
-                self.engine.check_count,
-            )
+            talk, made_by = [*system, *messages[dropped:]], (self.tokenizer, self.template)
+            checked = resolved.options, self.engine.check_count
+            return encode_with_tools(*made_by, talk, box, *checked)
 
         context = self.engine.context
         max_tokens = resolved.options.max_tokens
