@@ -26,6 +26,8 @@ from .core.text.controls import show_controls
 from .core.text.thoughts import Thought
 
 if TYPE_CHECKING:
+    from .core.engine.request import Handle
+    from .core.generation.jobs import Job
     from .core.generation.llm import LLM
 
 EXAMPLES = """
@@ -196,18 +198,15 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
     llm = load(args)
     if has_messages:
         llm.require_template()
+
+    def submit(job: Job) -> Handle:
+        return llm.submit(make_prompt(llm, job.prompt, args), **job.options)
+
     started = time.perf_counter()
     try:
         with results, progress.show_count("generating", len(jobs)) as advance:
-            run_jobs(
-                jobs,
-                results,
-                lambda job: llm.submit(make_prompt(llm, job.prompt, args), **job.options),
-                llm.loop.tick,
-                QUEUED * llm.loop.max_rows,
-                advance,
-                spell_flags,
-            )
+            queued = QUEUED * llm.loop.max_rows
+            run_jobs(jobs, results, submit, llm.loop.tick, queued, advance, spell_flags)
     except KeyboardInterrupt:
         cli.say(
             f"(stopped after {len(results.done)} of {len(jobs)} requests; run the same "

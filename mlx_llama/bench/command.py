@@ -154,14 +154,9 @@ def main(arguments: list[str]) -> int:
     options = backend.check(flags.load_options(args))
     checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
     context = context_size(checkpoint, options.ctx_size)
-    is_single = (
-        row_counts is None
-        and len(prompts) == len(generates) == 1
-        and depths in (None, [0])
-        and not args.plot
-        and output in ("text", "json")
-        and not args.profile
-    )
+    has_one = len(prompts) == len(generates) == 1 and depths in (None, [0]) and row_counts is None
+    is_table = args.plot or args.profile or output not in ("text", "json")
+    is_single = has_one and not is_table
     if args.profile and args.prompt_tokens is None:
         prompts = []
     are_batches = row_counts is not None and not args.profile

@@ -333,15 +333,10 @@ def _relax(schema: Any, keywords: set[str]) -> Any:
     """
 
     def is_lost(name: str, value: Any) -> bool:
-        return (
-            (name == "uniqueItems" and value is True)
-            or (name == "format" and isinstance(value, str) and value not in _FORMATS)
-            or (
-                name == "pattern"
-                and isinstance(value, str)
-                and re.search(r"\(\?<?[=!]", value) is not None
-            )
-        )
+        if not isinstance(value, str):
+            return name == "uniqueItems" and value is True
+        is_unknown = name == "format" and value not in _FORMATS
+        return is_unknown or (name == "pattern" and re.search(r"\(\?<?[=!]", value) is not None)
 
     def relax(inner: dict[str, Any]) -> dict[str, Any]:
         lost = {name for name, value in inner.items() if is_lost(name, value)}

@@ -70,22 +70,15 @@ def diagnose(
     if opened is not None:
         _describe(diagnosis, opened)
         check_text(diagnosis, opened)
-    diagnosis.machine = {
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "physical_cores": machine.physical_cores(),
-        "free_memory_bytes": machine.free_memory(),
-    }
+    diagnosis.machine = {"system": platform.system(), "machine": platform.machine()}
+    diagnosis.machine["python"] = platform.python_version()
+    diagnosis.machine["physical_cores"] = machine.physical_cores()
+    diagnosis.machine["free_memory_bytes"] = machine.free_memory()
     if (folder := cache_folder.cache_folder()) is not None:
         sizes = [size for _, _, size in cache_folder.files()]
+        cache = {"folder": str(folder), "files": len(sizes), "nbytes": sum(sizes)}
         try:
-            diagnosis.machine["cache"] = {
-                "folder": str(folder),
-                "files": len(sizes),
-                "nbytes": sum(sizes),
-                "limit_bytes": cache_folder.size_limit(),
-            }
+            diagnosis.machine["cache"] = {**cache, "limit_bytes": cache_folder.size_limit()}
         except OptionsError as error:
             diagnosis.add("error", "machine", error)
     if gpus.first:

@@ -97,15 +97,8 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
     parts = []
     for text, score, kind in pieces:
         data = text.encode()
-        piece = (
-            b"\x0a"
-            + _encode_varint(len(data))
-            + data
-            + b"\x15"
-            + _pack_float(score)
-            + b"\x18"
-            + _BYTES[kind]
-        )
+        piece = b"\x0a" + _encode_varint(len(data)) + data
+        piece += b"\x15" + _pack_float(score) + b"\x18" + _BYTES[kind]
         # piece = 1, score = 2, type = 3. Most lengths take one byte, and then this is faster.
         parts.append(
             b"\x0a" + _BYTES[len(piece)] + piece
