@@ -330,13 +330,24 @@ class Session:
             completion.see_also = self.look_up(asked[-1]["content"], completion.text)
             added = list(answer.messages[len(asked) :]) if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
-                is_cut = bool(added)  # the last permitted answer made calls
-                added.append(
-                    {"role": "assistant", "content": ""}
-                    if is_cut
-                    else write_answer(completion.text, completion)
-                )
-            self._end(completion, asked, added, (prompt.tokens, resolved.options), begun, dropped)
+                # Calls come last if they were those of the last permitted answer.
+                silent = {"role": "assistant", "content": ""}
+                added.append(silent if added else write_answer(completion.text, completion))
+            with self._lock:
+                self._reader = None
+                self._turn += 1
+                tokens, reason = [*begun, *map(int, completion.tokens)], completion.finish_reason
+                is_cut = reason in ("interrupted", "error")
+                # An answer that ends before its first character, by an interrupt or an error,
+                # changes nothing.
+                is_empty = len(added) == 1 and not added[0]["content"] and not completion.reasoning
+                if not is_empty or not is_cut:
+                    self.messages, self.dropped = [*asked, *added], dropped
+                    self._answer = added[-1]["content"], tokens, reason
+                    # An answer that was stopped, or went on, is not what its prompt and options
+                    # give.
+                    self._asked = None if begun or is_cut else (prompt.tokens, resolved.options)
+                self.last, self._text = completion, [*prompt.tokens, *tokens]
 
         notices = [] if self.last else list(resolved.notices)
         if not self.last or self._speculate != resolved.options.speculate:
@@ -367,31 +378,6 @@ class Session:
                     "the conversation moved on before this answer started: ask again"
                 )
             self._reader = threading.current_thread()
-
-    def _end(
-        self,
-        completion: Completion,
-        asked: list[dict[str, Any]],
-        added: list[dict[str, Any]],
-        conditions: tuple[list[int], GenerationOptions],
-        begun: Sequence[int],
-        dropped: int,
-    ) -> None:
-        with self._lock:
-            self._reader = None
-            self._turn += 1
-            # An answer that ends before its first character, by an interrupt or an error, changes
-            # nothing.
-            is_empty = len(added) == 1 and not added[0]["content"] and not completion.reasoning
-            if not is_empty or completion.finish_reason not in ("interrupted", "error"):
-                self.messages, self.dropped = [*asked, *added], dropped
-                answer = [*begun, *map(int, completion.tokens)]
-                self._answer = added[-1]["content"], answer, completion.finish_reason
-                # An answer that was stopped, or went on, is not what its prompt and options give.
-                is_cut = completion.finish_reason in ("interrupted", "error")
-                self._asked = None if begun or is_cut else conditions
-            self.last = completion
-            self._text = [*conditions[0], *begun, *map(int, completion.tokens)]
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
