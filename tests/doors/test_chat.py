@@ -668,7 +668,7 @@ def test_progress_of_a_stream(roomy):
     total = stream.completion.prompt_tokens
     seen = [stream.progress]
     while stream.progress[0] < total:
-        llm.loop.tick() if seen[1:] else stream._handle.begin()
+        llm.loop.tick() if seen[1:] else stream.handle.begin()
         seen.append(stream.progress)
     stream.close()
     assert seen[0] == (0, total) and len(set(seen)) > 3 and seen == sorted(seen)

@@ -138,8 +138,7 @@ class Grammars:
     """Compiles rules for one tokenizer. Thread-safe.
 
     eos: end tokens, which are allowed where an answer is complete. vocab_size: of the logits. The
-    vocabulary is passed to llguidance at the first use: about 0.2 s for 32,000 tokens, 1 s for
-    128,000.
+    vocabulary is passed to llguidance at the first use: 0.2 s for 32,000 tokens, 1 s for 128,000.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocab_size: int):

@@ -48,6 +48,7 @@ from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
+Messages = abc.Sequence[abc.Mapping[str, Any]]
 # A text, messages or token ids.
 Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 
@@ -229,7 +230,7 @@ class LLM:
 
     def respond(
         self,
-        messages: abc.Sequence[abc.Mapping[str, Any]],
+        messages: Messages,
         tools: abc.Sequence[Any],
         tool_choice: str = "auto",
         parallel: bool = True,
@@ -246,7 +247,7 @@ class LLM:
 
     def run_tools(
         self,
-        messages: str | abc.Sequence[abc.Mapping[str, Any]],
+        messages: str | Messages,
         tools: abc.Sequence[abc.Callable[..., Any]],
         tool_choice: str = "auto",
         parallel: bool = True,
@@ -266,7 +267,7 @@ class LLM:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
 
-        def ask(talk: abc.Sequence[abc.Mapping[str, Any]], is_first: bool) -> ToolStream:
+        def ask(talk: Messages, is_first: bool) -> ToolStream:
             return self._respond(talk, box if is_first else free, options)
 
         loop = ToolLoop(ask, messages, box.tools, rounds)
@@ -276,7 +277,7 @@ class LLM:
 
     def _respond(
         self,
-        messages: abc.Sequence[abc.Mapping[str, Any]],
+        messages: Messages,
         box: Toolbox,
         options: abc.Mapping[str, Any],
     ) -> ToolStream:
@@ -337,7 +338,7 @@ class LLM:
         tool_choice: str = "auto",
         parallel: bool = True,
         rounds: int = ROUNDS,
-        messages: abc.Sequence[abc.Mapping[str, Any]] = (),
+        messages: Messages = (),
         **options: Unpack[Options],
     ) -> Session:
         """A conversation: `send` or `stream` each question.

@@ -36,6 +36,9 @@ from .tool_use import (
 )
 from .turns import find_turns, fit_turns
 
+Messages = Sequence[Mapping[str, Any]]
+Talk = list[dict[str, Any]]
+
 
 @dataclass(eq=False, repr=False)
 class Stream(TextPieces):
@@ -125,7 +128,7 @@ class Session:
     identify_cache: Callable[[int], Identity] | None = None
     toolbox: Toolbox = Toolbox()  # functions that an answer may call
     rounds: int = ROUNDS  # maximum number of answers to a question
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: Talk = field(default_factory=list)
     look_up: Callable[[str, str], str] = lambda question, answer: ""  # `see_also` of both
 
     def __post_init__(self) -> None:
@@ -233,7 +236,7 @@ class Session:
             raise SessionError("there is no question yet: ask something first")
         return self.messages[find_turns(self.messages)[-1]]["content"]
 
-    def undo(self) -> list[dict[str, Any]]:
+    def undo(self) -> Talk:
         """Take back the last question and its answer; returns their messages."""
         with self._lock:
             self._settle()
@@ -296,14 +299,12 @@ class Session:
             hooks.processors or self.hooks.processors, hooks.on_progress or self.hooks.on_progress
         )
 
-    def _ask(
-        self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks
-    ) -> Stream:
+    def _ask(self, before: Talk, text: str, resolved: Resolved, hooks: Hooks) -> Stream:
         return self._answer_to([*before, {"role": "user", "content": text}], resolved, hooks)
 
     def _answer_to(
         self,
-        asked: list[dict[str, Any]],
+        asked: Talk,
         resolved: Resolved,
         hooks: Hooks,
         begun: Sequence[int] = (),
@@ -311,16 +312,14 @@ class Session:
         """The answer to messages. begun: its first tokens, of an answer that was cut."""
         dropped, prompt = self.dropped, ToolPrompt([])
 
-        def prepare(
-            messages: Sequence[Mapping[str, Any]], box: Toolbox, notices: Sequence[str]
-        ) -> Handle:
+        def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
             nonlocal dropped, prompt
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
             return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
 
-        def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
+        def ask(messages: Messages, is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
             handle = prepare(messages, box, notices if is_first else ())
             return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
@@ -444,7 +443,7 @@ class Session:
 
     def _fit(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         resolved: Resolved,
         box: Toolbox,
         first: int,

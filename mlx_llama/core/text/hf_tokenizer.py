@@ -171,14 +171,11 @@ class _FolderTokenizer(Tokenizer):
         eos = find("eos_token")
         self.eos_ids = () if eos is None else (eos,)
         if "eos_token" not in settings.values:
-            known = [
-                (token, text)
-                for token in config.eos_token_ids
-                if (text := self._text_of(token)) is not None
-            ]
-            self.eos_ids = tuple(token for token, _ in known)
+            texts = {token: self._text_of(token) for token in config.eos_token_ids}
+            known = {token: text for token, text in texts.items() if text is not None}
+            self.eos_ids = tuple(known)
             if known:
-                self.named["eos_token"] = known[0][1]
+                self.named["eos_token"] = next(iter(known.values()))
 
     def _check_size(self, highest: int, config: LlamaConfig) -> None:
         if highest >= config.vocab_size:
@@ -359,12 +356,9 @@ class _FastTokenizer(_FolderTokenizer):
             or any(token.lstrip or token.rstrip for token in added)
         ):
             return 0
-        texts = (
-            vocabulary
-            if self.byte_level
-            else (text.replace(SPACE, " ").encode() for text in vocabulary)
-        )
-        longest = max(*map(len, texts), *(len(token.content.encode()) for token in added), 1)
+        spelled = (text.replace(SPACE, " ").encode() for text in vocabulary)
+        lengths = map(len, vocabulary if self.byte_level else spelled)
+        longest = max(*lengths, *(len(token.content.encode()) for token in added), 1)
         # to at least a third of the bytes
         composes = any(step["type"] == "NFC" for step in normalizers)
         return longest * (3 if composes else 1)
@@ -497,11 +491,10 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         self.dropped_space = "single" if drops else None
         self.special_ends_bytes = True
 
-        self.special_ids = {
-            library.id_to_piece(i): i for i in range(self._size) if library.is_control(i)
-        }
-        self.added_ids = dict(self.special_ids)
-        self.added_ids.update((library.id_to_piece(i), i) for i in user_defined_ids(model))
+        control = filter(library.is_control, range(self._size))
+        self.special_ids = {library.id_to_piece(i): i for i in control}
+        user_defined = {library.id_to_piece(i): i for i in user_defined_ids(model)}
+        self.added_ids = self.special_ids | user_defined
         self._extra: dict[int, str] = {}  # tokens above the sentencepiece vocabulary
         self._lstrip: set[str] = set()  # added tokens that absorb the white space before them
         self._rstrip: set[str] = set()  # or after them

@@ -394,12 +394,8 @@ def _render_parts(
             rendered = template.render(marked, prompt, **cut_extras)
             # of a template that escapes JSON to ASCII
             rendered = rendered.replace(json.dumps(cut)[1:-1], cut)
-            parts = [
-                part
-                for chunk in rendered.split(cut)
-                for part in _resolve_edges(chunk, edge, literals)
-                if part
-            ]
+            chunks = (_resolve_edges(chunk, edge, literals) for chunk in rendered.split(cut))
+            parts = [part for chunk in chunks for part in chunk if part]
             if len(parts) > 1:
                 return parts
     # Nothing to split: render without marks, since templates may test how a message begins.

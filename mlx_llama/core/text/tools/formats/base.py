@@ -104,11 +104,8 @@ class ToolFormat(ABC):
             raise OptionsError("tool_choice: there is no tool to call: give tools")
 
         def mark(text: str) -> str:
-            return (
-                f"<[{tokenizer.special_ids[text]}]>"
-                if text in tokenizer.special_ids
-                else quote(text)
-            )
+            token = tokenizer.special_ids.get(text)
+            return quote(text) if token is None else f"<[{token}]>"
 
         rules = [
             "start: calls" + (" | answer" if answer is not None else ""),
@@ -126,12 +123,8 @@ class ToolFormat(ABC):
         ]
         rules = [f"calls: {self.spell_calls(mark, many)}", "call: " + "\n    | ".join(calls)]
         for number, tool in enumerate(tools):
-            schema = {
-                "additionalProperties": False,
-                **tool.parameters,
-                "type": "object",
-                "x-guidance": JSON_OPTIONS,
-            }
+            schema = {"additionalProperties": False, **tool.parameters}
+            schema |= {"type": "object", "x-guidance": JSON_OPTIONS}
             rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
         return rules
 
