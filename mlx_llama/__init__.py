@@ -56,28 +56,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
-    "backends.load_options": "LoadOptions",
-    "backends.logprobs": "TokenLogprobs",
-    "engine.engine": "Engine",
-    "engine.loop": "Loop",
-    "engine.request": "Handle",
+    "backends.load_options": "LoadOptions", "backends.logprobs": "TokenLogprobs",
+    "engine.engine": "Engine", "engine.loop": "Loop", "engine.request": "Handle",
     "errors": "errors LlamaError BackendError CheckpointError ConfigError ContextError "
-    "NumericalError OptionsError OutOfMemoryError SessionError TemplateError TokenizerError "
-    "TraceError",
-    "generation.cache_file": "Identity",
-    "generation.completion": "Completion Token",
-    "generation.entries": "Entry",
-    "generation.hooks": "LogitsProcessor OnProgress",
+    "NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
+    "TokenizerError TraceError",
+    "generation.cache_file": "Identity", "generation.completion": "Completion Token",
+    "generation.entries": "Entry", "generation.hooks": "LogitsProcessor OnProgress",
     "generation.llm": "LLM Prompt load",
     "generation.options": "Defaults GenerationOptions Options Resolved",
-    "generation.schema": "Schema",
-    "generation.session": "Session Stream",
-    "generation.tool_use": "ToolStream",
-    "text.template": "ChatTemplate",
-    "text.thoughts": "Thought",
-    "text.tokenizer": "Tokenizer",
-    "text.tools": "ToolCall ToolDelta",
-}
+    "generation.schema": "Schema", "generation.session": "Session Stream",
+    "generation.tool_use": "ToolStream", "text.template": "ChatTemplate",
+    "text.thoughts": "Thought", "text.tokenizer": "Tokenizer", "text.tools": "ToolCall ToolDelta",
+}  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # those that a user starts from, then those that signatures name
 __all__ = [

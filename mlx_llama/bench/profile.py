@@ -39,17 +39,13 @@ class Profiled:
         operations, slower = [], self.profile.slower
         for name, spent in self.profile.operations.items():
             nbytes = self.kv_nbytes if name == ATTENTION else spent.nbytes
-            operations.append(
-                self._line(name, spent.seconds)
-                | {
-                    "calls": spent.calls / self.count,
-                    "waiting_us": None if slower is None else spent.waiting / self.count * 1e6,
-                    "nbytes": nbytes / self.count if nbytes else None,
-                    "bytes_per_second": nbytes / spent.seconds if nbytes else None,
-                    "bandwidth_share": nbytes / spent.seconds / self.bandwidth if nbytes else None,
-                    "flops_per_second": spent.flops / spent.seconds if spent.flops else None,
-                }
-            )
+            line = self._line(name, spent.seconds) | {"calls": spent.calls / self.count}
+            line["waiting_us"] = None if slower is None else spent.waiting / self.count * 1e6
+            read, rate = (nbytes / self.count, nbytes / spent.seconds) if nbytes else (None, None)
+            line |= {"nbytes": read, "bytes_per_second": rate}
+            line["bandwidth_share"] = rate / self.bandwidth if nbytes else None
+            line["flops_per_second"] = spent.flops / spent.seconds if spent.flops else None
+            operations.append(line)
         nbytes = sum(operation["nbytes"] or 0 for operation in operations)
         rate = nbytes * self.count / self.seconds
         spent = self.profile.operations.values()

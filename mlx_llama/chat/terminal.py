@@ -217,11 +217,8 @@ def _bind_keys() -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         # prompt_toolkit's own binding ignores Tab while it computes completions.
         buffer = event.current_buffer
-        completions = list(
-            buffer.completer.get_completions(
-                buffer.document, CompleteEvent(completion_requested=True)
-            )
-        )
+        request = CompleteEvent(completion_requested=True)
+        completions = list(buffer.completer.get_completions(buffer.document, request))
         if buffer.complete_state:
             buffer.complete_next()
         elif len(completions) == 1:

@@ -442,12 +442,9 @@ class Defaults:
         raw = generation_config or {}
         self._ours: dict[str, Any] = {}
         self.options = validate(from_generation_config(raw), source)
-        unsupported = ", ".join(
-            f"{name}={raw[name]!r:.40}"
-            for off, names in _UNSUPPORTED.items()
-            for name in names.split()
-            if raw.get(name) not in (None, [], off)
-        )
+        settings = ((name, off) for off, names in _UNSUPPORTED.items() for name in names.split())
+        used = (name for name, off in settings if raw.get(name) not in (None, [], off))
+        unsupported = ", ".join(f"{name}={raw[name]!r:.40}" for name in used)
         notice = f"generation_config.json asks for {unsupported}: not supported"
         self.notices = (notice,) if unsupported else ()
 

@@ -86,11 +86,8 @@ def _check_ends(
     source = opened.path / "config.json" if opened.metadata is None else opened.path
     in_config = () if opened.config is None else opened.config.eos_token_ids
     listed = generation.get("eos_token_id")
-    listed = [
-        token
-        for token in (listed if isinstance(listed, list) else [listed])
-        if isinstance(token, int)
-    ]
+    listed = listed if isinstance(listed, list) else [listed]
+    listed = [token for token in listed if isinstance(token, int)]
     ends = frozenset((*in_config, *listed, *tokenizer.eos_ids))
     if opened.checkpoint is not None:
         ends = opened.checkpoint.eos_token_ids

@@ -90,14 +90,11 @@ class Tool:
                 for fault in e.errors()[:8]
             )
             raise ArgumentsError(f"the arguments of {self.name} do not fit: {faults}") from None
-        result = self.function(
-            **{name: getattr(values, name) for name in type(values).model_fields}
-        )
-        return (
-            result
-            if isinstance(result, str)
-            else json.dumps(result, ensure_ascii=False, default=str)
-        )
+        named = {name: getattr(values, name) for name in type(values).model_fields}
+        result = self.function(**named)
+        if isinstance(result, str):
+            return result
+        return json.dumps(result, ensure_ascii=False, default=str)
 
 
 def read_tools(values: Sequence[Any]) -> list[Tool]:
@@ -159,14 +156,11 @@ def _from_function(function: Callable[..., Any]) -> Tool:
                 f"{parameter.name}: int"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (
-            hints[parameter.name],
-            Field(default, description=texts.get(parameter.name)),
-        )
+        field = Field(default, description=texts.get(parameter.name))
+        fields[parameter.name] = hints[parameter.name], field
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
-        model = create_model(
-            name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
-        )
+        model = create_model(name, __config__=config, **fields)
         schema = rewrite_schema(model.model_json_schema(), _remove_titles)
     except (PydanticUserError, NameError) as e:
         raise OptionsError(
