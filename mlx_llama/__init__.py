@@ -20,73 +20,66 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core import errors as errors
-    from .core.backends.load_options import LoadOptions as LoadOptions
-    from .core.backends.logprobs import TokenLogprobs as TokenLogprobs
-    from .core.engine.engine import Engine as Engine
-    from .core.engine.loop import Loop as Loop
-    from .core.engine.request import Handle as Handle
+    from .core import errors
+    from .core.backends.load_options import LoadOptions
+    from .core.backends.logprobs import TokenLogprobs
+    from .core.engine.engine import Engine
+    from .core.engine.loop import Loop
+    from .core.engine.request import Handle
     from .core.errors import (
-        BackendError as BackendError,
-        CheckpointError as CheckpointError,
-        ConfigError as ConfigError,
-        ContextError as ContextError,
-        LlamaError as LlamaError,
-        NumericalError as NumericalError,
-        OptionsError as OptionsError,
-        OutOfMemoryError as OutOfMemoryError,
-        SessionError as SessionError,
-        TemplateError as TemplateError,
-        TokenizerError as TokenizerError,
-        TraceError as TraceError,
+        BackendError,
+        CheckpointError,
+        ConfigError,
+        ContextError,
+        LlamaError,
+        NumericalError,
+        OptionsError,
+        OutOfMemoryError,
+        SessionError,
+        TemplateError,
+        TokenizerError,
+        TraceError,
     )
-    from .core.generation.cache_file import Identity as Identity
-    from .core.generation.completion import Completion as Completion, Token as Token
-    from .core.generation.entries import Entry as Entry
-    from .core.generation.hooks import LogitsProcessor as LogitsProcessor, OnProgress as OnProgress
-    from .core.generation.llm import LLM as LLM, Prompt as Prompt, load as load
-    from .core.generation.options import (
-        Defaults as Defaults,
-        GenerationOptions as GenerationOptions,
-        Options as Options,
-        Resolved as Resolved,
-    )
-    from .core.generation.schema import Schema as Schema
-    from .core.generation.session import Session as Session, Stream as Stream
-    from .core.generation.tool_use import ToolStream as ToolStream
-    from .core.text.template import ChatTemplate as ChatTemplate
-    from .core.text.thoughts import Thought as Thought
-    from .core.text.tokenizer import Tokenizer as Tokenizer
-    from .core.text.tools import ToolCall as ToolCall, ToolDelta as ToolDelta
+    from .core.generation.cache_file import Identity
+    from .core.generation.completion import Completion, Token
+    from .core.generation.entries import Entry
+    from .core.generation.hooks import LogitsProcessor, OnProgress
+    from .core.generation.llm import LLM, Prompt, load
+    from .core.generation.options import Defaults, GenerationOptions, Options, Resolved
+    from .core.generation.schema import Schema
+    from .core.generation.session import Session, Stream
+    from .core.generation.tool_use import ToolStream
+    from .core.text.template import ChatTemplate
+    from .core.text.thoughts import Thought
+    from .core.text.tokenizer import Tokenizer
+    from .core.text.tools import ToolCall, ToolDelta
 
 __version__ = "0.1.0"
-_FIRST = ["load", "LLM", "Session", "Stream", "Completion", "errors"]
 _HOMES = {
-    "backends.load_options": "LoadOptions",
-    "backends.logprobs": "TokenLogprobs",
-    "engine.engine": "Engine",
-    "engine.loop": "Loop",
-    "engine.request": "Handle",
+    "backends.load_options": "LoadOptions", "backends.logprobs": "TokenLogprobs",
+    "engine.engine": "Engine", "engine.loop": "Loop", "engine.request": "Handle",
     "errors": "errors LlamaError BackendError CheckpointError ConfigError ContextError "
-    "NumericalError OptionsError OutOfMemoryError SessionError TemplateError TokenizerError "
-    "TraceError",
-    "generation.cache_file": "Identity",
-    "generation.completion": "Completion Token",
-    "generation.entries": "Entry",
-    "generation.hooks": "LogitsProcessor OnProgress",
+    "NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
+    "TokenizerError TraceError",
+    "generation.cache_file": "Identity", "generation.completion": "Completion Token",
+    "generation.entries": "Entry", "generation.hooks": "LogitsProcessor OnProgress",
     "generation.llm": "LLM Prompt load",
     "generation.options": "Defaults GenerationOptions Options Resolved",
-    "generation.schema": "Schema",
-    "generation.session": "Session Stream",
-    "generation.tool_use": "ToolStream",
-    "text.template": "ChatTemplate",
-    "text.thoughts": "Thought",
-    "text.tokenizer": "Tokenizer",
-    "text.tools": "ToolCall ToolDelta",
-}
+    "generation.schema": "Schema", "generation.session": "Session Stream",
+    "generation.tool_use": "ToolStream", "text.template": "ChatTemplate",
+    "text.thoughts": "Thought", "text.tokenizer": "Tokenizer", "text.tools": "ToolCall ToolDelta",
+}  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # those that a user starts from, then those that signatures name
-__all__ = [*_FIRST, *sorted(_HOME_OF.keys() - _FIRST)]
+__all__ = [
+    "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
+    "CheckpointError", "ConfigError", "ContextError", "Defaults", "Engine", "Entry",
+    "GenerationOptions", "Handle", "Identity", "LlamaError", "LoadOptions", "LogitsProcessor",
+    "Loop", "NumericalError", "OnProgress", "Options", "OptionsError", "OutOfMemoryError",
+    "Prompt", "Resolved", "Schema", "SessionError", "TemplateError", "Thought", "Token",
+    "TokenLogprobs", "Tokenizer", "TokenizerError", "ToolCall", "ToolDelta", "ToolStream",
+    "TraceError",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -99,4 +92,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     # For help() and Tab.
-    return [*_FIRST, "__version__"]
+    return [*__all__[:6], "__version__"]

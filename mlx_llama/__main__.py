@@ -9,6 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
+from typing import NoReturn
 
 COMMANDS = {
     "chat": "talk to a model in the terminal",
@@ -63,6 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGINT, before)
     return cli.run(run, arguments[1:])
+
+
+def start(name: str) -> NoReturn:
+    """Run a command as a script."""
+    sys.exit(main([name, *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

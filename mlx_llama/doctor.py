@@ -7,14 +7,11 @@ Exit codes: 0 the model runs here, 1 an error prevents it, 2 the command line is
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
-    import sys
+    from mlx_llama.__main__ import start
 
-    from mlx_llama.__main__ import main as run
-
-    sys.exit(run(["doctor", *sys.argv[1:]]))
+    start("doctor")
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from .cli import flags
@@ -31,43 +28,36 @@ EXAMPLES = """
 ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf
 HuggingFaceTB/SmolLM2-360M-Instruct --ctx-size 4096
 """
+NAMES = """
+name [MODEL]: a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub
+  id:file.gguf (default: the small guide model in this package)
+--model MODEL: the same, spelled as in the other commands
+"""
+CONTEXT = """
+--ctx-size -c TOKENS: positions that the context must hold (default: the model's limit, or as many
+  as fit)
+"""
+FLAGS = """
+--json: print everything as one JSON object
+--clear-cache: remove compiled code and packed weights from the cache folder, then exit
+"""
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def parser() -> flags.Parser:
     """The command line."""
     result = flags.Parser("doctor", __doc__.split("\n\n")[0], EXAMPLES, "[MODEL]")
-    model = result.common.add_mutually_exclusive_group()
-    model.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
-        "id:file.gguf (default: the small guide model in this package)",
-    )
-    model.add_argument(
-        "--model", metavar="MODEL", dest="named", help="the same, spelled as in the other commands"
-    )
-    result.add_argument(
-        "--ctx-size",
-        "-c",
-        metavar="TOKENS",
-        help="positions that the context must hold (default: the model's limit, or as many as fit)",
-    )
+    result.add_flags(NAMES, result.common.add_mutually_exclusive_group())
+    result.add_flags(CONTEXT)
     flags.add_load_flags(result, only=("revision", "cache_bits"))
-    result.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    result.add_argument(
-        "--clear-cache",
-        action="store_true",
-        help="remove compiled code and packed weights from the cache folder, then exit",
-    )
+    result.add_flags(FLAGS)
     return result
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises LlamaError for a bad command line."""
     args = parser().parse_args(arguments)
-    name = args.model if args.named is None else args.named
+    name = args.name if args.model is None else args.model
     if args.ctx_size is not None and not (args.ctx_size.isascii() and args.ctx_size.isdigit()):
         raise OptionsError(f"--ctx-size {args.ctx_size!r:.40}: must be a whole number")
     if args.clear_cache:

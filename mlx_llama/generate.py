@@ -5,11 +5,9 @@ to stdout.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
-    import sys
+    from mlx_llama.__main__ import start
 
-    from mlx_llama.__main__ import main as run
-
-    sys.exit(run(["generate", *sys.argv[1:]]))
+    start("generate")
 
 import argparse
 import json
@@ -28,11 +26,28 @@ from .core.text.controls import show_controls
 from .core.text.thoughts import Thought
 
 if TYPE_CHECKING:
+    from .core.engine.request import Handle
+    from .core.generation.jobs import Job
     from .core.generation.llm import LLM
 
 EXAMPLES = """
 -p "Which backends are there?"
 --prompts prompts.jsonl --output answers.jsonl --max-tokens 200
+"""
+PROMPTS = """
+--prompt -p PROMPT: the prompt; - reads it from standard input
+--file -f FILE: file with the prompt
+--prompts FILE: a batch: a file with one JSON object per line, with prompt or messages, options by
+  name and optionally an id; - reads standard input
+"""
+FLAGS = f"""
+--output -o FILE: file for the results of --prompts, one JSON object per line as they finish; an
+  existing file is continued
+--system-prompt -sys SYSTEM_PROMPT: instructions before the prompt
+--ignore-chat-template: continue the prompt as plain text
+--prompt-cache FILE: {flags.PROMPT_CACHE}
+--jsonl: print a JSON object per piece, then one with the receipt
+--stats: print speed and evaluations per token on stderr
 """
 Prompt = str | list[dict[str, str]]
 
@@ -40,29 +55,8 @@ Prompt = str | list[dict[str, str]]
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
     result = flags.Parser("generate", __doc__, EXAMPLES)
-    add = result.add_argument
-    prompt = result.common.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", "-p", help="the prompt; - reads it from standard input")
-    prompt.add_argument("--file", "-f", metavar="FILE", help="file with the prompt")
-    prompt.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="a batch: a file with one JSON object per line, with prompt or messages, options by "
-        "name and optionally an id; - reads standard input",
-    )
-    add(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="file for the results of --prompts, one JSON object per line as they finish; an "
-        "existing file is continued",
-    )
-    add("--system-prompt", "-sys", help="instructions before the prompt")
-    add("--ignore-chat-template", action="store_true", help="continue the prompt as plain text")
-    add("--prompt-cache", metavar="FILE", help=flags.PROMPT_CACHE)
-    help = "print a JSON object per piece, then one with the receipt"
-    add("--jsonl", action="store_true", help=help)
-    add("--stats", action="store_true", help="print speed and evaluations per token on stderr")
+    result.add_flags(PROMPTS, result.common.add_mutually_exclusive_group(required=True))
+    result.add_flags(FLAGS)
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
@@ -204,18 +198,15 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
     llm = load(args)
     if has_messages:
         llm.require_template()
+
+    def submit(job: Job) -> Handle:
+        return llm.submit(make_prompt(llm, job.prompt, args), **job.options)
+
     started = time.perf_counter()
     try:
         with results, progress.show_count("generating", len(jobs)) as advance:
-            run_jobs(
-                jobs,
-                results,
-                lambda job: llm.submit(make_prompt(llm, job.prompt, args), **job.options),
-                llm.loop.tick,
-                QUEUED * llm.loop.max_rows,
-                advance,
-                spell_flags,
-            )
+            queued = QUEUED * llm.loop.max_rows
+            run_jobs(jobs, results, submit, llm.loop.tick, queued, advance, spell_flags)
     except KeyboardInterrupt:
         cli.say(
             f"(stopped after {len(results.done)} of {len(jobs)} requests; run the same "

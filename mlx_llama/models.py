@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
-    import sys
+    from mlx_llama.__main__ import start
 
-    from mlx_llama.__main__ import main as run
-
-    sys.exit(run(["models", *sys.argv[1:]]))
+    start("models")
 
 import dataclasses
 import json
@@ -25,26 +23,21 @@ EXAMPLES = """
 pull Qwen/Qwen3-4B-GGUF:Q4_K_M
 rm Qwen/Qwen3-4B-GGUF:Q4_K_M
 """
+FLAGS = """
+action [ACTION]: list (the default): models in the hub's cache; names: short names of models on the
+  hub; pull: fetch a model, or resume an interrupted download; rm: remove a model from the hub's
+  cache
+model [NAME]: a hub id, hub id:TYPE or short name
+--revision REVISION: branch, tag or commit of a hub id
+--json: print the list as JSON
+"""
 ARGUMENTS = {"list": 0, "names": 0, "pull": 1, "rm": 1}  # of each action
 
 
 def parser() -> Parser:
     """The command line. Actions are named as in Ollama."""
     result = Parser("models", __doc__, EXAMPLES, "[ACTION] [NAME]")
-    result.add_argument(
-        "action",
-        nargs="?",
-        default="list",
-        metavar="ACTION",
-        help="list (the default): models in the hub's cache; names: short names of models on the "
-        "hub; pull: fetch a model, or resume an interrupted download; rm: remove a model from "
-        "the hub's cache",
-    )
-    result.add_argument(
-        "model", nargs="?", default=None, metavar="NAME", help="a hub id, hub id:TYPE or short name"
-    )
-    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
-    result.add_argument("--json", action="store_true", help="print the list as JSON")
+    result.add_flags(FLAGS, action={"default": "list"})
     return result
 
 

@@ -622,7 +622,7 @@ FAULTS = [
         "commands and REPL",
         "mlx_llama/doctor.py",
         '        if name is not None:\n            raise OptionsError("--clear-cache',
-        '        if args.model is not None:\n            raise OptionsError("--clear-cache',
+        '        if args.name is not None:\n            raise OptionsError("--clear-cache',
         "--clear-cache --model M removes all models' files without a word",
     ),
     Fault(

@@ -1,11 +1,9 @@
 """python -m mlx_llama.bench: speed and memory of a model on a backend."""
 
-from mlx_llama.__main__ import main as run
+from mlx_llama.__main__ import start
 
 if __name__ == "__main__":  # before the import below: interrupted, it would end in a traceback
-    import sys
-
-    sys.exit(run(["bench", *sys.argv[1:]]))
+    start("bench")
 
 from .command import main
 

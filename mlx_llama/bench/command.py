@@ -30,9 +30,8 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.llm import context_size, one_adapter
 
 from . import plot, report
-from .batch import Batch, measure_batches
 from .host import measure_host
-from .measure import Case, load, measure, measure_rows
+from .measure import Batch, Case, load, measure, measure_batches, measure_rows
 from .profile import measure_profiles
 
 PLOT_DEPTHS = 9
@@ -43,6 +42,25 @@ EXAMPLES = """
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf -p 128,512 -n 32
 -b 1,2,4,8,16 -p 128 -n 64
 """
+FLAGS = """
+--prompt-tokens -p -npp N[,N...] ...: prompt lengths (default: 128)
+--generate-tokens -n -ntg N[,N...] ...: tokens to decode (default: 64)
+--rows -b -npl N[,N...] ...: decode this many prompts together and report the throughput
+--depth -d N[,N...] ...: tokens in the cache before measuring (default: 0)
+--repetitions -r N: number of timed runs; the median is printed with the slowest and the fastest
+  (default: 3)
+--output -o {text,md,csv,json}: format of the figures (default: text)
+--json: same as -o json
+--plot FILE: plot the decode time per token over the context, or with --rows the throughput over
+  the rows (.png, .svg or .pdf; needs matplotlib)
+--host: measure the host's time per token (with --rows: per step of the most rows), and on mlx the
+  primitives of a step's graph
+--profile: show time, bytes and bandwidth of each operation of a decoded token (of --rows rows at
+  --depth), and with --prompt-tokens of a prompt
+--kernels: measure candidate decode kernels of the cpu backend for all formats, without loading a
+  model
+--save: with --kernels: save the best for this processor in the package's table
+"""
 
 
 def parser() -> flags.Parser:
@@ -50,64 +68,7 @@ def parser() -> flags.Parser:
     llama-batched-bench.
     """
     result = flags.Parser("bench", __doc__.split("\n\n")[0], EXAMPLES)
-    many = dict(action="append", metavar="N[,N...]")
-    result.add_argument(
-        "--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many
-    )
-    result.add_argument(
-        "--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many
-    )
-    result.add_argument(
-        "--rows",
-        "-b",
-        "-npl",
-        help="decode this many prompts together and report the throughput",
-        **many,
-    )
-    result.add_argument(
-        "--depth", "-d", help="tokens in the cache before measuring (default: 0)", **many
-    )
-    result.add_argument(
-        "--repetitions",
-        "-r",
-        default="3",
-        metavar="N",
-        help="number of timed runs; the median is printed with the slowest and the fastest "
-        "(default: 3)",
-    )
-    result.add_argument(
-        "--output", "-o", choices=report.FORMATS, help="format of the figures (default: text)"
-    )
-    result.add_argument("--json", action="store_true", help="same as -o json")
-    result.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="plot the decode time per token over the context, or with --rows the throughput over "
-        "the rows (.png, .svg or .pdf; needs matplotlib)",
-    )
-    result.add_argument(
-        "--host",
-        action="store_true",
-        help="measure the host's time per token (with --rows: per step of the most rows), and on "
-        "mlx the primitives of a step's graph",
-    )
-    result.add_argument(
-        "--profile",
-        action="store_true",
-        help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows "
-        "at --depth), and with --prompt-tokens of a prompt",
-    )
-    result.add_argument(
-        "--kernels",
-        action="store_true",
-        help="measure candidate decode kernels of the cpu backend for all formats, without loading "
-        "a model",
-    )
-    result.add_argument(
-        "--save",
-        action="store_true",
-        help="with --kernels: save the best for this processor in the package's table",
-    )
+    result.add_flags(FLAGS, repetitions={"default": "3"}, output={"choices": report.FORMATS})
     flags.add_load_flags(result, without=("cache_memory", "draft_model", "template", "max_rows"))
     return result
 
@@ -193,14 +154,9 @@ def main(arguments: list[str]) -> int:
     options = backend.check(flags.load_options(args))
     checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
     context = context_size(checkpoint, options.ctx_size)
-    is_single = (
-        row_counts is None
-        and len(prompts) == len(generates) == 1
-        and depths in (None, [0])
-        and not args.plot
-        and output in ("text", "json")
-        and not args.profile
-    )
+    has_one = len(prompts) == len(generates) == 1 and depths in (None, [0]) and row_counts is None
+    is_table = args.plot or args.profile or output not in ("text", "json")
+    is_single = has_one and not is_table
     if args.profile and args.prompt_tokens is None:
         prompts = []
     are_batches = row_counts is not None and not args.profile

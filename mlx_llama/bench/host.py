@@ -89,12 +89,7 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
     is_graph = counts[0] is not None
     computes = not is_graph and not backend.runs_ahead
     both = [a + b for a, b in zip(step_thread, launched_thread)]
-    return {
-        "rows": rows,
-        "tokens": len(step),
-        "step_us": statistics.median(step) * 1e6,
-        "launch_us": statistics.median(launched) * 1e6,
-        "thread_us": None if computes else statistics.median(both) * 1e6,
-        "host_computes": computes,
-        "primitives": counts[0],
-    }
+    clock = {"step_us": statistics.median(step), "launch_us": statistics.median(launched)}
+    figures = {"rows": rows, "tokens": len(step), **{name: s * 1e6 for name, s in clock.items()}}
+    figures["thread_us"] = None if computes else statistics.median(both) * 1e6
+    return figures | {"host_computes": computes, "primitives": counts[0]}

@@ -101,19 +101,12 @@ class Loaded:
 
     def facts(self, repetitions: int) -> dict[str, Any]:
         """Model, backend, device, memory so far and notices, by name."""
-        return {
-            "model": self.checkpoint.name,
-            "backend": self.backend.name,
-            "device": self.backend.device_name,
-            "dtype": self.dtype,
-            "cache_bits": self.model.cache_bits,
-            "stored": self.checkpoint.formats,
-            "weights_bytes": self.checkpoint.nbytes,
-            "load_seconds": self.seconds,
-            "notices": list(map(spell_flags, self.model.notices)),
-            "repetitions": repetitions,
-            "peak_memory_bytes": self.backend.runtime.peak_memory(self.backend.device),
-        }
+        checkpoint, backend, model = self.checkpoint, self.backend, self.model
+        facts = {"model": checkpoint.name, "backend": backend.name, "device": backend.device_name}
+        facts |= {"dtype": self.dtype, "cache_bits": model.cache_bits, "stored": checkpoint.formats}
+        facts |= {"weights_bytes": checkpoint.nbytes, "load_seconds": self.seconds}
+        facts |= {"notices": list(map(spell_flags, model.notices)), "repetitions": repetitions}
+        return facts | {"peak_memory_bytes": backend.runtime.peak_memory(backend.device)}
 
     def bandwidth_probe(self) -> Callable[[], float]:
         """A function that measures the memory's bandwidth, in bytes per second."""
@@ -203,12 +196,8 @@ class Case:
 
     def facts(self) -> dict[str, Any]:
         """llama-bench's columns."""
-        return {
-            "test": self.name,
-            "n_prompt": self.length if self.kind == "pp" else 0,
-            "n_gen": self.length if self.kind == "tg" else 0,
-            "n_depth": self.depth,
-        }
+        n_prompt, n_gen = (self.length, 0) if self.kind == "pp" else (0, self.length)
+        return {"test": self.name, "n_prompt": n_prompt, "n_gen": n_gen, "n_depth": self.depth}
 
 
 @dataclass(frozen=True)
@@ -222,14 +211,9 @@ class Row:
         """Figures by name; rates in tokens per second: median, slowest and fastest repetition."""
         seconds = [sum(run) for run in self.per_token]
         rates = [self.case.length / taken for taken in seconds]
-        return {
-            **self.case.facts(),
-            "tps": statistics.median(rates),
-            "tps_min": min(rates),
-            "tps_max": max(rates),
-            "seconds": statistics.median(seconds),
-            "samples_tps": rates,
-        }
+        spread = {"tps": statistics.median(rates), "tps_min": min(rates), "tps_max": max(rates)}
+        samples = {"seconds": statistics.median(seconds), "samples_tps": rates}
+        return self.case.facts() | spread | samples
 
 
 def measure_rows(
@@ -279,3 +263,89 @@ def _run(loaded: Loaded, tokens: list[int], cache: Cache, case: Case) -> list[fl
             ends.append(time.perf_counter())
     cache.trim(case.depth)
     return np.diff(ends).tolist()
+
+
+# Rows decoded together, as in llama-batched-bench: a step reads every weight once for all of them,
+# so their tokens per second grow until arithmetic bounds them.
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts that are decoded together."""
+
+    prompt: int  # tokens of each prompt
+    generate: int  # tokens decoded after each prompt
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows} rows of {self.prompt} + {self.generate}"
+
+    @property
+    def positions(self) -> int:
+        """Positions of one row at the end."""
+        return self.prompt + self.generate
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """A batch and its repetitions."""
+
+    case: Batch
+    seconds: list[tuple[float, float]]  # of all prompts and of all decoded tokens, per repetition
+
+    def figures(self) -> dict[str, Any]:
+        """Medians under the names of llama-batched-bench's JSON; speeds in tokens per second of all
+        rows.
+        """
+        case, n_kv = self.case, self.case.rows * self.case.positions
+        t_pp, t_tg = map(statistics.median, zip(*self.seconds))
+        t = statistics.median(map(sum, self.seconds))
+        speeds = [case.rows * case.generate / seconds for _, seconds in self.seconds]
+        sizes = {"pp": case.prompt, "tg": case.generate, "pl": case.rows, "n_kv": n_kv}
+        prompts = {"t_pp": t_pp, "speed_pp": case.rows * case.prompt / t_pp}
+        answers = {"t_tg": t_tg, "speed_tg": case.rows * case.generate / t_tg}
+        spread = {"speed_tg_min": min(speeds), "speed_tg_max": max(speeds)}
+        return sizes | prompts | answers | {"t": t, "speed": n_kv / t} | spread
+
+
+def measure_batches(
+    loaded: Loaded,
+    cases: list[Batch],
+    repetitions: int,
+    advance: Callable[[str], None] = lambda name: None,
+) -> list[BatchRow]:
+    """Measure each case, in order; calls advance(name) before each. An untimed first run allocates
+    its storage.
+
+    Raises ContextError where memory has no room for all rows.
+    """
+    measured, vocabulary = [], loaded.checkpoint.config.vocab_size
+    for case in cases:
+        advance(case.name)
+        cache = loaded.model.make_cache(case.positions, rows=case.rows)
+        # fail before minutes of prompts
+        cache.check_memory(dict.fromkeys(range(case.rows), case.positions))
+        tokens = random_tokens(case.rows * case.prompt, vocabulary)
+        prompts = {
+            row: tokens[row * case.prompt : (row + 1) * case.prompt] for row in range(case.rows)
+        }
+        runs = []
+        for _ in range(1 + repetitions):
+            for row in range(case.rows):
+                cache.trim(0, row)
+            runs.append(_run_batch(loaded, cache, case, prompts))
+        measured.append(BatchRow(case, runs[1:]))
+    return measured
+
+
+def _run_batch(
+    loaded: Loaded, cache: Cache, case: Batch, prompts: dict[int, list[int]]
+) -> tuple[float, float]:
+    """Run a batch; returns the seconds of the prompts and of the decoded tokens."""
+    started = time.perf_counter()
+    tokens = prefill(loaded.backend, loaded.model, cache, prompts)
+    between = time.perf_counter()
+    for _ in decode(loaded.backend, loaded.model, cache, tokens, case.generate):
+        pass
+    return between - started, time.perf_counter() - between

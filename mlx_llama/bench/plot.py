@@ -13,8 +13,7 @@ import numpy as np
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.system.files import write_file, writing
 
-from .batch import BatchRow
-from .measure import Row
+from .measure import BatchRow, Row
 
 COLOR = "#2a6f97"
 ENDINGS = (".png", ".svg", ".pdf")

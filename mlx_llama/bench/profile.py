@@ -39,44 +39,31 @@ class Profiled:
         operations, slower = [], self.profile.slower
         for name, spent in self.profile.operations.items():
             nbytes = self.kv_nbytes if name == ATTENTION else spent.nbytes
-            operations.append(
-                self._line(name, spent.seconds)
-                | {
-                    "calls": spent.calls / self.count,
-                    "waiting_us": None if slower is None else spent.waiting / self.count * 1e6,
-                    "nbytes": nbytes / self.count if nbytes else None,
-                    "bytes_per_second": nbytes / spent.seconds if nbytes else None,
-                    "bandwidth_share": nbytes / spent.seconds / self.bandwidth if nbytes else None,
-                    "flops_per_second": spent.flops / spent.seconds if spent.flops else None,
-                }
-            )
+            line = self._line(name, spent.seconds) | {"calls": spent.calls / self.count}
+            line["waiting_us"] = None if slower is None else spent.waiting / self.count * 1e6
+            read, rate = (nbytes / self.count, nbytes / spent.seconds) if nbytes else (None, None)
+            line |= {"nbytes": read, "bytes_per_second": rate}
+            line["bandwidth_share"] = rate / self.bandwidth if nbytes else None
+            line["flops_per_second"] = spent.flops / spent.seconds if spent.flops else None
+            operations.append(line)
         nbytes = sum(operation["nbytes"] or 0 for operation in operations)
         rate = nbytes * self.count / self.seconds
         spent = self.profile.operations.values()
         waiting = sum(operation.waiting for operation in spent)
         lost = [self._line(reason, seconds) for reason, seconds in self.profile.lost.items()]
         known = sum(operation.seconds for operation in spent) + sum(self.profile.lost.values())
-        return {
-            **self.case.facts(),
-            "n_rows": self.rows,
-            "us": self.seconds / self.count * 1e6,
-            "bandwidth": self.bandwidth,
-            "nbytes": nbytes,
-            "bytes_per_second": rate,
-            "bandwidth_share": rate / self.bandwidth,
-            "note": self.profile.note,
-            "operations": operations,
-            "between": [*lost, self._line(HOST, self.seconds - known)],
-            "slower_us": None if slower is None else slower / self.count * 1e6,
-            "barriers_us": None if slower is None else (waiting - slower) / self.count * 1e6,
-        }
+        lost.append(self._line(HOST, self.seconds - known))
+        figures = self.case.facts() | {"n_rows": self.rows, "us": self.seconds / self.count * 1e6}
+        figures |= {"bandwidth": self.bandwidth, "nbytes": nbytes, "bytes_per_second": rate}
+        figures |= {"bandwidth_share": rate / self.bandwidth, "note": self.profile.note}
+        waits = (None, None) if slower is None else (slower, waiting - slower)
+        for name, seconds in zip(("slower_us", "barriers_us"), waits):
+            figures[name] = None if seconds is None else seconds / self.count * 1e6
+        return figures | {"operations": operations, "between": lost}
 
     def _line(self, name: str, seconds: float) -> dict[str, Any]:
-        return {
-            "operation": name,
-            "us": seconds / self.count * 1e6,
-            "share": seconds / self.seconds,
-        }
+        us = seconds / self.count * 1e6
+        return {"operation": name, "us": us, "share": seconds / self.seconds}
 
 
 def measure_profiles(

@@ -1,11 +1,9 @@
 """python -m mlx_llama.chat: the REPL."""
 
-from mlx_llama.__main__ import main as run
+from mlx_llama.__main__ import start
 
 if __name__ == "__main__":  # before the import below: interrupted, it would end in a traceback
-    import sys
-
-    sys.exit(run(["chat", *sys.argv[1:]]))
+    start("chat")
 
 from .repl import main
 

@@ -39,31 +39,8 @@ CACHE_FLAG = "--cache"
 SHORT = 60  # characters of a message that is quoted in another one
 
 
-@dataclass(frozen=True)
-class Draft:
-    """The last question, for the user to edit."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Switch:
-    """A model to load for the rest of the conversation."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Recall:
-    """A message to print, and the last exchange of a loaded conversation."""
-
-    message: str
-    question: str
-    answer: str
-
-
-# a message to print, an answer to show, or work for the dialogue
-Outcome = str | Stream | Draft | Switch | Recall
+# a message to print, an answer to show, or work for the dialogue, a function of its Chat
+Outcome = str | Stream | Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -153,12 +130,15 @@ def _undo(session: Session, argument: str) -> str:
 
 
 def _edit(session: Session, argument: str) -> Outcome:
-    return session.edit(argument) if argument else Draft(session.last_question)
+    if argument:
+        return session.edit(argument)
+    question = session.last_question
+    return lambda chat: chat.let_edit(question)
 
 
 def _model(session: Session, argument: str) -> Outcome:
     if argument:
-        return Switch(os.path.expanduser(unquote(argument)))
+        return lambda chat: chat.switch(os.path.expanduser(unquote(argument)))
     backend = session.engine.backend
     return f"model: {session.model}, on {backend.name} ({backend.device_name})"
 
@@ -253,7 +233,13 @@ def _load(session: Session, argument: str) -> Outcome:
     lines = [f"(loaded {', '.join(parts)})", *(f"({spell(notice)})" for notice in notices)]
     if not session.messages:
         return "\n".join(lines)
-    return Recall("\n".join(lines), session.last_question, session.messages[-1]["content"])
+
+    def show(chat: Any) -> None:
+        chat.say("\n".join(lines))
+        if chat.recall:
+            chat.recall(session.last_question, session.messages[-1]["content"])
+
+    return show
 
 
 def _stats(session: Session, argument: str) -> str:

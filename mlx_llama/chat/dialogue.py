@@ -7,6 +7,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_llama import cli
@@ -76,28 +77,21 @@ class Progress:
                 self._view.wait(done, total)
 
 
+@dataclass(eq=False)
 class Chat:
     """Takes the user's lines and shows the answers of a session."""
 
-    def __init__(
-        self,
-        session: Session,
-        view: Callable[[], View] = Plain,
-        stats: bool = False,
-        debug: bool = False,
-        load: Callable[[str], LLM] | None = None,
-    ):
-        self.session = session
-        self.view = view
-        self.stats = stats
-        self.debug = debug
-        self.load = load  # loads a model by its name, for /model; None: the model is fixed
-        self.has_switched = False  # /model chose another model
-        self.say: Callable[[str], None] = cli.show  # prints a line for the user
-        # lets the user edit a text, returns None if it is unchanged; None without an editor
-        self.edit: Callable[[str], str | None] | None = None
-        # shows the question and the answer of a loaded conversation; None: they are not shown
-        self.recall: Callable[[str, str], None] | None = None
+    session: Session
+    view: Callable[[], View] = Plain
+    stats: bool = False
+    debug: bool = False
+    load: Callable[[str], LLM] | None = None  # a model by its name, for /model; None: it is fixed
+    has_switched: bool = False  # /model chose another model
+    say: Callable[[str], None] = cli.show  # prints a line for the user
+    # lets the user edit a text, returns None if it is unchanged; None without an editor
+    edit: Callable[[str], str | None] | None = None
+    # shows the question and the answer of a loaded conversation; None: they are not shown
+    recall: Callable[[str, str], None] | None = None
 
     def take(self, text: str) -> None:
         """Handle a message or a command. Raises commands.Leave, or LlamaError without a change."""
@@ -108,18 +102,13 @@ class Chat:
             outcome = self.session.stream("/" + text[2:] if text.startswith("//") else text)
         if isinstance(outcome, str):
             self.say(outcome)
-        elif isinstance(outcome, commands.Recall):
-            self.say(outcome.message)
-            if self.recall:
-                self.recall(outcome.question, outcome.answer)
-        elif isinstance(outcome, commands.Draft):
-            self._edit(outcome.text)
-        elif isinstance(outcome, commands.Switch):
-            self._switch(outcome.name)
-        else:
+        elif isinstance(outcome, Stream):
             self.show(outcome)
+        else:
+            outcome(self)
 
-    def _edit(self, text: str) -> None:
+    def let_edit(self, text: str) -> None:
+        """Let the user edit the last question, and show the answer."""
         if self.edit is None:
             raise commands.CommandError("/edit needs the new text here: /edit TEXT")
         edited = self.edit(text)
@@ -128,7 +117,7 @@ class Chat:
         else:
             self.show(self.session.edit(edited))
 
-    def _switch(self, name: str) -> None:
+    def switch(self, name: str) -> None:
         """Load a model and continue with it; the old one stays meanwhile, or if that fails."""
         if self.load is None:
             raise commands.CommandError("/model: this chat cannot change its model")

@@ -144,12 +144,8 @@ class LinePrompt:
         lines: list[str] = []
         while not lines or lines[-1].endswith("\\"):
             lines = [line.removesuffix("\\") for line in lines]
-            print(
-                "... " if lines else "".join(text for _, text in message),
-                end="",
-                file=self.screen,
-                flush=True,
-            )
+            start = "... " if lines else "".join(text for _, text in message)
+            print(start, end="", file=self.screen, flush=True)
             line = sys.stdin.buffer.readline().decode("utf-8", "replace")
             if not line:
                 raise EOFError
@@ -193,16 +189,10 @@ def _follow_wrapping(prompt: PromptSession[str]) -> None:
         if shown := renderer.last_rendered_screen:
             width = renderer.output.get_size().columns
             cursor = shown.get_cursor_position(app.layout.current_window)
-            rows = [
-                max(
-                    (x + 1 for x, char in shown.data_buffer[y].items() if char.char.strip()),
-                    default=0,
-                )
-                for y in range(cursor.y)
-            ]
-            renderer.output.cursor_up(
-                sum((cells - 1) // width for cells in rows if cells) + max(0, cursor.x - 1) // width
-            )
+            lines = (shown.data_buffer[y].items() for y in range(cursor.y))
+            inked = ((x for x, char in line if char.char.strip()) for line in lines)
+            wraps = sum(max(columns, default=0) // width for columns in inked)
+            renderer.output.cursor_up(wraps + max(0, cursor.x - 1) // width)
         erase(leave_alternate_screen)
 
     renderer.erase = erase_wrapped  # type: ignore[method-assign]
@@ -227,11 +217,8 @@ def _bind_keys() -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         # prompt_toolkit's own binding ignores Tab while it computes completions.
         buffer = event.current_buffer
-        completions = list(
-            buffer.completer.get_completions(
-                buffer.document, CompleteEvent(completion_requested=True)
-            )
-        )
+        request = CompleteEvent(completion_requested=True)
+        completions = list(buffer.completer.get_completions(buffer.document, request))
         if buffer.complete_state:
             buffer.complete_next()
         elif len(completions) == 1:
@@ -270,13 +257,8 @@ class CommandCompleter(Completer):
         name, space, rest = text[1:].partition(" ")
         if not space:
             # A space before the argument, so that the next Tab completes it.
-            yield from _matching(
-                name,
-                {
-                    command + " " * bool(about.argument): about.help
-                    for command, about in COMMANDS.items()
-                },
-            )
+            words = {name + " " * bool(c.argument): c.help for name, c in COMMANDS.items()}
+            yield from _matching(name, words)
         elif name == "set":
             option, space, value = rest.lstrip().partition(" ")
             if not space:

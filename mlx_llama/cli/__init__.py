@@ -1,12 +1,11 @@
 """Parts that all commands share.
 
-running: errors in one line, exit codes, robust standard streams. flags: made from core's tables of
-options. spelling: options in core's messages as flags. progress: a bar on a terminal.
+running: errors in one line, exit codes, robust standard streams, progress bars. flags: made from
+core's tables of options. spelling: options in core's messages as flags.
 """
 
 from __future__ import annotations
 
-from .progress import Bar
-from .running import announce, clean_up_when_terminated, read_text, run, say, show
+from .running import Bar, announce, clean_up_when_terminated, read_text, run, say, show
 
 __all__ = ["Bar", "announce", "clean_up_when_terminated", "read_text", "run", "say", "show"]

@@ -111,6 +111,32 @@ class Parser(argparse.ArgumentParser):
             return super().add_argument(*names, **settings)
         return self.group_of(names[0], self.others).add_argument(*names, **settings)
 
+    def add_flags(
+        self, table: str, group: argparse._ActionsContainer | None = None, **settings: Any
+    ) -> None:
+        """Add the flags of a table. An entry is `--flag -f METAVAR: help`; its further lines are
+        indented.
+
+        Without a metavar it is a switch; "[METAVAR]" is optional, "METAVAR ..." can be repeated; a
+        positional argument has its name in front. settings: more of argparse's, by name.
+        """
+        for entry in re.split(r"\n(?=\S)", table.strip()):
+            head, _, help = " ".join(entry.split()).partition(": ")
+            first, *words = head.split()
+            names = [first, *(word for word in words if word.startswith("-"))]
+            kwargs: dict[str, Any] = {"help": help}
+            match words[len(names) - 1 :]:
+                case []:
+                    kwargs["action"] = "store_true"
+                case [metavar, *repeats]:
+                    kwargs["metavar"] = metavar
+                    if repeats:
+                        kwargs["action"] = "append"
+                    elif metavar.startswith("["):
+                        kwargs |= {"metavar": metavar[1:-1], "nargs": "?"}
+            kwargs |= settings.get(first.lstrip("-").replace("-", "_"), {})
+            (group or self).add_argument(*names, **kwargs)
+
     def group_of(self, name: str, group: argparse._ArgumentGroup) -> argparse._ArgumentGroup:
         """The common options for an option of COMMON, else `group`."""
         return self.common if name.lstrip("-").replace("-", "_") in COMMON else group

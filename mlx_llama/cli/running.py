@@ -13,10 +13,12 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.system import progress
 from mlx_llama.core.system.launch import find_launch
 from mlx_llama.core.text.controls import shorten, show_controls
 
@@ -88,6 +90,29 @@ def announce(doing: str) -> Callable[[str], None]:
     """A function that says on a terminal what begins: announce("measuring")("tg64")."""
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     return lambda name: say(f"{doing} {name}") if is_watched else None
+
+
+@contextmanager
+def Bar(label: str, patience: float = 1.0) -> Iterator[None]:
+    """Show the progress of the work in the block (core.system.progress), after `patience` seconds,
+    on a terminal's stderr. Disappears when the work is done.
+    """
+    due, show = time.monotonic() + patience, None
+    with ExitStack() as stack:
+
+        def report(done: int, total: int) -> None:
+            nonlocal due, show
+            if time.monotonic() >= due:
+                if show is None:
+                    from rich.progress import DownloadColumn
+
+                    show = stack.enter_context(progress.draw(label, total, DownloadColumn(), False))
+                show(done)
+                due = time.monotonic() + 0.1
+
+        if progress.moves_cursor(sys.stderr):
+            stack.enter_context(progress.reported(report))
+        yield
 
 
 @contextmanager

@@ -276,16 +276,9 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         assert query_norm is not None and key_norm is not None
         query_scale = query_norm.weight * key_norm.weight
         query_norm = key_norm = replace(query_norm, weight=query_norm.weight * 0 + 1)
-    attention = Attention(
-        ops,
-        spec,
-        weights.linear(*spec.qkv),
-        weights.linear(spec.out),
-        query_norm,
-        key_norm,
-        query_scale,
-        weights.vector(spec.sinks),
-    )
+    projections = weights.linear(*spec.qkv), weights.linear(spec.out)
+    scales = query_norm, key_norm, query_scale, weights.vector(spec.sinks)
+    attention = Attention(ops, spec, *projections, *scales)
 
     def build_mlp(gate_up: Sequence[str], down: str, xielu: tuple[float, ...] = ()) -> MLP:
         return MLP(ops, weights.linear(*gate_up), weights.linear(down), spec.activation, xielu)
@@ -304,15 +297,10 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
     else:
         numbers = _constrain(*weights.numbers(spec.xielu)) if spec.xielu else ()
         mlp = build_mlp(spec.gate_up, spec.down, numbers)
-    return Block(
-        ops,
-        weights.norm(spec.attention_norm) or Unnormed(ops),
-        attention,
-        weights.norm(spec.ffn_norm) or Unnormed(ops),
-        mlp,
-        weights.norm(spec.post_attention_norm),
-        weights.norm(spec.post_ffn_norm),
-    )
+    before = weights.norm(spec.attention_norm), weights.norm(spec.ffn_norm)
+    first, second = (norm or Unnormed(ops) for norm in before)
+    after = weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm)
+    return Block(ops, first, attention, second, mlp, *after)
 
 
 def _constrain(alpha_p: float, alpha_n: float, beta: float, eps: float) -> tuple[float, ...]:
@@ -330,12 +318,6 @@ def _replace_ops(part: Any, ops: Ops) -> Any:
         return tuple(_replace_ops(block, ops) for block in part)
     if not is_dataclass(part) or isinstance(part, type) or not hasattr(part, "ops"):
         return part
-    return replace(
-        part,
-        ops=ops,
-        **{
-            field.name: _replace_ops(getattr(part, field.name), ops)
-            for field in fields(part)
-            if field.name != "ops"
-        },
-    )
+    others = [field.name for field in fields(part) if field.name != "ops"]
+    changed = {name: _replace_ops(getattr(part, name), ops) for name in others}
+    return replace(part, ops=ops, **changed)

@@ -1,11 +1,9 @@
 """python -m mlx_llama.parity: backend against backend."""
 
-from mlx_llama.__main__ import main as run
+from mlx_llama.__main__ import start
 
 if __name__ == "__main__":  # before the import below: interrupted, it would end in a traceback
-    import sys
-
-    sys.exit(run(["parity", *sys.argv[1:]]))
+    start("parity")
 
 from .command import main
 

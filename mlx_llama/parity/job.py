@@ -13,7 +13,7 @@ from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.llm import LLM, context_size, one_adapter
+from mlx_llama.core.generation.llm import LLM, one_adapter
 from mlx_llama.core.proofs import parity
 
 TOKENS = 64
@@ -53,25 +53,16 @@ class Job:
 
     def load_reference(self) -> LLM:
         """Load the float32 NumPy model that the others are compared with."""
-        return self._load(
-            backends.select("cpu"),
-            "NumPy at float32",
-            LoadOptions(dtype="float32", compile=False),
-            is_whole=True,
-        )
+        options = LoadOptions(dtype="float32", compile=False)
+        return self._load(backends.select("cpu"), "NumPy at float32", options, is_whole=True)
 
     def _load(
         self, backend: backends.Backend, name: str, options: LoadOptions, is_whole: bool = False
     ) -> LLM:
         cli.say(f"running {self.checkpoint.name} on {name}")
-        model = backend.build(self.checkpoint, backend.check(options), is_whole)
-        return LLM(
-            self.checkpoint,
-            backend,
-            model,
-            self.checkpoint.template,
-            context_size(self.checkpoint, None),
-        )
+        checkpoint = self.checkpoint
+        model = backend.build(checkpoint, backend.check(options), is_whole)
+        return LLM(checkpoint, backend, model, checkpoint.template, self.made_for)
 
     def tokens(self) -> tuple[list[int], int]:
         """(ids, number of the last ones that run one by one). Raises OptionsError, ContextError."""

@@ -65,13 +65,9 @@ def record(job: Job) -> int:
     """Write a golden trace of the reference run."""
     tokens, decoded = job.tokens()
     prompt, llm = tokens[:-decoded], job.load_reference()
-    golden = trace.record(
-        job.checkpoint,
-        tokens,
-        decoded,
-        parity.collect(llm.backend, llm.model, tokens, decoded),
-        parity.greedy(llm, prompt, job.steps(prompt)),
-    )
+    probes = parity.collect(llm.backend, llm.model, tokens, decoded)
+    greedy = parity.greedy(llm, prompt, job.steps(prompt))
+    golden = trace.record(job.checkpoint, tokens, decoded, probes, greedy)
     golden.save(job.args.record)
     print(
         f"{job.args.record}: {len(tokens)} tokens, {len(golden.sketches)} probes, "
@@ -94,18 +90,12 @@ def check(job: Job) -> int:
         if at is not None:
             logits = llm.logits(prompt + golden.greedy[:at])[-1]
             near_tie = is_tie(logits, golden.greedy[at], greedy[at], columns["tolerance"])
-        rows.append(
-            columns
-            | {
-                "worst": max(float(values.max()) for values in result.errors.values()),
-                "first_bad": bad,
-                "position": None if bad is None else int(result.errors[bad].argmax()),
-                "first_greedy_difference": at,
-                "near_tie": near_tie,
-                "within": bad is None and near_tie,
-                "probes": len(result.errors),
-            }
-        )
+        worst = max(float(values.max()) for values in result.errors.values())
+        position = None if bad is None else int(result.errors[bad].argmax())
+        probes = {"worst": worst, "first_bad": bad, "position": position}
+        tokens = {"first_greedy_difference": at, "near_tie": near_tie}
+        within = {"within": bad is None and near_tie, "probes": len(result.errors)}
+        rows.append(columns | probes | tokens | within)
     facts = {"trace": job.args.check, "recorded_from": golden.model, "tokens": len(golden.tokens)}
     columns = "backend device dtype worst tolerance"
     return _finish(job, facts, rows, columns, report.describe_check)
@@ -141,22 +131,12 @@ def batch(job: Job) -> int:
     prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
     for llm, columns in job.runs():
         promise = batches.promise_of(llm.model, columns["dtype"])
-        results = batches.compare_batches(
-            llm.backend,
-            llm.model,
-            prompts,
-            promise,
-            columns["tolerance"],
-            sizes,
-            cli.announce("comparing"),
-        )
+        run, told = (llm.backend, llm.model, prompts, promise), cli.announce("comparing")
+        results = batches.compare_batches(*run, columns["tolerance"], sizes, told)
         rows += [columns | result.report() for result in results]
     lengths = [len(prompt) for prompt in prompts]
-    facts = {
-        "prompts": len(prompts),
-        "prompt_tokens": f"{min(lengths)} to {max(lengths)}",
-        "decoded": batches.STEPS + 1,
-    }
+    facts = {"prompts": len(prompts), "prompt_tokens": f"{min(lengths)} to {max(lengths)}"}
+    facts["decoded"] = batches.STEPS + 1
     columns = "backend dtype rows start same_tokens same_bits relative promise"
     code = _finish(job, facts, rows, columns, report.describe_batch)
     if not job.args.json:
@@ -185,16 +165,10 @@ def repeat(job: Job) -> int:
         runs = [parity.digest(llm, tokens, decoded) for _ in range(count)]
         runs += [fresh_digest(job, llm.backend) for _ in range(count)]
         at, name = parity.first_difference(runs) or (None, None)
-        rows.append(
-            columns
-            | {
-                "runs": 2 * count,
-                "first_difference": name,
-                "run": None if at is None else at + 1,
-                "in_a_fresh_process": None if at is None else at >= count,
-                "within": at is None,
-            }
-        )
+        row = columns | {"runs": 2 * count, "first_difference": name, "within": at is None}
+        row["run"] = None if at is None else at + 1
+        row["in_a_fresh_process"] = None if at is None else at >= count
+        rows.append(row)
     columns = "backend device dtype runs"
     return _finish(job, {"tokens": len(tokens)}, rows, columns, report.describe_repeat)
 
@@ -237,13 +211,8 @@ def perplexity(job: Job) -> int:
     for llm, columns in job.runs():
         result = measure_perplexity(llm, tokens, window, stride)
         rows.append(columns | {"perplexity": result.value, "nll": result.nll, "within": True})
-    facts = {
-        "text": job.args.perplexity,
-        "tokens": len(tokens),
-        "window": window,
-        "stride": stride,
-        "stored": job.checkpoint.formats,
-    }
+    facts = {"text": job.args.perplexity, "tokens": len(tokens), "window": window}
+    facts |= {"stride": stride, "stored": job.checkpoint.formats}
     return _finish(job, facts, rows, "backend device dtype perplexity nll")
 
 
@@ -259,13 +228,8 @@ def _finish(
     return 0 if all(row["within"] for row in rows) else 1
 
 
+# by name
 MODES: dict[str, Callable[[Job], int]] = {
-    "record": record,
-    "check": check,
-    "verify_cache": verify_cache,
-    "batch": batch,
-    "repeat": repeat,
-    "perplexity": perplexity,
-    "digest": digest,
-    "compare": compare,
+    mode.__name__: mode
+    for mode in (record, check, verify_cache, batch, repeat, perplexity, digest, compare)
 }

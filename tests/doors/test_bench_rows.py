@@ -12,9 +12,8 @@ import pytest
 from rows_toy import CONFIG, ToyBackend, ToyModel
 
 from mlx_llama.bench import command as bench, report as bench_report
-from mlx_llama.bench.batch import Batch, BatchRow, measure_batches
 from mlx_llama.bench.host import SKIPPED, TOKENS, measure_host
-from mlx_llama.bench.measure import Loaded, measure
+from mlx_llama.bench.measure import Batch, BatchRow, Loaded, measure, measure_batches
 from mlx_llama.core.backends.selection import Backend
 
 # From llama.cpp's README of its batched-bench.

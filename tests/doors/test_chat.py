@@ -375,9 +375,13 @@ def test_read_sends_a_file_as_one_message(session, tmp_path):
 def test_save_and_load(session, model, tmp_path):
     assert "saved 4 messages" in command(session, f"/save {tmp_path}/a b.json")
     other = model.chat()
-    loaded = command(other, f"/load {tmp_path}/a b.json")
-    assert loaded.message == "(loaded 4 messages, a system prompt, max_tokens = 4)"
-    assert (loaded.question, loaded.answer) == ("once upon a time", session.messages[-1]["content"])
+    chat, shown = dialogue.Chat(other), []
+    chat.say, chat.recall = shown.append, lambda *exchange: shown.append(exchange)
+    chat.take(f"/load {tmp_path}/a b.json")
+    assert shown == [
+        "(loaded 4 messages, a system prompt, max_tokens = 4)",
+        ("once upon a time", session.messages[-1]["content"]),
+    ]
     assert state(other) == state(session)
     command(other, f"/save {tmp_path}/a b.json")  # replaces a saved session
     for precious in ("notes.txt", "other.json"):
@@ -664,7 +668,7 @@ def test_progress_of_a_stream(roomy):
     total = stream.completion.prompt_tokens
     seen = [stream.progress]
     while stream.progress[0] < total:
-        llm.loop.tick() if seen[1:] else stream._handle.begin()
+        llm.loop.tick() if seen[1:] else stream.handle.begin()
         seen.append(stream.progress)
     stream.close()
     assert seen[0] == (0, total) and len(set(seen)) > 3 and seen == sorted(seen)

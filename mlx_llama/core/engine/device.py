@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,19 +13,18 @@ from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.generation.completion import Writer
 
 
+@dataclass(frozen=True)
 class Device:
     """Launches and reads of a model (the served model or a draft model) on its cache."""
 
-    def __init__(self, backend: Backend, model: Model, cache: Cache):
-        self.backend = backend
-        self.model = model
-        self.cache = cache
+    backend: Backend
+    model: Model
+    cache: Cache
 
     def prefill(self, tokens: Sequence[int], row: int) -> None:
         """Launch a chunk of a row's prompt. A lazy device projects nothing to the vocabulary."""
-        self.model.forward(
-            np.array([tokens], np.int32), self.cache.lengths[row], self.cache, rows=[row]
-        )
+        ids = np.array([tokens], np.int32)
+        self.model.forward(ids, self.cache.lengths[row], self.cache, rows=[row])
         self.backend.launch(*self.cache.arrays())
 
     def rate(
@@ -35,13 +35,8 @@ class Device:
         The last token is not computed. count: likeliest tokens to report.
         """
         cache, runtime = self.cache, self.backend.runtime
-        logits = self.model.forward(
-            np.array([tokens[:-1]], np.int32),
-            cache.lengths[row],
-            cache,
-            rows=[row],
-            all_positions=True,
-        )[0]
+        ids, start = np.array([tokens[:-1]], np.int32), cache.lengths[row]
+        logits = self.model.forward(ids, start, cache, rows=[row], all_positions=True)[0]
         packed = sampling.rate(logits, np.array([tokens[1:]], np.int32).T, count)
         self.backend.launch(packed, *cache.arrays())
         return [unpack(columns, count) for columns in runtime.to_numpy(packed).tolist()]

@@ -16,6 +16,7 @@ from mlx_llama.core.generation.dry import Breakers, Dry
 from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import uses_dry
+from mlx_llama.core.generation.stops import Stops
 from mlx_llama.core.generation.thinking import ThoughtConstraint
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
@@ -68,10 +69,11 @@ class Engine:
             completion.prompt_logprobs = [None]
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
-        decoder, stops = self._decode(request, constraint), (options.stop, options.stop_token_ids)
+        decoder, stops = self._decode(request, constraint), Stops(options.stop)
         is_split = thinking and thinking.is_split
         thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
-        writer = Writer(completion, options.max_tokens, limit, eos, decoder, *stops, thoughts)
+        ends = eos, decoder, stops, options.stop_token_ids
+        writer = Writer(completion, options.max_tokens, limit, *ends, thoughts)
         writer.add_notices(self.notices)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
@@ -81,18 +83,11 @@ class Engine:
         tokens = list(request.prompt)  # the answer is appended
         lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        return Sequence(
-            request,
-            tokens,
-            limit,
-            writer,
-            speculation,
-            constraint,
-            dry=Dry(options, self.breakers.find(options.dry_sequence_breakers), tokens)
-            if uses_dry(options)
-            else None,
-            adapter=self.find_adapter(options),
-        )
+        dry = None
+        if uses_dry(options):
+            dry = Dry(options, self.breakers.find(options.dry_sequence_breakers), tokens)
+        more: Any = {"dry": dry, "adapter": self.find_adapter(options)}
+        return Sequence(request, tokens, limit, writer, speculation, constraint, **more)
 
     def _constrain(
         self, request: Request, rule: Rule | None
@@ -123,14 +118,9 @@ class Engine:
             return constraint
         if not thinking.precedes_rule if constraint else thinking.budget < 0:
             return constraint
-        return ThoughtConstraint(
-            thinking,
-            tokenizer,
-            self.model.config.vocab_size,
-            self.eos,
-            constraint,
-            starts_text=request.starts_text and not (constraint and constraint.keeps_space),
-        )
+        size = self.model.config.vocab_size
+        starts = request.starts_text and not (constraint and constraint.keeps_space)
+        return ThoughtConstraint(thinking, tokenizer, size, self.eos, constraint, starts)
 
     def _decode(
         self, request: Request, constraint: Constraint | ThoughtConstraint | None
@@ -141,7 +131,7 @@ class Engine:
         starts_text = request.starts_text and not (constraint and constraint.keeps_space)
         shown = request.shown
         if request.thinking:
-            shown |= request.thinking.form.special_ids(self.tokenizer)
+            shown |= self.tokenizer.find_special(request.thinking.form.marks)
         more: dict[str, Any] = {"shown": shown} if shown else {}
         return self.tokenizer.stream(starts_text=starts_text, **more)
 

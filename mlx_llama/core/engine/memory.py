@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from mlx_llama.core.errors import ContextError
 
 from .queues import Queues
@@ -21,11 +19,10 @@ def default_budget(free: int) -> int:
 class Memory:
     """Finds room for admitted requests; while there is none, the youngest is set aside."""
 
-    def __init__(self, queues: Queues, steps: Steps, is_out_of_memory: Callable[[Exception], bool]):
+    def __init__(self, queues: Queues, steps: Steps):
         self.queues = queues
         self.steps = steps
         self.rows = queues.rows
-        self.is_out_of_memory = is_out_of_memory
         self.is_short = False  # until the youngest request is set aside: no step may run ahead
 
     def check(self, length: int) -> None:
@@ -89,7 +86,7 @@ class Memory:
 
     def free(self, error: Exception) -> bool:
         """Free memory after a step failed for lack of it; False if nothing can be freed."""
-        if not self.is_out_of_memory(error):
+        if not self.rows.is_out_of_memory(error):
             return False
         if self.rows.kept:
             self.rows.drop_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from mlx_llama.core.backends.interface import Model
 
@@ -10,17 +11,16 @@ from .request import NO_ROW, Sequence, Status
 from .rows import Rows
 
 
+@dataclass(eq=False)
 class Queues:
     """All requests that have not ended, by status."""
 
-    def __init__(self, model: Model, rows: Rows):
-        self.model = model
-        self.rows = rows
-        self.waiting: deque[Sequence] = deque()
-        self.prefilling: Sequence | None = None
-        self.running: list[Sequence] = []  # in the order of admission
-        # times that a row was freed for lack of memory, to be computed again
-        self.set_asides = 0
+    model: Model
+    rows: Rows
+    waiting: deque[Sequence] = field(default_factory=deque)
+    prefilling: Sequence | None = None
+    running: list[Sequence] = field(default_factory=list)  # in the order of admission
+    set_asides: int = 0  # times that a row was freed for lack of memory, to be computed again
 
     @property
     def admitted(self) -> list[Sequence]:

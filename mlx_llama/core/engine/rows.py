@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,26 +18,20 @@ from .prefixes import common_prefix
 MIN_COPY = 8  # tokens of a prefix that are worth a copy
 
 
+@dataclass(eq=False)
 class Rows:
     """The owners of a cache's rows, within a budget of bytes."""
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        cache: Cache,
-        drafts: Cache | None,
-        budget: int | None,
-        max_kept: int,
-        is_out_of_memory: Callable[[Exception], bool],
-    ):
-        self.config = config
-        self.cache = cache  # of the model
-        self.drafts = drafts  # of the draft model, with the same rows, or None
-        self.budget = budget  # bytes of keys and values; None: unlimited
-        self.max_kept = max_kept  # rows that stay as prefixes after their sequence ended
-        self.is_out_of_memory = is_out_of_memory  # of the backend's runtime
-        self.has_dynamic_rope = rope.length_dependent(config)
-        self.free = list(range(cache.rows))[::-1]
+    config: LlamaConfig
+    cache: Cache  # of the model
+    drafts: Cache | None  # of the draft model, with the same rows
+    budget: int | None  # bytes of keys and values; None: unlimited
+    max_kept: int  # rows that stay as prefixes after their sequence ended
+    is_out_of_memory: Callable[[Exception], bool]  # of the backend's runtime
+
+    def __post_init__(self) -> None:
+        self.has_dynamic_rope = rope.length_dependent(self.config)
+        self.free = list(range(self.cache.rows))[::-1]
         # Each row's tokens are its request's list, which may be longer than the row.
         self.used: dict[int, Sequence[int]] = {}
         self.kept: dict[int, Sequence[int]] = {}  # least recently used first

@@ -14,7 +14,6 @@ from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.system.interrupts import interruptible
 
-from .chunks import Chunks
 from .device import Device
 from .memory import Memory, default_budget
 from .queues import Queues
@@ -25,6 +24,9 @@ from .steps import Step, Steps, group
 
 SHARED_CHUNK = 512  # maximum number of prompt tokens per tick while others run
 PORTION = 256  # positions of an answer that admission reserves
+TILE = 32  # positions of a chunk; the CPU's kernels take as long for fewer
+STEPS = 4  # duration of a tick with a chunk, in steps, at most
+WEIGHT = 0.25  # of a new measurement in the running average
 RATED_CHUNK = 128  # maximum number of prompt tokens whose logits are computed together
 
 
@@ -45,6 +47,34 @@ class Clock:
         return time.perf_counter() - self._idle
 
 
+class Chunks:
+    """Chooses chunks by the measured speed of a model whose bits do not depend on them."""
+
+    def __init__(self, maximum: int):
+        self.maximum = maximum
+        self.step_seconds: float | None = None  # averages
+        self.token_seconds: float | None = None
+
+    def note(self, seconds: float, tokens: int, is_stepping: bool) -> None:
+        """Account for a tick. tokens: of prompts. is_stepping: it also computed a step."""
+        if tokens == 0:
+            self.step_seconds = _average(self.step_seconds, seconds)
+        elif not is_stepping or self.step_seconds is not None:
+            step = self.step_seconds if is_stepping and self.step_seconds else 0.0
+            self.token_seconds = _average(self.token_seconds, max(seconds - step, 0.0) / tokens)
+
+    def choose(self) -> int:
+        """Positions of the next chunk, a multiple of TILE."""
+        if not self.step_seconds or not self.token_seconds:
+            return TILE
+        fitting = int((STEPS - 1) * self.step_seconds / self.token_seconds)
+        return max(TILE, min(self.maximum, fitting) // TILE * TILE)
+
+
+def _average(known: float | None, new: float) -> float:
+    return new if known is None else known + WEIGHT * (new - known)
+
+
 class Scheduler:
     """Serves requests with the rows of a model, on one thread at a time. Parameters: see Loop."""
 
@@ -63,12 +93,11 @@ class Scheduler:
             drafts = draft.make_cache(min(engine.context, trained), count)
             device = Device(backend, draft, drafts)
             self.drafts = [ModelDrafts(device, row) for row in range(count)]
-        self.rows = Rows(
-            model.config, self.cache, drafts, cache_memory, kept_rows, runtime.is_out_of_memory
-        )
+        limits = cache_memory, kept_rows, runtime.is_out_of_memory
+        self.rows = Rows(model.config, self.cache, drafts, *limits)
         self.queues = Queues(model, self.rows)
         self.steps = Steps(backend, model, self.cache)
-        self.memory = Memory(self.queues, self.steps, runtime.is_out_of_memory)
+        self.memory = Memory(self.queues, self.steps)
         self.clock = Clock()
         self._chunks = Chunks(SHARED_CHUNK)
 
@@ -144,13 +173,11 @@ class Scheduler:
                 drafts, chunk = self.drafts[sequence.row], self._chunk_size(sequence)
                 sequence.speculation.begin(drafts, tokens, sequence.sampling, chunk)
             if rows.has_one_length(length):
-                sequence.writer.add_notices(
-                    [
-                        "no prefix is reused: this model's dynamic rope rotates keys of a text "
-                        f"beyond {self.model.config.max_position_embeddings} tokens by angles of "
-                        "its length"
-                    ]
+                trained = self.model.config.max_position_embeddings
+                text = (
+                    "no prefix is reused: this model's dynamic rope rotates keys of a text beyond"
                 )
+                sequence.writer.add_notices([f"{text} {trained} tokens by angles of its length"])
         except Exception as error:
             queues.end(sequence, error)
 
@@ -175,7 +202,7 @@ class Scheduler:
                     # samples in the same pass over the weights
                     self.steps.launch_rest(sequence)
                 else:
-                    self.steps.prefill(sequence, tokens[start:end])
+                    self.steps.device.prefill(tokens[start:end], sequence.row)
             if end == len(tokens):
                 self.queues.run(sequence)
             elif sequence.limit == 0 and end == sequence.rated:  # there is no answer
@@ -258,7 +285,8 @@ class Scheduler:
             return True
         try:
             if count > SHARED_CHUNK:  # the next tick continues
-                self.steps.prefill(sequence, sequence.tokens[start : start + SHARED_CHUNK])
+                part = sequence.tokens[start : start + SHARED_CHUNK]
+                self.steps.device.prefill(part, sequence.row)
             else:
                 self.steps.launch_rest(sequence)
         except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import abc
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,10 +46,6 @@ class Steps:
     def has_launched(self, sequence: Sequence) -> bool:
         """True if a launched step computes the request's next token."""
         return any(sequence in step.sequences for step in self.launched)
-
-    def prefill(self, sequence: Sequence, tokens: abc.Sequence[int]) -> None:
-        """Launch a chunk of a prompt that is not its last."""
-        self.device.prefill(tokens, sequence.row)
 
     def rate(self, sequence: Sequence, start: int, end: int) -> None:
         """Compute a chunk of a prompt, and wait for the log-probabilities of the tokens after each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -23,26 +23,12 @@ SHOWN_CHARACTERS = 40  # of the text, in a repr
 class Token(int):
     """A token id with its text and time."""
 
-    text: str  # that it completed; "" where a character or a stop string may be unfinished
-    thought: str  # the same of a thought
-    seconds: float  # since the request was submitted
-    logprobs: TokenLogprobs | None  # None unless the option asks for them
+    text: str = ""  # that it completed; "" where a character or a stop string may be unfinished
+    thought: str = ""  # the same of a thought
+    seconds: float = 0.0  # since the request was submitted
+    logprobs: TokenLogprobs | None = None  # None unless the option asks for them
     # log-probabilities of the tokens that `text` completed, end tokens excluded
-    entries: tuple[Entry, ...]
-
-    def __new__(
-        cls,
-        value: int,
-        text: str = "",
-        seconds: float = 0.0,
-        logprobs: TokenLogprobs | None = None,
-        entries: tuple[Entry, ...] = (),
-        thought: str = "",
-    ) -> Token:
-        token = super().__new__(cls, value)
-        token.text, token.seconds, token.logprobs = text, seconds, logprobs
-        token.entries, token.thought = entries, thought
-        return token
+    entries: tuple[Entry, ...] = ()
 
 
 @dataclass(repr=False)
@@ -186,34 +172,22 @@ class Completion:
         return f"speculation ({kind}): {counts}{ended}\n"
 
 
+@dataclass(eq=False)
 class Writer:
-    """Writes a completion as its tokens are read.
+    """Writes a completion as its tokens are read. Times are busy seconds (see Clock)."""
 
-    max_tokens, limit: maximum number of tokens by the option, and by the context too. eos: end
-    tokens. decoder: of the text; None without text. stops, stop_tokens: strings and tokens that
-    also end the answer. thoughts: splits thoughts off the text; None: all is text.
-    Times are busy seconds (see Clock).
-    """
+    completion: Completion
+    max_tokens: int = 2**31  # by the option
+    limit: int = 2**31  # by the context too
+    eos: frozenset[int] = frozenset()
+    decoder: StreamDecoder | None = None  # None without text
+    # strings and tokens that also end the answer
+    stops: Stops = field(default_factory=lambda: Stops(()))
+    stop_tokens: Collection[int] = ()
+    thoughts: ThoughtParser | None = None  # splits them off the text; None: all is text
 
-    def __init__(
-        self,
-        completion: Completion,
-        max_tokens: int = 2**31,
-        limit: int = 2**31,
-        eos: frozenset[int] = frozenset(),
-        decoder: StreamDecoder | None = None,
-        stops: Sequence[str] = (),
-        stop_tokens: Sequence[int] = (),
-        thoughts: ThoughtParser | None = None,
-    ):
-        self.completion = completion
-        self.max_tokens = max_tokens
-        self.limit = limit
-        self.eos = eos
-        self.decoder = decoder
-        self.stops = Stops(tuple(stops))
-        self.stop_tokens = frozenset(stop_tokens) - eos
-        self.thoughts = thoughts
+    def __post_init__(self) -> None:
+        self.stop_tokens = frozenset(self.stop_tokens) - self.eos
         self.submitted = time.perf_counter()
         self.is_finished = False
         self._started: float | None = None
@@ -278,9 +252,10 @@ class Writer:
         entries: tuple[Entry, ...] = ()
         if logprobs is not None:
             entries = self._entries.take(len(completion.text), self.is_finished, is_cut)
-        completion.tokens.append(
-            Token(token, text, seconds, logprobs, entries, completion.reasoning[thought:])
-        )
+        read = Token(token)
+        read.text, read.seconds, read.logprobs = text, seconds, logprobs
+        read.entries, read.thought = entries, completion.reasoning[thought:]
+        completion.tokens.append(read)
 
     def _decode(self, token: int, logprobs: TokenLogprobs | None) -> str:
         """The text that appears with a token. Ends the answer at a stop string."""

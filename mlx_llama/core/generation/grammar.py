@@ -9,7 +9,6 @@ small models get lost in it.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import subprocess
@@ -17,13 +16,14 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.text.json_schema import rewrite_schema
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import JSON_OPTIONS
 
@@ -68,34 +68,22 @@ def choice(texts: Sequence[str]) -> str:
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
+@dataclass(eq=False)
 class Constraint:
-    """The state of one constrained answer: masks before each token, advanced by `accept`.
+    """The state of one constrained answer: masks before each token, advanced by `accept`."""
 
-    free: number of next tokens without a constraint. keeps_space: the answer may begin with a
-    space, which the decoder must not drop. relaxed: keywords of a lenient schema that are not
-    enforced.
-    """
-
-    free: float = 0
-
-    def __init__(
-        self,
-        matcher: llguidance.LLMatcher,
-        rule: Rule,
-        size: int,
-        keeps_space: bool,
-        not_first: Collection[int],
-        relaxed: str = "",
-    ):
-        self.rule, self.keeps_space, self.relaxed = rule, keeps_space, relaxed
-        self._matcher, self._size, self._not_first = matcher, size, not_first
-        self._accepted = 0
+    matcher: llguidance.LLMatcher
+    rule: Rule
+    size: int  # of the vocabulary
+    keeps_space: bool  # the answer may begin with a space, which the decoder must not drop
+    not_first: Collection[int]  # tokens that may not begin it
+    relaxed: str = ""  # keywords of a lenient schema that are not enforced
+    accepted: int = 0  # tokens
+    free: ClassVar[float] = 0  # number of next tokens without a constraint
 
     def copy(self) -> Constraint:
         """A constraint in the same state."""
-        copied = copy.copy(self)
-        copied._matcher = self._matcher.deep_copy()
-        return copied
+        return replace(self, matcher=self.matcher.deep_copy())
 
     def mask(self) -> npt.NDArray[np.int32]:
         """Allowed tokens, a new int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set where token
@@ -103,46 +91,46 @@ class Constraint:
 
         Raises OptionsError if the grammar needs more work than the limits allow.
         """
-        bits = np.empty(-(-self._size // 32), np.int32)
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
+        bits = np.empty(-(-self.size // 32), np.int32)
+        self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
         self._check()
-        if not self._accepted:
-            for token in self._not_first:
+        if not self.accepted:
+            for token in self.not_first:
                 bits[token // 32] &= ~(1 << token % 32)
         return bits
 
     def accept(self, token: int) -> None:
         """Advance by a token. Raises ValueError unless `mask` allowed it, and as `mask`."""
-        if not self._matcher.consume_token(token):
-            if "satisfy the grammar" in self._matcher.get_error():
+        if not self.matcher.consume_token(token):
+            if "satisfy the grammar" in self.matcher.get_error():
                 raise ValueError(
-                    f"token {token} after {self._accepted} others does not match the "
+                    f"token {token} after {self.accepted} others does not match the "
                     f"{self.rule.option}"
                 )
             self._check()
-        self._accepted += 1
+        self.accepted += 1
 
     def forced(self) -> list[int]:
         """The next tokens as far as the grammar leaves no choice; not accepted yet."""
-        tokens: list[int] = self._matcher.compute_ff_tokens()
+        tokens: list[int] = self.matcher.compute_ff_tokens()
         self._check()
         return tokens
 
     @property
     def is_complete(self) -> bool:
         """True if the answer so far matches."""
-        return not self._matcher.is_error() and self._matcher.is_accepting()
+        return not self.matcher.is_error() and self.matcher.is_accepting()
 
     @property
     def is_finished(self) -> bool:
         """True if nothing may follow but an end token, or one was accepted."""
-        return self._matcher.is_stopped()
+        return self.matcher.is_stopped()
 
     def _check(self) -> None:
-        if self._matcher.is_error():
+        if self.matcher.is_error():
             raise OptionsError(
-                f"option `{self.rule.option}`: became too complex after {self._accepted} tokens "
-                f"({_first_line(self._matcher.get_error())}): simplify it"
+                f"option `{self.rule.option}`: became too complex after {self.accepted} tokens "
+                f"({_first_line(self.matcher.get_error())}): simplify it"
             )
 
 
@@ -150,8 +138,7 @@ class Grammars:
     """Compiles rules for one tokenizer. Thread-safe.
 
     eos: end tokens, which are allowed where an answer is complete. vocab_size: of the logits. The
-    vocabulary is passed to llguidance at the first use: about 0.2 s for 32,000 tokens, 1 s for
-    128,000.
+    vocabulary is passed to llguidance at the first use: 0.2 s for 32,000 tokens, 1 s for 128,000.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocab_size: int):
@@ -337,35 +324,26 @@ def _describe(rule: Rule) -> dict[str, Any]:
 
 # formats that llguidance enforces
 _FORMATS = "date time date-time duration email hostname ipv4 ipv6 uuid uri".split()
-_VALUES = ("const", "enum", "default", "examples", "x-guidance")
 
 
 def _relax(schema: Any, keywords: set[str]) -> Any:
     """The schema without keywords that llguidance cannot enforce: unknown formats, uniqueItems,
     look-around in patterns, the exclusion of oneOf. Adds their names to `keywords`.
     """
-    if isinstance(schema, list):
-        return [_relax(inner, keywords) for inner in schema]
-    if not isinstance(schema, dict):
-        return schema
-    relaxed: dict[str, Any] = {}
-    for name, value in schema.items():
-        is_lost = (
-            (name == "uniqueItems" and value is True)
-            or (name == "format" and isinstance(value, str) and value not in _FORMATS)
-            or (name == "pattern" and isinstance(value, str) and re.search(r"\(\?<?[=!]", value))
-        )
-        if is_lost or name == "oneOf":
-            keywords.add(name)
-        if name in ("properties", "$defs", "definitions", "patternProperties") and isinstance(
-            value, dict
-        ):
-            relaxed[name] = {key: _relax(inner, keywords) for key, inner in value.items()}
-        elif not is_lost:
-            relaxed["anyOf" if name == "oneOf" else name] = (
-                value if name in _VALUES else _relax(value, keywords)
-            )
-    return relaxed
+
+    def is_lost(name: str, value: Any) -> bool:
+        if not isinstance(value, str):
+            return name == "uniqueItems" and value is True
+        is_unknown = name == "format" and value not in _FORMATS
+        return is_unknown or (name == "pattern" and re.search(r"\(\?<?[=!]", value) is not None)
+
+    def relax(inner: dict[str, Any]) -> dict[str, Any]:
+        lost = {name for name, value in inner.items() if is_lost(name, value)}
+        keywords.update(lost, {"oneOf"} & inner.keys())
+        kept = {name: value for name, value in inner.items() if name not in lost}
+        return {"anyOf" if name == "oneOf" else name: value for name, value in kept.items()}
+
+    return rewrite_schema(schema, relax)
 
 
 def _refusal(rule: Rule, reason: str) -> OptionsError:

@@ -63,21 +63,11 @@ class Job:
 
     def result(self, completion: Completion) -> dict[str, Any]:
         """The result of an answer."""
-        thought = (
-            {"reasoning": completion.reasoning, "reasoning_tokens": completion.reasoning_tokens}
-            if completion.reasoning_tokens
-            else {}
-        )
-        return self._line(
-            text=completion.text,
-            **thought,
-            finish_reason=completion.finish_reason,
-            prompt_tokens=completion.prompt_tokens,
-            reused_tokens=completion.reused_tokens,
-            completion_tokens=len(completion.tokens),
-            seed=completion.seed,
-            **completion.tell_logprobs(),
-        )
+        names = ["reasoning", "reasoning_tokens"] if completion.reasoning_tokens else []
+        names = ["text", *names, "finish_reason", "prompt_tokens", "reused_tokens"]
+        fields = {name: getattr(completion, name) for name in names}
+        fields |= {"completion_tokens": len(completion.tokens), "seed": completion.seed}
+        return self._line(**fields, **completion.tell_logprobs())
 
     def failure(self, error: Exception, spell: Callable[[str], str]) -> dict[str, Any]:
         """The result of a failed request. spell: spells option names in the error."""

@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
-from mlx_llama.core.backends.load_options import MAX_ROWS, TABLE, LoadOptions, list_adapters
+from mlx_llama.core.backends.load_options import TABLE, LoadOptions, list_adapters
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.home import Home
@@ -27,12 +27,7 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.engine.speculate import compare_vocabularies
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
-from mlx_llama.core.files.checkpoint import (
-    GUIDE_PATH,
-    Checkpoint,
-    check_name,
-    open_checkpoint,
-)
+from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.manual import load_manual
@@ -53,6 +48,7 @@ from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
+Messages = abc.Sequence[abc.Mapping[str, Any]]
 # A text, messages or token ids.
 Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 
@@ -71,19 +67,17 @@ class LLM:
         model: Model,
         template: ChatTemplate | None,
         context: int,
-        draft: Model | None = None,
-        cache_memory: int | None = None,
-        max_rows: int = MAX_ROWS,
         home: Home | None = None,
+        **limits: Any,
     ):
+        """home, limits: see Loop."""
         self.checkpoint = checkpoint
         self.backend = backend
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
-        limits: Any = {"cache_memory": cache_memory, "max_rows": max_rows, "home": home}
         eos = checkpoint.eos_token_ids
-        self.loop = Loop(backend, model, self.tokenizer, eos, context, draft=draft, **limits)
+        self.loop = Loop(backend, model, self.tokenizer, eos, context, home=home, **limits)
         chosen = (template.notice,) if template and template.notice else ()
         self.engine.notices = (*self.tokenizer.notices, *chosen)
         self._home = home
@@ -236,7 +230,7 @@ class LLM:
 
     def respond(
         self,
-        messages: abc.Sequence[abc.Mapping[str, Any]],
+        messages: Messages,
         tools: abc.Sequence[Any],
         tool_choice: str = "auto",
         parallel: bool = True,
@@ -248,13 +242,12 @@ class LLM:
         "none", "required" or a tool's name. parallel: an enforced answer may have several calls.
         Raises as `stream`.
         """
-        return self._respond(
-            messages, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), options
-        )
+        box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
+        return self._respond(messages, box, options)
 
     def run_tools(
         self,
-        messages: str | abc.Sequence[abc.Mapping[str, Any]],
+        messages: str | Messages,
         tools: abc.Sequence[abc.Callable[..., Any]],
         tool_choice: str = "auto",
         parallel: bool = True,
@@ -271,34 +264,28 @@ class LLM:
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
         box.check_functions()
         free = replace(box, choice="auto")
-        question = (
-            [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        )
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
 
-        def ask(talk: abc.Sequence[abc.Mapping[str, Any]], is_first: bool) -> ToolStream:
+        def ask(talk: Messages, is_first: bool) -> ToolStream:
             return self._respond(talk, box if is_first else free, options)
 
-        loop = ToolLoop(ask, question, box.tools, rounds)
+        loop = ToolLoop(ask, messages, box.tools, rounds)
         for _ in loop:
             pass
         return loop.completion, loop.messages
 
     def _respond(
         self,
-        messages: abc.Sequence[abc.Mapping[str, Any]],
+        messages: Messages,
         box: Toolbox,
         options: abc.Mapping[str, Any],
     ) -> ToolStream:
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)
-        prompt = encode_with_tools(
-            self.tokenizer,
-            self.require_template(),
-            messages,
-            box,
-            resolved.options,
-            self.engine.check_count,
-        )
+        made_by = self.tokenizer, self.require_template()
+        checked = resolved.options, self.engine.check_count
+        prompt = encode_with_tools(*made_by, messages, box, *checked)
         handle = self.loop.prepare(prompt.request(resolved, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
@@ -351,7 +338,7 @@ class LLM:
         tool_choice: str = "auto",
         parallel: bool = True,
         rounds: int = ROUNDS,
-        messages: abc.Sequence[abc.Mapping[str, Any]] = (),
+        messages: Messages = (),
         **options: Unpack[Options],
     ) -> Session:
         """A conversation: `send` or `stream` each question.
@@ -363,19 +350,11 @@ class LLM:
         their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
         OptionsError, and TemplateError without a template.
         """
-        return Session(
-            self.loop,
-            self.require_template(),
-            self.defaults,
-            self.checkpoint.name,
-            system,
-            options,
-            self.identify_cache,
-            Toolbox(tuple(read_tools(tools)), tool_choice, parallel),
-            rounds,
-            messages,
-            self.look_up,
-        )
+        said: Any = messages  # Session checks them
+        box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
+        model = self.loop, self.require_template(), self.defaults, self.checkpoint.name
+        more = self.identify_cache, box, rounds, said, self.look_up
+        return Session(*model, system, {**options}, *more)
 
     def prompt_logprobs(
         self, prompt: Prompt, top: int = 0, adapter: str | None = None
@@ -386,22 +365,16 @@ class LLM:
         Computed in chunks, so a long prompt takes little memory. Raises as `stream`.
         """
         resolved = self.defaults.resolve({"max_tokens": 0, "logprobs": top, "adapter": adapter})
-        request = Request(
-            self.encode(prompt, self.engine.check_count),
-            resolved,
-            reuses=False,
-            prompt_logprobs=top,
-        )
+        tokens = self.encode(prompt, self.engine.check_count)
+        request = Request(tokens, resolved, reuses=False, prompt_logprobs=top)
         return self.loop.submit(request).finish().prompt_logprobs
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""
         if len(tokens) == 0:
             raise ContextError("logits needs at least one token")
-        if len(tokens) > self.engine.context:
-            raise ContextError(
-                f"{len(tokens)} tokens do not fit the context of {self.engine.context}"
-            )
+        if len(tokens) > (context := self.engine.context):
+            raise ContextError(f"{len(tokens)} tokens do not fit the context of {context}")
 
         def compute() -> np.ndarray:
             cache = self.model.make_cache(len(tokens))
@@ -501,8 +474,8 @@ def load_model(options: LoadOptions) -> LLM:
     home = Home() if backend.runtime.HAS_ONE_THREAD else None
     try:
         loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
-        limits = options.cache_memory, options.max_rows
-        return LLM(checkpoint, backend, loaded, template, context, draft, *limits, home)
+        limits: Any = {"cache_memory": options.cache_memory, "max_rows": options.max_rows}
+        return LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
     except BaseException:
         if home:
             home.close()

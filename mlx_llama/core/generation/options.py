@@ -15,6 +15,7 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
@@ -42,11 +43,13 @@ MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 _BOOLEANS = ("speculate", "schema", "post_sampling_probs")  # options that a bool may be meant for
 
 
-def _option(default, help: str, aliases: str = "", *, flag_help: str = "", limits=None, **more):
-    # aliases: other tools' names. flag_help: for the command line only. limits: both included.
-    extra: Any = {"aliases": aliases.split(), "flag_help": flag_help}
-    bounds = {"ge": limits[0], "le": limits[1]} if limits else {}
-    return Field(default, description=help, json_schema_extra=extra, **bounds, **more)
+def _option(default, aliases: str = "", *, flag_help: str = "", limits=None, **more):
+    """An option; `help` takes its text. aliases: other tools' names. flag_help: for the command
+    line only. limits: both included.
+    """
+    more["json_schema_extra"] = {"aliases": aliases.split(), "flag_help": flag_help}
+    more |= {"ge": limits[0], "le": limits[1]} if limits else {}
+    return SimpleNamespace(help=lambda text: Field(default, description=text, **more))
 
 
 with warnings.catch_warnings():
@@ -61,17 +64,13 @@ with warnings.catch_warnings():
         )
 
         schema: Schema | None = _option(  # type: ignore[assignment]  # shadows a method
-            None,
-            "JSON schema that the answer must satisfy",
-            "json_schema j json_schema_file jf",
-            flag_help="; a file or JSON text",
+            None, "json_schema j json_schema_file jf", flag_help="; a file or JSON text"
+        ).help("JSON schema that the answer must satisfy")
+        regex: str | None = _option(None).help(
+            "regular expression that the whole answer must match"
         )
-        regex: str | None = _option(None, "regular expression that the whole answer must match")
-        grammar: str | None = _option(
-            None,
-            "grammar that the answer must follow: Lark with a rule start, or GBNF with a rule root",
-            "grammar_file",
-            flag_help="; a file or text",
+        grammar: str | None = _option(None, "grammar_file", flag_help="; a file or text").help(
+            "grammar that the answer must follow: Lark with a rule start, or GBNF with a rule root"
         )
 
         @field_validator("schema", mode="before")
@@ -98,135 +97,95 @@ with warnings.catch_warnings():
 class GenerationOptions(_StructureOptions):
     """Complete, checked options. Each is a flag, a Python argument and part of the receipt."""
 
-    max_tokens: int = _option(
-        256, "maximum number of tokens to generate", "m n predict n_predict", limits=(0, ENDLESS)
+    max_tokens: int = _option(256, "m n predict n_predict", limits=(0, ENDLESS)).help(
+        "maximum number of tokens to generate"
     )
-    temperature: float = _option(0.0, "softmax temperature; 0 is greedy", "temp", limits=(0, 100))
-    top_k: int = _option(0, "sample from the k most likely tokens; 0: all", limits=(0, 2**31))
-    top_p: float = _option(
-        1.0,
-        "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all",
-        limits=(1e-6, 1),
+    temperature: float = _option(0.0, "temp", limits=(0, 100)).help(
+        "softmax temperature; 0 is greedy"
     )
-    min_p: float = _option(
-        0.0,
-        "drop tokens less likely than this fraction of the most likely one; 0: none",
-        limits=(0, 1),
+    top_k: int = _option(0, limits=(0, 2**31)).help("sample from the k most likely tokens; 0: all")
+    top_p: float = _option(1.0, limits=(1e-6, 1)).help(
+        "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all"
     )
-    repetition_penalty: float = _option(
-        1.0,
-        "divide the logits of recent tokens by this (multiply negative ones); 1: off",
-        "repeat_penalty",
-        limits=(0.01, 100),
+    min_p: float = _option(0.0, limits=(0, 1)).help(
+        "drop tokens less likely than this fraction of the most likely one; 0: none"
     )
-    repetition_context_size: int = _option(
-        20,
-        "number of recent tokens that the three penalties consider, prompt included",
-        "repeat_last_n",
-        limits=(0, 65536),
+    repetition_penalty: float = _option(1.0, "repeat_penalty", limits=(0.01, 100)).help(
+        "divide the logits of recent tokens by this (multiply negative ones); 1: off"
     )
-    presence_penalty: float = _option(
-        0.0, "subtract this from the logits of tokens seen recently; 0: off", limits=(-100, 100)
+    repetition_context_size: int = _option(20, "repeat_last_n", limits=(0, 65536)).help(
+        "number of recent tokens that the three penalties consider, prompt included"
     )
-    frequency_penalty: float = _option(
-        0.0, "subtract this times the number of recent occurrences; 0: off", limits=(-100, 100)
+    presence_penalty: float = _option(0.0, limits=(-100, 100)).help(
+        "subtract this from the logits of tokens seen recently; 0: off"
     )
-    dry_multiplier: float = _option(
-        0.0,
-        "DRY: subtract this from the logits of tokens that would continue a repetition; 0: off",
-        limits=(0, 100),
+    frequency_penalty: float = _option(0.0, limits=(-100, 100)).help(
+        "subtract this times the number of recent occurrences; 0: off"
     )
-    dry_base: float = _option(
-        1.75,
-        "DRY: multiply the penalty by this for each repeated token beyond the allowed length",
-        limits=(1, 100),
+    dry_multiplier: float = _option(0.0, limits=(0, 100)).help(
+        "DRY: subtract this from the logits of tokens that would continue a repetition; 0: off"
     )
-    dry_allowed_length: int = _option(
-        2, "DRY: repeated tokens without a penalty", limits=(0, 65536)
+    dry_base: float = _option(1.75, limits=(1, 100)).help(
+        "DRY: multiply the penalty by this for each repeated token beyond the allowed length"
     )
-    dry_penalty_last_n: int = _option(
-        64,
-        "DRY: number of recent tokens searched for repetitions, prompt included; -1: all",
-        limits=(-1, 65536),
+    dry_allowed_length: int = _option(2, limits=(0, 65536)).help(
+        "DRY: repeated tokens without a penalty"
+    )
+    dry_penalty_last_n: int = _option(64, limits=(-1, 65536)).help(
+        "DRY: number of recent tokens searched for repetitions, prompt included; -1: all"
     )
     dry_sequence_breakers: tuple[str, ...] = _option(
         ("\n", ":", '"', "*"),
-        "DRY: no repetition goes beyond these texts",
         "dry_sequence_breaker",
         flag_help="; repeat it for more, none: no text",
-    )
-    xtc_probability: float = _option(
-        0.0,
+    ).help("DRY: no repetition goes beyond these texts")
+    xtc_probability: float = _option(0.0, limits=(0, 1)).help(
         "XTC: probability that all but the least likely of the tokens above the threshold are "
-        "dropped; 0: off",
-        limits=(0, 1),
+        "dropped; 0: off"
     )
-    xtc_threshold: float = _option(
-        0.1,
+    xtc_threshold: float = _option(0.1, limits=(0, 1)).help(
         "XTC: probability of a likely token, after the filters and without the temperature; above "
-        "0.5: off",
-        limits=(0, 1),
+        "0.5: off"
     )
     logit_bias: dict[int, float] = _option(
-        {},
-        "token ids and what is added to their logits",
-        flag_help=", as TOKEN_ID=BIAS; repeat it for more",
-    )
-    seed: int | None = _option(
-        None,
+        {}, flag_help=", as TOKEN_ID=BIAS; repeat it for more"
+    ).help("token ids and what is added to their logits")
+    seed: int | None = _option(None, "s", ge=0, lt=2**64).help(
         "seed of the random numbers; the same seed gives the same tokens (default: a new one "
-        "each time)",
-        "s",
-        ge=0,
-        lt=2**64,
+        "each time)"
     )
-    stop: tuple[str, ...] = _option(
-        (), "stop at this text", "r reverse_prompt", flag_help="; repeat it for more"
+    stop: tuple[str, ...] = _option((), "r reverse_prompt", flag_help="; repeat it for more").help(
+        "stop at this text"
     )
-    stop_token_ids: tuple[int, ...] = _option(
-        (),
-        "stop at these tokens, besides the model's end tokens",
-        flag_help=", separated by commas",
+    stop_token_ids: tuple[int, ...] = _option((), flag_help=", separated by commas").help(
+        "stop at these tokens, besides the model's end tokens"
     )
-    prefill_step_size: int | None = _option(
-        None,
-        "prompt tokens processed at once (default: 512; 2048 on a GPU by cuda)",
-        "ubatch_size batch_size",
-        limits=(1, 65536),
+    prefill_step_size: int | None = _option(None, "ubatch_size batch_size", limits=(1, 65536)).help(
+        "prompt tokens processed at once (default: 512; 2048 on a GPU by cuda)"
     )
-    speculate: Literal["none", "prompt", "model"] | None = _option(
-        None,
+    speculate: Literal["none", "prompt", "model"] | None = _option(None).help(
         "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, by "
-        "the draft model; none (default: model if a draft model is loaded, else none)",
+        "the draft model; none (default: model if a draft model is loaded, else none)"
     )
-    logprobs: int | None = _option(
-        None,
+    logprobs: int | None = _option(None, limits=(0, MAX_LOGPROBS)).help(
         "keep each token's log-probability and those of the k likeliest: of the softmax over the "
-        "model's own logits, before penalties, biases, temperature, filters and grammars",
-        limits=(0, MAX_LOGPROBS),
+        "model's own logits, before penalties, biases, temperature, filters and grammars"
     )
-    post_sampling_probs: bool = _option(
-        False,
+    post_sampling_probs: bool = _option(False).help(
         "take log-probabilities after biases, penalties, temperature, filters and grammars, as the "
-        "token was drawn; tokens that these exclude are not among the likeliest",
+        "token was drawn; tokens that these exclude are not among the likeliest"
     )
 
-    adapter: str | None = _option(
-        None,
-        "name of the loaded adapter that answers; base: none (default: the first one)",
-        max_length=512,
+    adapter: str | None = _option(None, max_length=512).help(
+        "name of the loaded adapter that answers; base: none (default: the first one)"
     )
-    reasoning: Literal["auto", "on", "off", "raw"] = _option(
-        "auto",
+    reasoning: Literal["auto", "on", "off", "raw"] = _option("auto").help(
         "thoughts of a reasoning model: on or off, where the chat template has a switch (off ends "
-        "those that it opens, too); auto: as the template does; raw: left in the text",
+        "those that it opens, too); auto: as the template does; raw: left in the text"
     )
-    reasoning_budget: int = _option(
-        -1,
+    reasoning_budget: int = _option(-1, "thinking_budget_tokens", limits=(-1, 2**31)).help(
         "maximum number of tokens of a thought, whose end is then forced; 0: no thought; -1: "
-        "unlimited",
-        "thinking_budget_tokens",
-        limits=(-1, 2**31),
+        "unlimited"
     )
 
     @field_validator("*", mode="before")
@@ -483,12 +442,9 @@ class Defaults:
         raw = generation_config or {}
         self._ours: dict[str, Any] = {}
         self.options = validate(from_generation_config(raw), source)
-        unsupported = ", ".join(
-            f"{name}={raw[name]!r:.40}"
-            for off, names in _UNSUPPORTED.items()
-            for name in names.split()
-            if raw.get(name) not in (None, [], off)
-        )
+        settings = ((name, off) for off, names in _UNSUPPORTED.items() for name in names.split())
+        used = (name for name, off in settings if raw.get(name) not in (None, [], off))
+        unsupported = ", ".join(f"{name}={raw[name]!r:.40}" for name in used)
         notice = f"generation_config.json asks for {unsupported}: not supported"
         self.notices = (notice,) if unsupported else ()
 

@@ -82,22 +82,16 @@ class RowNumbers(NamedTuple):
     @classmethod
     def of(cls, o: GenerationOptions) -> RowNumbers:
         """The numbers of a row. A greedy row neither divides nor filters."""
-        is_random = o.temperature > 0
-        return cls(
-            rng.split_seed(o.seed or 0),
-            is_random,
-            o.temperature if is_random else 1.0,
-            min(o.top_k, 2**31 - 1) if is_random else 0,
-            o.top_p if is_random and o.top_p < 1 else math.inf,
-            math.log(o.min_p) if is_random and o.min_p > 0 else -math.inf,
-            o.repetition_penalty,
-            o.presence_penalty,
-            o.frequency_penalty,
-            penalty_window(o),
-            round(o.xtc_probability * 2**24) if is_random else 0,
-            o.xtc_threshold,
-            rates_sampled(o),
-        )
+        seed, rates = rng.split_seed(o.seed or 0), (o.xtc_threshold, rates_sampled(o))
+        factors = o.repetition_penalty, o.presence_penalty, o.frequency_penalty, penalty_window(o)
+        if o.temperature == 0:
+            neutral = False, 1.0, 0, math.inf, -math.inf
+            return cls(seed, *neutral, *factors, 0, *rates)
+        top_p = o.top_p if o.top_p < 1 else math.inf
+        min_p = math.log(o.min_p) if o.min_p > 0 else -math.inf
+        drawn = True, o.temperature, min(o.top_k, 2**31 - 1), top_p, min_p
+        chance = round(o.xtc_probability * 2**24)
+        return cls(seed, *drawn, *factors, chance, *rates)
 
 
 class BatchOptions:

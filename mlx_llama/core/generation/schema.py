@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
+
+from mlx_llama.core.text.json_schema import rewrite_schema
 
 MAX_CHARACTERS = 1 << 16  # of a schema as JSON
 MAX_DEPTH = 64  # of nested objects and arrays in a schema; llguidance reads 128
@@ -99,20 +103,8 @@ def _refuse(value: Any) -> Any:
 
 def _depth(text: str) -> int:
     """Levels of nesting in JSON text."""
-    deepest = depth = 0
-    in_string = escaped = False
-    for character in text:
-        if in_string:
-            in_string = escaped or character != '"'
-            escaped = character == "\\" and not escaped
-        elif character == '"':
-            in_string = True
-        elif character in "{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "}]":
-            depth -= 1
-    return deepest
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    return max(accumulate((sign in "{[") - (sign in "}]") for sign in bare), default=0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -126,24 +118,12 @@ def _schema_of(kind: Any) -> dict[str, Any]:
     from pydantic.errors import PydanticUserError
 
     try:
-        schema: dict[str, Any] = _close(_adapter(kind).json_schema())
+        schema: dict[str, Any] = rewrite_schema(_adapter(kind).json_schema(), _close)
     except (PydanticUserError, TypeError):
         raise ValueError("a JSON schema (an object), or a type that pydantic knows") from None
     return schema
 
 
-def _close(schema: Any) -> Any:
+def _close(schema: dict[str, Any]) -> dict[str, Any]:
     """Forbid keys that the type would ignore, which small models like to add."""
-    if isinstance(schema, list):
-        return [_close(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {
-        name: {key: _close(inner) for key, inner in value.items()}
-        if name in ("properties", "$defs")
-        else value
-        if name in ("default", "const", "enum", "examples")
-        else _close(value)
-        for name, value in schema.items()
-    }
-    return {"additionalProperties": False, **closed} if "properties" in closed else closed
+    return {"additionalProperties": False, **schema} if "properties" in schema else schema

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from typing_extensions import Unpack
@@ -36,7 +36,11 @@ from .tool_use import (
 )
 from .turns import find_turns, fit_turns
 
+Messages = Sequence[Mapping[str, Any]]
+Talk = list[dict[str, Any]]
 
+
+@dataclass(eq=False, repr=False)
 class Stream(TextPieces):
     """Pieces of text as they are generated; `completion` grows with them and is final after the
     last. `pieces` has the thoughts, too.
@@ -44,27 +48,23 @@ class Stream(TextPieces):
     One thread reads at a time; any thread may close it. Computing begins with the first piece.
     """
 
-    def __init__(
-        self,
-        handle: Handle | ToolLoop,
-        begin: Callable[[], None] = lambda: None,
-        end: Callable[[], None] = lambda: None,
-    ):
-        """begin: called before the first piece, may raise. end: called once at the end."""
-        self._handle = handle
-        self._begin, self._end = begin, end
+    handle: Handle | ToolLoop
+    begin: Callable[[], None] = lambda: None  # called before the first piece, may raise
+    end: Callable[[], None] = lambda: None  # called once at the end
+
+    def __post_init__(self) -> None:
         self._is_begun = self._is_closed = False
         self._ending = threading.Lock()
 
     @property
     def completion(self) -> Completion:
         """The completion so far; with tools, that of the newest answer to the question."""
-        return self._handle.completion
+        return self.handle.completion
 
     @property
     def progress(self) -> tuple[int, int]:
         """Tokens of the prompt computed so far, and all of them; (0, 0) with tools."""
-        handle, total = self._handle, self.completion.prompt_tokens
+        handle, total = self.handle, self.completion.prompt_tokens
         return (handle.processed, total) if isinstance(handle, Handle) else (0, 0)
 
     def pieces(self) -> Iterator[str | Thought]:
@@ -76,12 +76,12 @@ class Stream(TextPieces):
         if self._is_closed:
             return None
         if not self._is_begun:
-            self._begin()
+            self.begin()
             self._is_begun = True
         try:
-            piece = self._handle.read()
+            piece = self.handle.read()
         except BaseException:
-            if self._handle.done:  # not over if only another thread is reading
+            if self.handle.done:  # not over if only another thread is reading
                 self._settle()
             raise
         if piece is None:
@@ -90,7 +90,7 @@ class Stream(TextPieces):
 
     def close(self) -> None:
         """Stop generating, from any thread, any number of times. The text so far stays."""
-        self._handle.cancel()
+        self.handle.cancel()
         if self._is_begun:
             self._settle()
         self._is_closed = True
@@ -103,53 +103,41 @@ class Stream(TextPieces):
 
     def _settle(self) -> None:
         with self._ending:
-            end, self._end = self._end, lambda: None
+            end, self.end = self.end, lambda: None
         end()
         self._is_closed = True
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """A chat with one model.
 
     messages: the whole conversation, tool calls and their results included; old turns leave the
     context, never this list. options: the user's, by name. Threads that `send` wait for their turn;
-    other calls raise SessionError while another thread reads an answer.
+    other calls raise SessionError while another thread reads an answer. Raises OptionsError, and
+    SessionError for messages that are not questions and answers in turn.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        template: ChatTemplate,
-        defaults: Defaults,
-        model: str,
-        system: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        identify_cache: Callable[[int], Identity] | None = None,
-        toolbox: Toolbox = Toolbox(),
-        rounds: int = ROUNDS,
-        messages: Sequence[Mapping[str, Any]] = (),
-        look_up: Callable[[str, str], str] = lambda question, answer: "",
-    ):
-        """identify_cache: identity of the cache files of `save`, by adapter; None: none are
-        written. toolbox: functions that an answer may call. rounds: maximum number of answers to a
-        question. messages: what was said before. look_up: `see_also` of a question and its
-        answer. Raises OptionsError, and SessionError for messages that are not questions and
-        answers in turn.
-        """
-        self.loop = loop
-        self.template = template
-        self.defaults = defaults
-        self.model = model
-        self.identify_cache = identify_cache
-        self.toolbox, self.rounds = toolbox, rounds
-        self.look_up = look_up
-        self.system = system
-        rest, self.hooks = split_hooks(options or {})  # for questions without hooks
+    loop: Loop
+    template: ChatTemplate
+    defaults: Defaults
+    model: str  # the checkpoint's name
+    system: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    # identity of the cache files of `save`, by adapter; None: none are written
+    identify_cache: Callable[[int], Identity] | None = None
+    toolbox: Toolbox = Toolbox()  # functions that an answer may call
+    rounds: int = ROUNDS  # maximum number of answers to a question
+    messages: Talk = field(default_factory=list)
+    look_up: Callable[[str, str], str] = lambda question, answer: ""  # `see_also` of both
+
+    def __post_init__(self) -> None:
+        rest, self.hooks = split_hooks(self.options)  # for questions without hooks
         self.options = {name: value for name, value in rest.items() if value is not None}
-        first = next(iter(messages), None)
-        if isinstance(first, Mapping) and first.get("role") == "system" and system is None:
-            self.system, messages = first.get("content"), messages[1:]
-        self.messages: list[dict[str, Any]] = check_turns(messages)
+        first = next(iter(self.messages), None)
+        if isinstance(first, Mapping) and first.get("role") == "system" and self.system is None:
+            self.system, self.messages = first.get("content"), self.messages[1:]
+        self.messages = check_turns(self.messages)
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
         self._turn = 0  # counts changes of the conversation
@@ -165,7 +153,7 @@ class Session:
         # the newest stream has the last answer's prompt and options, so it gives its tokens
         self.is_repeating = False
         self.resolve()  # report bad options now, not at the first question
-        toolbox.check_functions()
+        self.toolbox.check_functions()
 
     @property
     def engine(self) -> Engine:
@@ -248,7 +236,7 @@ class Session:
             raise SessionError("there is no question yet: ask something first")
         return self.messages[find_turns(self.messages)[-1]]["content"]
 
-    def undo(self) -> list[dict[str, Any]]:
+    def undo(self) -> Talk:
         """Take back the last question and its answer; returns their messages."""
         with self._lock:
             self._settle()
@@ -295,7 +283,7 @@ class Session:
         decoder, answer = self.tokenizer.stream(), whole[len(before) :]
         if form := find_thoughts(self.template.source):
             parser = form.parser("thought" if form.is_open(self.tokenizer, before) else "before")
-            decoder = self.tokenizer.stream(shown=form.special_ids(self.tokenizer))
+            decoder = self.tokenizer.stream(shown=self.tokenizer.find_special(form.marks))
             ended = form.encode(self.tokenizer, form.closing) if parser.is_thinking else []
         for count, token in enumerate(answer if whole[: len(before)] == before else []):
             if shown == text:
@@ -311,14 +299,12 @@ class Session:
             hooks.processors or self.hooks.processors, hooks.on_progress or self.hooks.on_progress
         )
 
-    def _ask(
-        self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks
-    ) -> Stream:
+    def _ask(self, before: Talk, text: str, resolved: Resolved, hooks: Hooks) -> Stream:
         return self._answer_to([*before, {"role": "user", "content": text}], resolved, hooks)
 
     def _answer_to(
         self,
-        asked: list[dict[str, Any]],
+        asked: Talk,
         resolved: Resolved,
         hooks: Hooks,
         begun: Sequence[int] = (),
@@ -326,16 +312,14 @@ class Session:
         """The answer to messages. begun: its first tokens, of an answer that was cut."""
         dropped, prompt = self.dropped, ToolPrompt([])
 
-        def prepare(
-            messages: Sequence[Mapping[str, Any]], box: Toolbox, notices: Sequence[str]
-        ) -> Handle:
+        def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
             nonlocal dropped, prompt
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
             return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
 
-        def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
+        def ask(messages: Messages, is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
             handle = prepare(messages, box, notices if is_first else ())
             return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
@@ -345,13 +329,24 @@ class Session:
             completion.see_also = self.look_up(asked[-1]["content"], completion.text)
             added = list(answer.messages[len(asked) :]) if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
-                is_cut = bool(added)  # the last permitted answer made calls
-                added.append(
-                    {"role": "assistant", "content": ""}
-                    if is_cut
-                    else write_answer(completion.text, completion)
-                )
-            self._end(completion, asked, added, (prompt.tokens, resolved.options), begun, dropped)
+                # Calls come last if they were those of the last permitted answer.
+                silent = {"role": "assistant", "content": ""}
+                added.append(silent if added else write_answer(completion.text, completion))
+            with self._lock:
+                self._reader = None
+                self._turn += 1
+                tokens, reason = [*begun, *map(int, completion.tokens)], completion.finish_reason
+                is_cut = reason in ("interrupted", "error")
+                # An answer that ends before its first character, by an interrupt or an error,
+                # changes nothing.
+                is_empty = len(added) == 1 and not added[0]["content"] and not completion.reasoning
+                if not is_empty or not is_cut:
+                    self.messages, self.dropped = [*asked, *added], dropped
+                    self._answer = added[-1]["content"], tokens, reason
+                    # An answer that was stopped, or went on, is not what its prompt and options
+                    # give.
+                    self._asked = None if begun or is_cut else (prompt.tokens, resolved.options)
+                self.last, self._text = completion, [*prompt.tokens, *tokens]
 
         notices = [] if self.last else list(resolved.notices)
         if not self.last or self._speculate != resolved.options.speculate:
@@ -382,31 +377,6 @@ class Session:
                     "the conversation moved on before this answer started: ask again"
                 )
             self._reader = threading.current_thread()
-
-    def _end(
-        self,
-        completion: Completion,
-        asked: list[dict[str, Any]],
-        added: list[dict[str, Any]],
-        conditions: tuple[list[int], GenerationOptions],
-        begun: Sequence[int],
-        dropped: int,
-    ) -> None:
-        with self._lock:
-            self._reader = None
-            self._turn += 1
-            # An answer that ends before its first character, by an interrupt or an error, changes
-            # nothing.
-            is_empty = len(added) == 1 and not added[0]["content"] and not completion.reasoning
-            if not is_empty or completion.finish_reason not in ("interrupted", "error"):
-                self.messages, self.dropped = [*asked, *added], dropped
-                answer = [*begun, *map(int, completion.tokens)]
-                self._answer = added[-1]["content"], answer, completion.finish_reason
-                # An answer that was stopped, or went on, is not what its prompt and options give.
-                is_cut = completion.finish_reason in ("interrupted", "error")
-                self._asked = None if begun or is_cut else conditions
-            self.last = completion
-            self._text = [*conditions[0], *begun, *map(int, completion.tokens)]
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
@@ -473,7 +443,7 @@ class Session:
 
     def _fit(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         resolved: Resolved,
         box: Toolbox,
         first: int,
@@ -487,14 +457,9 @@ class Session:
         system = [{"role": "system", "content": self.system}] if self.system else []
 
         def encode(dropped: int) -> ToolPrompt:
-            return encode_with_tools(
-                self.tokenizer,
-                self.template,
-                [*system, *messages[dropped:]],
-                box,
-                resolved.options,
-                self.engine.check_count,
-            )
+            talk, made_by = [*system, *messages[dropped:]], (self.tokenizer, self.template)
+            checked = resolved.options, self.engine.check_count
+            return encode_with_tools(*made_by, talk, box, *checked)
 
         context = self.engine.context
         max_tokens = resolved.options.max_tokens

@@ -90,25 +90,23 @@ class Thinking:
         return replace(self, state=parser.state)
 
 
+@dataclass(eq=False)
 class ThoughtConstraint:
     """Lets a thought pass, forces its end when the budget is spent, then applies a constraint to
     the answer. Of the interface of Constraint.
     """
 
-    def __init__(
-        self,
-        thinking: Thinking,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        eos: frozenset[int],
-        answer: Constraint | None,
-        starts_text: bool,
-    ):
-        """answer: the constraint of the answer; None: any text."""
-        form = thinking.form
-        self._thinking, self._answer, self._size, self._eos = thinking, answer, vocab_size, eos
-        self._parser = form.parser(thinking.state)
-        self._decoder = tokenizer.stream(skip_special=False, starts_text=starts_text)
+    thinking: Thinking
+    tokenizer: Tokenizer
+    size: int  # of the vocabulary
+    eos: frozenset[int]
+    answer: Constraint | None  # of the answer; None: any text
+    starts_text: bool
+
+    def __post_init__(self) -> None:
+        form, answer, tokenizer = self.thinking.form, self.answer, self.tokenizer
+        self._parser = form.parser(self.thinking.state)
+        self._decoder = tokenizer.stream(skip_special=False, starts_text=self.starts_text)
         self._closing = form.encode(tokenizer, form.closing)
         self._tail = form.encode(tokenizer, form.tail)
         # Beginnings of an answer, as far as they are not written yet: of a thought, and of none.
@@ -123,9 +121,9 @@ class ThoughtConstraint:
     @property
     def free(self) -> float:
         """Number of next tokens that are certainly not constrained."""
-        if self._answer or self._queue:
+        if self.answer or self._queue:
             return 0
-        budget = self._thinking.budget
+        budget = self.thinking.budget
         return math.inf if self._parser.state == "text" or budget < 0 else budget - self._spent
 
     def mask(self) -> npt.NDArray[np.int32]:
@@ -133,19 +131,19 @@ class ThoughtConstraint:
         state = self._parser.state
         if self._queue:
             return self._allow(self._queue[:1])
-        if self._answer is None:
-            return np.full(-(-self._size // 32), -1, np.int32)
+        if self.answer is None:
+            return np.full(-(-self.size // 32), -1, np.int32)
         if state == "text":
-            return self._answer.mask()
+            return self.answer.mask()
         if state == "thought":  # an end token would leave no answer
-            return ~self._allow(self._eos)
+            return ~self._allow(self.eos)
         bits = self._allow([start[0] for start in self._starts if start])
         if self._probe:
             return bits | self._probe.mask()
         return bits if bits.any() else ~bits
 
     def _allow(self, tokens: list[int] | frozenset[int]) -> npt.NDArray[np.int32]:
-        bits = np.zeros(-(-self._size // 32), np.uint32)
+        bits = np.zeros(-(-self.size // 32), np.uint32)
         for token in tokens:
             bits[token // 32] |= np.uint32(1 << token % 32)
         return bits.view(np.int32)
@@ -159,18 +157,18 @@ class ThoughtConstraint:
             return
         self._queue = []
         if before == "text":
-            if self._answer:
-                self._answer.accept(token)
+            if self.answer:
+                self.answer.accept(token)
             return
         text = self._decoder.push(token)
         self._parser.push(text)
         after = self._parser.state
         if before == "before":
             self._begin(token, after)
-        elif after != "thought" and self._answer and text == text.rstrip():
+        elif after != "thought" and self.answer and text == text.rstrip():
             self._queue = list(self._tail)
         self._spent += before == "thought"
-        is_spent = 0 <= self._thinking.budget <= self._spent
+        is_spent = 0 <= self.thinking.budget <= self._spent
         if after == "thought" and is_spent and not self._decoder.is_within_character:
             self._queue = list(self._closing)
 
@@ -183,18 +181,18 @@ class ThoughtConstraint:
             except ValueError:
                 self._probe = None
             if state == "text":
-                self._answer = self._probe
+                self.answer = self._probe
 
     def forced(self) -> list[int]:
         """The next tokens where there is no choice; not accepted yet."""
         if self._queue:
             return list(self._queue)
         is_answer = self._parser.state == "text"
-        return self._answer.forced() if self._answer and is_answer else []
+        return self.answer.forced() if self.answer and is_answer else []
 
     @property
     def is_finished(self) -> bool:
         """True if nothing may follow but an end token, or one was accepted."""
         state = self._parser.state
-        answer = self._answer if state == "text" else self._probe if state == "before" else None
+        answer = self.answer if state == "text" else self._probe if state == "before" else None
         return answer is not None and answer.is_finished

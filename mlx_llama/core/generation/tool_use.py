@@ -120,46 +120,23 @@ def encode_with_tools(
     Raises TemplateError and TokenizerError as `encode_messages`.
     """
     template = template.choose(bool(box.offered))
-    variables = set_switches(template.source, options, variables)
-    prompt = _encode(tokenizer, template, messages, box, options.schema, check_count, variables)
+    variables, form, written = set_switches(template.source, options, variables), None, ()
+    if box.offered or mentions_tools(messages):
+        form = find_format(template.source, tokenizer)
+        messages, extras = form.offer(messages, box.offered)
+        variables, written = {**variables, **extras}, form.written_marks()
+    more: Any = {"check_count": check_count, "written": written, **variables}
+    tokens = encode_messages(tokenizer, template, messages, **more)
     has_rule = bool(box.forced) or Rule.of(options) is not None
-    tokens, thinking = Thinking.begin(tokenizer, template.source, prompt.tokens, options, has_rule)
-    return replace(prompt, tokens=tokens, thinking=thinking)
-
-
-def _encode(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    box: Toolbox,
-    schema: Schema | None,
-    check_count: Callable[[int], None] | None,
-    variables: Mapping[str, Any],
-) -> ToolPrompt:
-    if not box.offered and not mentions_tools(messages):
-        return ToolPrompt(
-            encode_messages(tokenizer, template, messages, check_count=check_count, **variables)
-        )
-    form = find_format(template.source, tokenizer)
-    prompt, extras = form.offer(messages, box.offered)
-    tokens = encode_messages(
-        tokenizer,
-        template,
-        prompt,
-        check_count=check_count,
-        written=form.written_marks(),
-        **{**variables, **extras},
-    )
-    if not box.offered:
-        return ToolPrompt(tokens)
-    many = box.many and not form.calls_once
-    rule = None
-    if box.forced or schema:
-        answer = None if box.forced or schema is None else schema.as_dict()
-        rule = Rule(
-            "tools", form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
-        )
-    return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer))
+    tokens, thinking = Thinking.begin(tokenizer, template.source, tokens, options, has_rule)
+    if form is None or not box.offered:
+        return ToolPrompt(tokens, thinking=thinking)
+    rule, many = None, box.many and not form.calls_once
+    if box.forced or options.schema:
+        answer = None if box.forced or options.schema is None else options.schema.as_dict()
+        text = form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
+        rule = Rule("tools", text)
+    return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer), thinking)
 
 
 def write_answer(text: str, completion: Completion) -> dict[str, Any]:

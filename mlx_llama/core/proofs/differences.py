@@ -32,16 +32,12 @@ class Difference:
         return float(self.positions[self.worst])
 
     def report(self) -> dict[str, Any]:
-        return {
-            "probe": self.name,
-            "max_abs": self.max_abs,
-            "mean_abs": self.mean_abs,
-            "relative": self.relative,
-            "cosine": self.cosine,
-            "worst_position": self.worst,
-            "worst_relative": self.peak,
-            "positions": [round(float(value), 10) for value in self.positions],
+        errors = {
+            name: getattr(self, name) for name in ("max_abs", "mean_abs", "relative", "cosine")
         }
+        worst = {"worst_position": self.worst, "worst_relative": self.peak}
+        positions = [round(float(value), 10) for value in self.positions]
+        return {"probe": self.name, **errors, **worst, "positions": positions}
 
 
 def measure_difference(name: str, actual: np.ndarray, expected: np.ndarray) -> Difference:

@@ -6,12 +6,17 @@ size.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import math
 import os
 import platform
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from mlx_llama.core.backends import selection
+from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, OptionsError
 from mlx_llama.core.files.checkpoint import find_model, open_checkpoint
@@ -27,12 +32,22 @@ from mlx_llama.core.system.gpus import Gpus
 
 from .diagnosis import Diagnosis, OpenedModel
 from .fits import fit_backends
-from .inventory import predict_auto, take_stock
 from .text_checks import check_text
 
 # else norms
 _GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "lm_head": "head"}
 _GROUPS |= dict.fromkeys(("mlp", "block_sparse_moe", "feed_forward"), "mlp")
+# figures of a model: field of its config
+_FIELDS = {
+    "architecture": "architecture", "layers": "num_hidden_layers", "hidden_size": "hidden_size",
+    "heads": "num_attention_heads", "key_value_heads": "num_key_value_heads",
+    "head_dim": "head_dim", "intermediate_size": "mlp_size", "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok", "vocab_size": "vocab_size",
+    "rope_type": "rope.type", "rope_theta": "rope.theta", "rope_factor": "rope.factor",
+    "context_length": "max_position_embeddings", "sliding_window": "sliding_window",
+    "tied_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias",
+    "mlp_bias": "mlp_bias",
+}  # fmt: skip
 
 
 def diagnose(
@@ -55,22 +70,15 @@ def diagnose(
     if opened is not None:
         _describe(diagnosis, opened)
         check_text(diagnosis, opened)
-    diagnosis.machine = {
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "physical_cores": machine.physical_cores(),
-        "free_memory_bytes": machine.free_memory(),
-    }
+    diagnosis.machine = {"system": platform.system(), "machine": platform.machine()}
+    diagnosis.machine["python"] = platform.python_version()
+    diagnosis.machine["physical_cores"] = machine.physical_cores()
+    diagnosis.machine["free_memory_bytes"] = machine.free_memory()
     if (folder := cache_folder.cache_folder()) is not None:
         sizes = [size for _, _, size in cache_folder.files()]
+        cache = {"folder": str(folder), "files": len(sizes), "nbytes": sum(sizes)}
         try:
-            diagnosis.machine["cache"] = {
-                "folder": str(folder),
-                "files": len(sizes),
-                "nbytes": sum(sizes),
-                "limit_bytes": cache_folder.size_limit(),
-            }
+            diagnosis.machine["cache"] = {**cache, "limit_bytes": cache_folder.size_limit()}
         except OptionsError as error:
             diagnosis.add("error", "machine", error)
     if gpus.first:
@@ -84,6 +92,35 @@ def diagnose(
         wanted = None if ctx_size is None else context_size(opened.checkpoint, ctx_size)
         fit_backends(diagnosis, opened.checkpoint, revision, wanted, name is None, cache_bits)
     return diagnosis
+
+
+# The machine
+
+
+def take_stock(gpus: Gpus) -> list[BackendFacts]:
+    """Describe all backends (mlx, cpu, cuda), their devices and memory. Each one's `facts` ask the
+    system's tools and the installed packages; facts that need a framework are unknown.
+    """
+    stock = []
+    for name in selection.PACKAGES:
+        facts, packages = selection.import_facts(name), {}
+        for package in facts.DISTRIBUTIONS:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                packages[package] = importlib.metadata.version(package)
+        reason = selection.missing(name)
+        missing = BackendFacts(name, False, reason, packages)
+        stock.append(missing if reason else facts.describe(packages, gpus))
+    return stock
+
+
+def predict_auto(backends: list[BackendFacts]) -> str:
+    """Predict the choice of selection.auto(), which imports torch. backends: as `take_stock`
+    returns them.
+    """
+    mlx, _, cuda = backends
+    if platform.system() == "Darwin" and platform.machine() == "arm64" and mlx.available:
+        return "mlx"
+    return "cuda" if cuda.available and cuda.gpu is not False else "cpu"
 
 
 # The model
@@ -159,17 +196,10 @@ def _open_gguf_in_part(diagnosis: Diagnosis, path: Path) -> OpenedModel | None:
 
 def _stand_in(vocab_size: int = 0) -> LlamaConfig:
     """A small config for a tokenizer of `vocab_size`, or of any size if 0."""
-    fields = {
-        "model_type": "llama",
-        "num_attention_heads": 1,
-        "hidden_size": 2,
-        "intermediate_size": 1,
-        "head_dim": 2,
-        "num_hidden_layers": 1,
-        "vocab_size": vocab_size or 1 << 24,
-        "eos_token_id": None,
-        "bos_token_id": None,
-    }
+    sizes = {"hidden_size": 2, "head_dim": 2, "vocab_size": vocab_size or 1 << 24}
+    ones = ("num_attention_heads", "intermediate_size", "num_hidden_layers")
+    fields = {"model_type": "llama", **sizes, **dict.fromkeys(ones, 1)}
+    fields |= {"eos_token_id": None, "bos_token_id": None}
     return LlamaConfig.from_dict(fields)
 
 
@@ -184,31 +214,13 @@ def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
     for notice in config.notices:
         diagnosis.add("note", "config", notice)
     shapes = config.tensor_shapes()
+    widths = {"8_bits": (2, 8), "16_bits": (2,), "32_bits": (4,)}
     diagnosis.model = {
-        "architecture": config.architecture,
+        **{name: attrgetter(field)(config) for name, field in _FIELDS.items()},
         "parameters": sum(map(math.prod, shapes.values())),
-        "layers": config.num_hidden_layers,
-        "hidden_size": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_size,
-        "experts": config.num_experts,
-        "experts_per_token": config.num_experts_per_tok,
-        "vocab_size": config.vocab_size,
-        "rope_type": config.rope.type,
-        "rope_theta": config.rope.theta,
-        "rope_factor": config.rope.factor,
-        "context_length": config.max_position_embeddings,
         "longest_context": rope.max_context(config),
-        "sliding_window": config.sliding_window,
-        "tied_embeddings": config.tie_word_embeddings,
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
         "cache_bytes_per_token": {
-            "8_bits": position_nbytes(config, 2, 8),
-            "16_bits": position_nbytes(config, 2),
-            "32_bits": position_nbytes(config, 4),
+            name: position_nbytes(config, *width) for name, width in widths.items()
         },
     }
     if opened.checkpoint is None:

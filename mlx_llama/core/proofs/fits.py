@@ -82,12 +82,8 @@ def _choose(
         holds = fit.longest_context is None or fit.longest_context >= (
             wanted or min(made_for, USEFUL_CONTEXT)
         )
-        return (
-            not holds,
-            fit.backend != diagnosis.auto,
-            bool(facts[fit.backend].options),
-            -(fit.longest_context or 0),
-        )
+        needs_options, longest = bool(facts[fit.backend].options), fit.longest_context or 0
+        return not holds, fit.backend != diagnosis.auto, needs_options, -longest
 
     order = sorted(diagnosis.fits, key=rank)
     chosen = next((fit for fit in order if fit.fits is not False), None)

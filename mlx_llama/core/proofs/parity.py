@@ -196,19 +196,13 @@ class Report:
         return f"within {self.tolerance:g}"
 
     def report(self) -> dict[str, Any]:
-        return {
-            "backend": self.backend,
-            "device": self.device,
-            "dtype": self.dtype,
-            "tolerance": self.tolerance,
-            "within": self.is_within,
-            "verdict": self.verdict(),
-            "first_bad": self.first_bad.name if self.first_bad else None,
-            "logits": asdict(self.agreement),
-            "decoded": self.decoded and asdict(self.decoded),
-            "not_compared": self.missing,
-            "probes": [probe.report() for probe in self.differences],
-        }
+        run = {name: getattr(self, name) for name in ("backend", "device", "dtype", "tolerance")}
+        bad = self.first_bad.name if self.first_bad else None
+        verdict = {"within": self.is_within, "verdict": self.verdict(), "first_bad": bad}
+        decoded, probes = self.decoded and asdict(self.decoded), self.differences
+        tokens = {"logits": asdict(self.agreement), "decoded": decoded}
+        compared = {"not_compared": self.missing, "probes": [probe.report() for probe in probes]}
+        return run | verdict | tokens | compared
 
 
 def compare(
@@ -225,15 +219,10 @@ def compare(
     differences = [
         measure_difference(name, actual[name], expected[name]) for name in names if name in expected
     ]
-    return Report(
-        backend,
-        device,
-        dtype,
-        tolerance,
-        differences,
-        measure_agreement(actual[LAST[-1]], expected["logits"]),
-        missing=[name for name in names if name not in expected],
-    )
+    agreement = measure_agreement(actual[LAST[-1]], expected["logits"])
+    missing = [name for name in names if name not in expected]
+    run = backend, device, dtype, tolerance
+    return Report(*run, differences, agreement, missing=missing)
 
 
 def compare_decoded(

@@ -86,27 +86,18 @@ def _check_ends(
     source = opened.path / "config.json" if opened.metadata is None else opened.path
     in_config = () if opened.config is None else opened.config.eos_token_ids
     listed = generation.get("eos_token_id")
-    listed = [
-        token
-        for token in (listed if isinstance(listed, list) else [listed])
-        if isinstance(token, int)
-    ]
+    listed = listed if isinstance(listed, list) else [listed]
+    listed = [token for token in listed if isinstance(token, int)]
     ends = frozenset((*in_config, *listed, *tokenizer.eos_ids))
     if opened.checkpoint is not None:
         ends = opened.checkpoint.eos_token_ids
     vocab = max(opened.tokenizer_config.vocab_size, tokenizer.vocab_size)
     named = {*ends, tokenizer.bos_id} - {None}
-    diagnosis.tokenizer |= {
-        "bos": tokenizer.bos_id,
-        "adds_bos": tokenizer.adds_bos,
-        "eos": sorted(ends),
-        "eos_of": {
-            "config": list(in_config),
-            "generation_config": listed,
-            "tokenizer": list(tokenizer.eos_ids),
-        },
-        "texts": {token: _quote(tokenizer, token) for token in sorted(named) if 0 <= token < vocab},
-    }
+    sources = {"config": list(in_config), "generation_config": listed}
+    sources["tokenizer"] = list(tokenizer.eos_ids)
+    texts = {token: _quote(tokenizer, token) for token in sorted(named) if 0 <= token < vocab}
+    diagnosis.tokenizer |= {"bos": tokenizer.bos_id, "adds_bos": tokenizer.adds_bos}
+    diagnosis.tokenizer |= {"eos": sorted(ends), "eos_of": sources, "texts": texts}
     if not ends:
         warn(
             f"{source}: neither it nor the tokenizer has an end token (eos_token_id): every "
@@ -175,13 +166,8 @@ def _check_template(
     count = next((i for i, token in enumerate(ids) if token != tokenizer.bos_id), len(ids))
     text = tokenizer.named.get("bos_token", "")
     writes = bool(text) and prompt.lstrip().startswith(text)
-    diagnosis.template = {
-        "name": template.name,
-        "writes_bos": writes,
-        "bos_tokens": count,
-        "prompt": show(prompt, 200),
-        "turn_end": None,
-    }
+    diagnosis.template = {"name": template.name, "writes_bos": writes, "bos_tokens": count}
+    diagnosis.template |= {"prompt": show(prompt, 200), "turn_end": None}
     if count > 1:
         warn(
             f"{template.name}: begins a conversation with BOS ({bos}) {count} times, expected "

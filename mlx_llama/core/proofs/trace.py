@@ -139,20 +139,12 @@ def record(
     order = np.argsort(-logits, axis=1, kind="stable")[:, :TOP]
     # hide this machine's path
     name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name
-    return Trace(
-        format="mlx_llama trace",
-        version=1,
-        model=name,
-        hash=checkpoint_hash(checkpoint),
-        tokens=tokens,
-        decoded=decoded,
-        greedy=greedy,
-        widths={name: array.shape[1] for name, array in probes.items()},
-        sketches={name: sketch(array) for name, array in probes.items()},
-        top_ids=order.tolist(),
-        top_values=np.take_along_axis(logits, order, 1).astype(np.float32),
-        logsumexp=_logsumexp(logits),
-    )
+    run: Any = {"model": name, "hash": checkpoint_hash(checkpoint), "tokens": tokens}
+    run |= {"decoded": decoded, "greedy": greedy, "top_ids": order.tolist()}
+    run["widths"] = {name: array.shape[1] for name, array in probes.items()}
+    run["sketches"] = {name: sketch(array) for name, array in probes.items()}
+    run["top_values"] = np.take_along_axis(logits, order, 1).astype(np.float32)
+    return Trace(format="mlx_llama trace", version=1, logsumexp=_logsumexp(logits), **run)
 
 
 def load(path: str | os.PathLike) -> Trace:

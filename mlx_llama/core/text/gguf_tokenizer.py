@@ -36,15 +36,7 @@ from .sentencepiece_model import (
     USER_DEFINED,
     build_bpe_model,
 )
-from .tokenizer import (
-    SPACE,
-    Piece,
-    Tokenizer,
-    byte_alphabet,
-    decode_byte_level,
-    library_faults,
-    parse_byte_token,
-)
+from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,8 +54,7 @@ _OTHER_FILES = "use the model's folder with its tokenizer files instead"
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
     "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
-    "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> "
-    "[e~[".split()
+    "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
 )
 _FIM_ENDS = {
     "fim_pad_token_id": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]".split(),
@@ -72,14 +63,11 @@ _FIM_ENDS = {
 }
 _FIM_CONTROL = {
     "fim_pre_token_id": "<|fim_prefix|> <fim-prefix> <fim_prefix> "
-    "<｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> "
-    "<|prefix|>".split(),
+    "<｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>".split(),
     "fim_suf_token_id": "<|fim_suffix|> <fim-suffix> <fim_suffix> "
-    "<｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> "
-    "<|suffix|>".split(),
+    "<｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>".split(),
     "fim_mid_token_id": "<|fim_middle|> <fim-middle> <fim_middle> "
-    "<｜fim▁end｜> <MID> ▁<MID> <|code_middle|> "
-    "<|middle|>".split(),
+    "<｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>".split(),
 }
 _NAMED = {
     "bos_token": "bos_token_id",
@@ -360,8 +348,7 @@ class GGUFTokenizer(Tokenizer):
         if kind in (UNUSED, UNDEFINED):
             return None
         if kind == BYTE:
-            byte = parse_byte_token(text)
-            return None if byte is None else Piece(bytes([byte]), is_byte=True)
+            return Piece.of_byte(text)
         if kind == NORMAL:
             return Piece(self._decode_normal(text))
         return Piece(text.encode(), is_special=token in self._specials, keeps_space=True)
@@ -466,7 +453,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
                 f"expected one for every byte of a text{count}; {_AGAIN}"
             )
         for i in np.flatnonzero(self._file_types == BYTE):
-            if parse_byte_token(text := self.tokens[i]) is None:
+            if Piece.of_byte(text := self.tokens[i]) is None:
                 expected = "expected <0x00> to <0xFF> for a byte token"
                 raise fields.error(f"tokens[{i}]", text, expected)
         # Control tokens of the file, which merges must not produce. Other end tokens may be
@@ -488,14 +475,10 @@ class ByteLevelVocabulary(GGUFTokenizer):
         digest = hashlib.sha256("\n".join(fields.strings("merges")).encode()).hexdigest()
         name = BY_MERGES.get(digest[:16], name)
         written = "default" if _KEY + "pre" in fields.metadata else "missing"
-        self.notices = (
-            f"{fields.source}: {_KEY}pre is {written}; "
-            + (
-                "words may be split differently than in training; convert the model again"
-                if name == "default"
-                else f"the merges are those of {name}, which is taken"
-            ),
-        )
+        advice = f"the merges are those of {name}, which is taken"
+        if name == "default":
+            advice = "words may be split differently than in training; convert the model again"
+        self.notices = (f"{fields.source}: {_KEY}pre is {written}; {advice}",)
         return name
 
     def _adds_bos_by_default(self, fields: _Fields) -> bool:

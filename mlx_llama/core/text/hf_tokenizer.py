@@ -22,15 +22,7 @@ from mlx_llama.core.system.files import read_file, read_json, reading
 
 from .sentencepiece_model import set_space_prefix, user_defined_ids
 from .tekken import NAMED, read_tekken
-from .tokenizer import (
-    SPACE,
-    Piece,
-    Tokenizer,
-    byte_alphabet,
-    decode_byte_level,
-    library_faults,
-    parse_byte_token,
-)
+from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
 
 _JSON, _TEKKEN, _MODEL = "tokenizer.json", "tekken.json", "tokenizer.model"
 MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
@@ -179,14 +171,11 @@ class _FolderTokenizer(Tokenizer):
         eos = find("eos_token")
         self.eos_ids = () if eos is None else (eos,)
         if "eos_token" not in settings.values:
-            known = [
-                (token, text)
-                for token in config.eos_token_ids
-                if (text := self._text_of(token)) is not None
-            ]
-            self.eos_ids = tuple(token for token, _ in known)
+            texts = {token: self._text_of(token) for token in config.eos_token_ids}
+            known = {token: text for token, text in texts.items() if text is not None}
+            self.eos_ids = tuple(known)
             if known:
-                self.named["eos_token"] = known[0][1]
+                self.named["eos_token"] = next(iter(known.values()))
 
     def _check_size(self, highest: int, config: LlamaConfig) -> None:
         if highest >= config.vocab_size:
@@ -367,12 +356,9 @@ class _FastTokenizer(_FolderTokenizer):
             or any(token.lstrip or token.rstrip for token in added)
         ):
             return 0
-        texts = (
-            vocabulary
-            if self.byte_level
-            else (text.replace(SPACE, " ").encode() for text in vocabulary)
-        )
-        longest = max(*map(len, texts), *(len(token.content.encode()) for token in added), 1)
+        spelled = (text.replace(SPACE, " ").encode() for text in vocabulary)
+        lengths = map(len, vocabulary if self.byte_level else spelled)
+        longest = max(*lengths, *(len(token.content.encode()) for token in added), 1)
         # to at least a third of the bytes
         composes = any(step["type"] == "NFC" for step in normalizers)
         return longest * (3 if composes else 1)
@@ -424,9 +410,8 @@ class _FastTokenizer(_FolderTokenizer):
         is_special = token in self._specials
         if self.byte_level:
             return Piece(decode_byte_level(text), is_special=is_special)
-        byte = parse_byte_token(text) if self._has_byte_tokens else None
-        if byte is not None:
-            return Piece(bytes([byte]), is_byte=True, is_special=is_special)
+        if self._has_byte_tokens and (piece := Piece.of_byte(text, is_special)):
+            return piece
         return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)
 
 
@@ -506,11 +491,10 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         self.dropped_space = "single" if drops else None
         self.special_ends_bytes = True
 
-        self.special_ids = {
-            library.id_to_piece(i): i for i in range(self._size) if library.is_control(i)
-        }
-        self.added_ids = dict(self.special_ids)
-        self.added_ids.update((library.id_to_piece(i), i) for i in user_defined_ids(model))
+        control = filter(library.is_control, range(self._size))
+        self.special_ids = {library.id_to_piece(i): i for i in control}
+        user_defined = {library.id_to_piece(i): i for i in user_defined_ids(model)}
+        self.added_ids = self.special_ids | user_defined
         self._extra: dict[int, str] = {}  # tokens above the sentencepiece vocabulary
         self._lstrip: set[str] = set()  # added tokens that absorb the white space before them
         self._rstrip: set[str] = set()  # or after them
@@ -630,8 +614,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             return None
         text = self._library.id_to_piece(token)
         if self._library.is_byte(token):
-            byte = parse_byte_token(text)
-            return None if byte is None else Piece(bytes([byte]), is_byte=True)
+            return Piece.of_byte(text)
         if self._library.is_unknown(token):
             return Piece(self._library.decode([token]).encode("utf-8"), keeps_space=True)
         return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)

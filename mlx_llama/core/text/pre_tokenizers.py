@@ -104,18 +104,12 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
 # The first 16 digits of the SHA-256 of a vocabulary's merges, joined by line breaks, of llama.cpp's
 # ggml-vocab-*.gguf and of SmolLM2
 BY_MERGES = {
-    "04e3597d7996f292": "gpt-2",
-    "0a1f07b1d32153dc": "mpt",
-    "0cd100e0ab7dbd83": "llama-bpe",
-    "1101bfa1f9e8faaa": "command-r",
-    "26a620e10c7991c8": "falcon",
-    "3c86e94c54c92cfe": "deepseek-coder",
-    "8715d8d6d92d1b0c": "starcoder",
-    "aea6ed50becdb3be": "smollm",
-    "bbeef245f0b03a96": "qwen2",
-    "cb5bed793622288a": "deepseek-llm",
+    "04e3597d7996f292": "gpt-2", "0a1f07b1d32153dc": "mpt", "0cd100e0ab7dbd83": "llama-bpe",
+    "1101bfa1f9e8faaa": "command-r", "26a620e10c7991c8": "falcon",
+    "3c86e94c54c92cfe": "deepseek-coder", "8715d8d6d92d1b0c": "starcoder",
+    "aea6ed50becdb3be": "smollm", "bbeef245f0b03a96": "qwen2", "cb5bed793622288a": "deepseek-llm",
     "da302fc35c8c3284": "refact",
-}
+}  # fmt: skip
 # Pre-tokenizers that put BOS before a text unless add_bos_token says otherwise
 ADD_BOS = frozenset(
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken".split()

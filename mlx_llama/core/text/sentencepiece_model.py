@@ -51,12 +51,8 @@ def read_pieces(model: bytes) -> Iterator[tuple[str, float, int]]:
 
 def read_settings(model: bytes, number: int) -> dict[int, Any]:
     """{field number: value} of `TRAINER` or `NORMALIZER`; see `read_fields`."""
-    return {
-        name: value
-        for key, message in read_fields(model)
-        if key == number
-        for name, value in read_fields(message)
-    }
+    messages = (message for key, message in read_fields(model) if key == number)
+    return {name: value for message in messages for name, value in read_fields(message)}
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -97,15 +93,8 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
     parts = []
     for text, score, kind in pieces:
         data = text.encode()
-        piece = (
-            b"\x0a"
-            + _encode_varint(len(data))
-            + data
-            + b"\x15"
-            + _pack_float(score)
-            + b"\x18"
-            + _BYTES[kind]
-        )
+        piece = b"\x0a" + _encode_varint(len(data)) + data
+        piece += b"\x15" + _pack_float(score) + b"\x18" + _BYTES[kind]
         # piece = 1, score = 2, type = 3. Most lengths take one byte, and then this is faster.
         parts.append(
             b"\x0a" + _BYTES[len(piece)] + piece
@@ -115,11 +104,8 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
     trainer = b"\x18\x02\x98\x02\x01"  # model_type = BPE, byte_fallback = true
     # add_dummy_prefix, remove_extra_whitespaces: no; escape_whitespaces: yes
     normalizer = b"\x18\x00\x20\x00\x28\x01"
-    return (
-        b"".join(parts)
-        + _encode_message(TRAINER, trainer)
-        + _encode_message(NORMALIZER, normalizer)
-    )
+    parts += [_encode_message(TRAINER, trainer), _encode_message(NORMALIZER, normalizer)]
+    return b"".join(parts)
 
 
 def _encode_message(number: int, body: bytes) -> bytes:

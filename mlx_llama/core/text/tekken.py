@@ -67,16 +67,12 @@ def _build(raw: dict[str, Any]) -> Tokenizer:
     library = Tokenizer(
         models.BPE(vocabulary, [(spelled[a], spelled[b]) for a, b in merges], ignore_merges=True)
     )
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(config["pattern"]), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words_of = pre_tokenizers.Split(Regex(config["pattern"]), "isolated")
+    letters_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([words_of, letters_of])
     library.decoder = decoders.ByteLevel()
-    library.add_special_tokens(
-        [AddedToken(text, normalized=False, special=True) for text in special]
-    )
+    tokens = [AddedToken(text, normalized=False, special=True) for text in special]
+    library.add_special_tokens(tokens)
     bos = NAMED["bos_token"]
     library.post_processor = TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])]

@@ -81,16 +81,9 @@ class ChatTemplate:
         Raises TemplateError: malformed messages; the template refuses the conversation, fails,
         violates the sandbox, or exceeds a limit.
         """
-        return self._run(
-            {
-                "tools": None,
-                "documents": None,
-                **self.variables,
-                **extras,
-                "messages": check_messages(messages),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        values = {"tools": None, "documents": None, **self.variables, **extras}
+        values["add_generation_prompt"] = add_generation_prompt
+        return self._run({**values, "messages": check_messages(messages)})
 
     def choose(self, has_tools: bool, has_documents: bool = False) -> ChatTemplate:
         """The template for a request that offers tools or brings documents, or neither."""
@@ -401,12 +394,8 @@ def _render_parts(
             rendered = template.render(marked, prompt, **cut_extras)
             # of a template that escapes JSON to ASCII
             rendered = rendered.replace(json.dumps(cut)[1:-1], cut)
-            parts = [
-                part
-                for chunk in rendered.split(cut)
-                for part in _resolve_edges(chunk, edge, literals)
-                if part
-            ]
+            chunks = (_resolve_edges(chunk, edge, literals) for chunk in rendered.split(cut))
+            parts = [part for chunk in chunks for part in chunk if part]
             if len(parts) > 1:
                 return parts
     # Nothing to split: render without marks, since templates may test how a message begins.

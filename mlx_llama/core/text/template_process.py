@@ -131,14 +131,8 @@ def _start() -> subprocess.Popen[bytes]:
             "creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
         }
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            **session,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(command, env=environment, **pipes, **session)
     except (OSError, TypeError, ValueError) as e:  # sys.executable may be None
         raise Stopped(f"the process that renders it cannot be started ({e})") from None
 

@@ -13,6 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -31,6 +32,12 @@ class Piece(NamedTuple):
     is_byte: bool = False  # a raw byte of a byte-fallback vocabulary
     is_special: bool = False
     keeps_space: bool = False  # never loses a leading space
+
+    @classmethod
+    def of_byte(cls, text: str, is_special: bool = False) -> Piece | None:
+        """The piece of a token like <0xE2>; None for other tokens."""
+        byte = parse_byte_token(text)
+        return None if byte is None else cls(bytes([byte]), is_byte=True, is_special=is_special)
 
 
 class Tokenizer(ABC):
@@ -166,11 +173,16 @@ class Tokenizer(ABC):
             for token, piece in enumerate(pieces)
         ]
 
+    def find_special(self, marks: Iterable[str]) -> frozenset[int]:
+        """Ids of those marks that are special tokens."""
+        return frozenset(self.special_ids[mark] for mark in marks if mark in self.special_ids)
+
     @abstractmethod
     def _make_piece(self, token: int) -> Piece | None:
         """Build the piece of an id of the vocabulary."""
 
 
+@dataclass(eq=False)
 class StreamDecoder:
     """Decodes streamed ids to whole characters; the joined pieces equal `Tokenizer.decode`.
 
@@ -178,14 +190,12 @@ class StreamDecoder:
     constant.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        skip_special: bool,
-        starts_text: bool,
-        shown: frozenset[int] = frozenset(),
-    ):
-        self._tokenizer, self._skip_special, self._shown = tokenizer, skip_special, shown
+    tokenizer: Tokenizer
+    skip_special: bool
+    starts_text: InitVar[bool]
+    shown: frozenset[int] = frozenset()  # special tokens that are not dropped
+
+    def __post_init__(self, starts_text: bool) -> None:
         self._started = not starts_text
         self._pending = b""  # byte fallback: up to three bytes of a character
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # byte level
@@ -195,7 +205,7 @@ class StreamDecoder:
 
         Raises TokenizerError: an id outside the model's vocabulary.
         """
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         if (
             self._started
             and not self._pending
@@ -205,7 +215,7 @@ class StreamDecoder:
         piece = tokenizer.piece(token)
         if piece is None:
             return ""
-        if piece.is_special and self._skip_special and token not in self._shown:
+        if piece.is_special and self.skip_special and token not in self.shown:
             ends_bytes = tokenizer.special_ends_bytes
             return self._drop_space(self._take_pending(final=True)) if ends_bytes else ""
         if tokenizer.byte_level:
@@ -231,12 +241,12 @@ class StreamDecoder:
 
     def data(self, token: int) -> bytes:
         """The bytes of a token in the vocabulary."""
-        piece = self._tokenizer.piece(token)
+        piece = self.tokenizer.piece(token)
         return piece.data if piece else b""
 
     def finish(self) -> str:
         """End the stream; returns U+FFFD for an unfinished character, else ""."""
-        is_byte_level = self._tokenizer.byte_level
+        is_byte_level = self.tokenizer.byte_level
         text = self._utf8.decode(b"", final=True) if is_byte_level else self._take_pending(True)
         return self._drop_space(text, of_bytes=True)
 
@@ -246,8 +256,8 @@ class StreamDecoder:
             return text
         self._started = True
         # sentencepiece keeps a first space that is spelled by byte tokens.
-        kept = of_bytes and self._tokenizer.special_ends_bytes
-        drops = self._tokenizer.dropped_space == "single" and not kept
+        kept = of_bytes and self.tokenizer.special_ends_bytes
+        drops = self.tokenizer.dropped_space == "single" and not kept
         return text.removeprefix(" ") if drops else text
 
     def _take_pending(self, final: bool) -> str:

@@ -4,7 +4,7 @@ machine.
 
 import pytest
 
-from mlx_llama.core.engine.chunks import STEPS, TILE, Chunks
+from mlx_llama.core.engine.scheduler import STEPS, TILE, Chunks
 
 from .test_scheduler import serve
 from .toy import alone, make

@@ -9,6 +9,7 @@ import pytest
 from mlx_llama import load
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.stops import Stops
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,9 @@ def test_entries_join_to_the_text_before_any_stop_string(starts_text, llm):
     stops = {text[at : at + n] for at in range(len(text)) for n in (1, 2, 3, 7)}
     for stop in ["never", *sorted(stops)]:
         writer = Writer(
-            Completion(), decoder=llm.tokenizer.stream(starts_text=starts_text), stops=[stop]
+            Completion(),
+            decoder=llm.tokenizer.stream(starts_text=starts_text),
+            stops=Stops((stop,)),
         )
         for number, token in enumerate(tokens, 1):
             if not writer.is_finished:

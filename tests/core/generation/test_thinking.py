@@ -19,6 +19,7 @@ from mlx_llama import load
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.stops import Stops
 from mlx_llama.core.generation.thinking import has_switch
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 
@@ -360,7 +361,9 @@ def test_entries_join_to_the_text_of_an_answer_without_its_thought(qwen, name):
         at = draw.randrange(len(text))
         for stop in ("never", text[at : at + draw.choice([1, 2, 7])]):
             decoder = tokenizer.stream(starts_text=True)
-            writer = Writer(Completion(), decoder=decoder, stops=[stop], thoughts=form.parser())
+            writer = Writer(
+                Completion(), decoder=decoder, stops=Stops((stop,)), thoughts=form.parser()
+            )
             for number, token in enumerate(tokens, 1):
                 if not writer.is_finished:
                     is_last = number == len(tokens)

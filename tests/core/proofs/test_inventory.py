@@ -7,14 +7,14 @@ import torch
 
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
-from mlx_llama.core.proofs import inventory
+from mlx_llama.core.proofs import doctor
 from mlx_llama.core.system.gpus import Gpus
 
 
 def test_it_agrees_with_the_backends_here():
-    stock = inventory.take_stock(Gpus())
+    stock = doctor.take_stock(Gpus())
     facts = {entry.name: entry for entry in stock}
-    assert inventory.predict_auto(stock) == backends.auto()
+    assert doctor.predict_auto(stock) == backends.auto()
     for name, entry in facts.items():
         assert entry.available == (not backends.missing(name))
         if entry.available and entry.gpu is not None:
@@ -30,7 +30,7 @@ def test_it_agrees_with_the_backends_here():
 def test_a_missing_package_comes_with_its_command(monkeypatch):
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("MLX_LLAMA_CPU_TARGET", "numpy")
-    facts = {entry.name: entry for entry in inventory.take_stock(Gpus())}
+    facts = {entry.name: entry for entry in doctor.take_stock(Gpus())}
     assert not facts["mlx"].available and "pip install mlx" in facts["mlx"].reason
     assert not facts["cuda"].available and "pip install torch" in facts["cuda"].reason
 
@@ -48,11 +48,11 @@ def test_a_missing_package_comes_with_its_command(monkeypatch):
 )
 def test_auto_is_predicted(system, machine, mlx, cuda, expected, monkeypatch):
     """As backends.auto() chooses, where a GPU that is unknown is one."""
-    monkeypatch.setattr(inventory.platform, "system", lambda: system)
-    monkeypatch.setattr(inventory.platform, "machine", lambda: machine)
+    monkeypatch.setattr(doctor.platform, "system", lambda: system)
+    monkeypatch.setattr(doctor.platform, "machine", lambda: machine)
     stock = [
         BackendFacts("mlx", mlx, "", {}),
         BackendFacts("cpu", True, "", {}),
         BackendFacts("cuda", True, "", {}, cuda),
     ]
-    assert inventory.predict_auto(stock) == expected
+    assert doctor.predict_auto(stock) == expected

@@ -32,7 +32,7 @@ def test_templates_of_known_families_are_known_by_every_character(source):
 
 
 def test_digests_are_digests():
-    assert all(len(known) == 64 and int(known, 16) >= 0 for known in KNOWN)
+    assert all(len(known) == 32 and int(known, 16) >= 0 for known in KNOWN)
     assert digest("") not in KNOWN
 
 

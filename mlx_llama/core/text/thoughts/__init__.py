@@ -19,14 +19,8 @@ FORMATS: tuple[ThoughtFormat, ...] = (
 )
 
 __all__ = [
-    "FORMATS",
-    "State",
-    "TextPieces",
-    "Thought",
-    "ThoughtFormat",
-    "ThoughtParser",
-    "find_thoughts",
-]
+    "FORMATS", "State", "TextPieces", "Thought", "ThoughtFormat", "ThoughtParser", "find_thoughts",
+]  # fmt: skip
 
 
 def find_thoughts(source: str) -> ThoughtFormat | None:

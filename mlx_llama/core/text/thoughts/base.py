@@ -71,12 +71,6 @@ class ThoughtFormat(ABC):
     def parser(self, state: State = "before") -> ThoughtParser:
         """A parser of an answer. state: at its beginning, as the prompt left it."""
 
-    def special_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Special tokens that a decoder must show to the parser."""
-        return frozenset(
-            tokenizer.special_ids[mark] for mark in self.marks if mark in tokenizer.special_ids
-        )
-
     def is_open(self, tokenizer: Tokenizer, prompt: Collection[int]) -> bool:
         """True if a prompt's end opens a thought, as R1's templates do."""
         end = tokenizer.decode(list(prompt)[-16:], skip_special=False)

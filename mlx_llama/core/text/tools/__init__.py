@@ -10,16 +10,6 @@ from .formats import FORMATS, JSON_OPTIONS, ToolFormat, find_format
 from .parser import ToolParser
 
 __all__ = [
-    "FORMATS",
-    "JSON_OPTIONS",
-    "ArgumentsError",
-    "NoCall",
-    "Tool",
-    "ToolCall",
-    "ToolDelta",
-    "ToolFormat",
-    "ToolParser",
-    "find_format",
-    "mentions_tools",
-    "read_tools",
-]
+    "FORMATS", "JSON_OPTIONS", "ArgumentsError", "NoCall", "Tool", "ToolCall", "ToolDelta",
+    "ToolFormat", "ToolParser", "find_format", "mentions_tools", "read_tools",
+]  # fmt: skip

@@ -13,14 +13,9 @@ _DEPTH = 16  # of nested references and alternatives
 _LENGTH = 1 << 14  # characters that are read as Python
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _TYPES = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    type(None): "null",
-    list: "array",
-    dict: "object",
-}
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
+    list: "array", dict: "object",
+}  # fmt: skip
 
 
 def follow(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -40,11 +40,8 @@ class ToolCall:
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of a message's tool_calls, in OpenAI's form."""
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True)

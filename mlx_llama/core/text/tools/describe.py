@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_llama.core.errors import OptionsError, show
+from mlx_llama.core.text.json_schema import rewrite_schema
 
 MAX_TOOLS = 1024
 MAX_CHARACTERS = 1 << 19  # of all tools as JSON
@@ -89,14 +90,11 @@ class Tool:
                 for fault in e.errors()[:8]
             )
             raise ArgumentsError(f"the arguments of {self.name} do not fit: {faults}") from None
-        result = self.function(
-            **{name: getattr(values, name) for name in type(values).model_fields}
-        )
-        return (
-            result
-            if isinstance(result, str)
-            else json.dumps(result, ensure_ascii=False, default=str)
-        )
+        named = {name: getattr(values, name) for name in type(values).model_fields}
+        result = self.function(**named)
+        if isinstance(result, str):
+            return result
+        return json.dumps(result, ensure_ascii=False, default=str)
 
 
 def read_tools(values: Sequence[Any]) -> list[Tool]:
@@ -158,15 +156,12 @@ def _from_function(function: Callable[..., Any]) -> Tool:
                 f"{parameter.name}: int"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (
-            hints[parameter.name],
-            Field(default, description=texts.get(parameter.name)),
-        )
+        field = Field(default, description=texts.get(parameter.name))
+        fields[parameter.name] = hints[parameter.name], field
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
-        model = create_model(
-            name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
-        )
-        schema = _remove_titles(model.model_json_schema())
+        model = create_model(name, __config__=config, **fields)
+        schema = rewrite_schema(model.model_json_schema(), _remove_titles)
     except (PydanticUserError, NameError) as e:
         raise OptionsError(
             f"tools: {name} has a parameter without a JSON schema ({show(str(e))})"
@@ -216,18 +211,10 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     return "\n".join(summary).strip(), {name: entry.strip() for name, entry in texts.items()}
 
 
-def _remove_titles(schema: Any) -> Any:
+def _remove_titles(schema: dict[str, Any]) -> dict[str, Any]:
     """Remove the titles that pydantic derives from names."""
-    if isinstance(schema, list):
-        return [_remove_titles(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
     return {
-        name: {key: _remove_titles(inner) for key, inner in value.items()}
-        if name in ("properties", "$defs")
-        else value
-        if name in ("default", "const", "enum", "examples")
-        else _remove_titles(value)
+        name: value
         for name, value in schema.items()
         if name != "title" or not isinstance(value, str)
     }

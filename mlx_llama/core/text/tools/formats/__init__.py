@@ -1,51 +1,25 @@
-"""Formats of tool calls, one file each. A new one is a file here and an entry in `FORMATS`."""
+"""Formats of tool calls, like ones in a file. A new one is a class and an entry in `FORMATS`."""
 
 from __future__ import annotations
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .base import JSON_OPTIONS as JSON_OPTIONS, ToolFormat as ToolFormat
-from .function_tags import FUNCTIONARY_31
-from .functionary import FUNCTIONARY_32
+from .functionary import FUNCTIONARY_31, FUNCTIONARY_32
 from .harmony import HARMONY
-from .hermes import HERMES
+from .hermes import HERMES, SMOLLM2, SMOLLM3
 from .in_system import BRIEF, IN_SYSTEM, IN_USER, UNKNOWN, UNKNOWN_IN_USER
-from .listed import APERTUS, APRIEL, GRANITE_3, NEMOTRON
+from .listed import APERTUS, APRIEL, FIREFUNCTION, FUNCTOOLS, GRANITE_3, NEMOTRON, PHI_4_MINI
 from .llama3 import LLAMA3
 from .mistral import MISTRAL, MISTRAL_HEADERS, MISTRAL_IDS
-from .phi4_mini import FIREFUNCTION, FUNCTOOLS, PHI_4_MINI
-from .smollm import SMOLLM2, SMOLLM3
 from .tagged import GLM, MINIMAX_M2, QWEN_CODER, SEED_OSS
 
 # The first that matches a template is its format. Of the last two, one does.
 FORMATS = (
-    MISTRAL_IDS,
-    MISTRAL_HEADERS,
-    MISTRAL,
-    SMOLLM3,
-    SMOLLM2,
-    QWEN_CODER,
-    SEED_OSS,
-    MINIMAX_M2,
-    GLM,
-    GRANITE_3,
-    APRIEL,
-    APERTUS,
-    NEMOTRON,
-    HARMONY,
-    FUNCTIONARY_32,
-    FUNCTIONARY_31,
-    PHI_4_MINI,
-    FIREFUNCTION,
-    FUNCTOOLS,
-    HERMES,
-    IN_SYSTEM,
-    BRIEF,
-    IN_USER,
-    LLAMA3,
-    UNKNOWN,
-    UNKNOWN_IN_USER,
-)
+    MISTRAL_IDS, MISTRAL_HEADERS, MISTRAL, SMOLLM3, SMOLLM2, QWEN_CODER, SEED_OSS, MINIMAX_M2, GLM,
+    GRANITE_3, APRIEL, APERTUS, NEMOTRON, HARMONY, FUNCTIONARY_32, FUNCTIONARY_31, PHI_4_MINI,
+    FIREFUNCTION, FUNCTOOLS, HERMES, IN_SYSTEM, BRIEF, IN_USER, LLAMA3, UNKNOWN, UNKNOWN_IN_USER,
+)  # fmt: skip
 
 
 def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:

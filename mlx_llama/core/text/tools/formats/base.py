@@ -14,19 +14,16 @@ from mlx_llama.core.text.tools.calls import CallText, fold_calls
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_calls
 
-Message = Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+Offer = tuple[Messages, dict[str, Any]]  # messages, and variables of the template
+Spell = Callable[[str], str]  # spells a mark in a grammar, as a token if it is a special one
 # Of llguidance: JSON as json.dumps writes it. They replace a schema's own "x-guidance", which could
 # switch checks off.
 JSON_OPTIONS = {
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "whitespace_flexible": False,
-    "whitespace_pattern": None,
-    "lenient": False,
-    "coerce_one_of": False,
-    "json_allowed_escapes": None,
-    "json_allow_general_unicode_escapes": False,
-}
+    "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False,
+    "whitespace_pattern": None, "lenient": False, "coerce_one_of": False,
+    "json_allowed_escapes": None, "json_allow_general_unicode_escapes": False,
+}  # fmt: skip
 
 
 class ToolFormat(ABC):
@@ -55,9 +52,7 @@ class ToolFormat(ABC):
         """True if a template writes calls in this format. Called in the order of `FORMATS`."""
         return re.search(self.cue, source) is not None
 
-    def offer(
-        self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """Messages and further variables for `encode_messages` that offer tools to the model.
 
         Raises TemplateError for malformed messages.
@@ -85,10 +80,7 @@ class ToolFormat(ABC):
 
     def shown_specials(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens that a decoder must show to the parser, such as [TOOL_CALLS]."""
-        marks = (self.opens, self.closes, *self.others, *self.marks)
-        return frozenset(
-            tokenizer.special_ids[mark] for mark in marks if mark in tokenizer.special_ids
-        )
+        return tokenizer.find_special((self.opens, self.closes, *self.others, *self.marks))
 
     def written_marks(self) -> tuple[str, ...]:
         """Special tokens that `write` puts into the text of the assistant's messages."""
@@ -112,11 +104,8 @@ class ToolFormat(ABC):
             raise OptionsError("tool_choice: there is no tool to call: give tools")
 
         def mark(text: str) -> str:
-            return (
-                f"<[{tokenizer.special_ids[text]}]>"
-                if text in tokenizer.special_ids
-                else quote(text)
-            )
+            token = tokenizer.special_ids.get(text)
+            return quote(text) if token is None else f"<[{token}]>"
 
         rules = [
             "start: calls" + (" | answer" if answer is not None else ""),
@@ -126,7 +115,7 @@ class ToolFormat(ABC):
             rules.append(f"answer: %json {json.dumps({**answer, 'x-guidance': JSON_OPTIONS})}")
         return "\n".join(rules)
 
-    def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], many: bool) -> list[str]:
+    def rules(self, tools: Sequence[Tool], mark: Spell, many: bool) -> list[str]:
         """Lark rules of `calls`. mark: spells a mark, as a token if it is a special one."""
         calls = [
             self.spell_call(tool.name, f"arguments_{number}", mark)
@@ -134,21 +123,17 @@ class ToolFormat(ABC):
         ]
         rules = [f"calls: {self.spell_calls(mark, many)}", "call: " + "\n    | ".join(calls)]
         for number, tool in enumerate(tools):
-            schema = {
-                "additionalProperties": False,
-                **tool.parameters,
-                "type": "object",
-                "x-guidance": JSON_OPTIONS,
-            }
+            schema = {"additionalProperties": False, **tool.parameters}
+            schema |= {"type": "object", "x-guidance": JSON_OPTIONS}
             rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
         return rules
 
-    def spell_call(self, name: str, arguments: str, mark: Callable[[str], str]) -> str:
+    def spell_call(self, name: str, arguments: str, mark: Spell) -> str:
         """The rule of one tool's call. arguments: the rule of its arguments."""
         head = f'{{"name": {json.dumps(name)}, "{self.arguments}": '
         return f'{quote(head)} {arguments} "}}"'
 
-    def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
+    def spell_calls(self, mark: Spell, many: bool) -> str:
         """The rule of one `call` or of several, with the marks around them."""
         if self.is_list:
             calls = 'call (", " call)*' if many else "call"

@@ -1,12 +1,12 @@
-"""Functionary 3.2: a recipient and its text, "name\\n{...}" or "all\\ntext", with >>> between them.
-The prompt ends with the first >>>.
+"""Functionary 3.1: <function=name>{...}</function>, which Llama 3.1 and Hermes write as well.
+Functionary 3.2: a recipient and its text, "name\\n{...}" or "all\\ntext", with >>> between them;
+the prompt ends with the first >>>.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
 from mlx_llama.core.text.template import JsonText, check_messages
 from mlx_llama.core.text.tools.calls import CallText, NoCall
@@ -14,7 +14,33 @@ from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_call
 from mlx_llama.core.text.tools.python_calls import INTERPRETERS, read_code
 
-from .base import Message, ToolFormat, quote
+from .base import Messages, Offer, Spell, ToolFormat, quote
+
+FUNCTION = "<function="
+
+
+def read_function(text: CallText) -> Generator[None]:
+    """Read a call behind `FUNCTION`."""
+    name = yield from text.until(">")
+    text.take(1)
+    yield from read_json_call(text, name)
+    yield from text.skip("</function>")
+
+
+class Functionary31(ToolFormat):
+    name = "functionary-3.1"
+    cue = r"<function=example_function_name>\{"
+    opens, closes = FUNCTION, "</function>"
+    others = ("<|python_tag|>",)
+
+    def read(self, text: CallText) -> Generator[None]:
+        return read_code(text) if text.mark in self.others else read_function(text)
+
+    def spell_call(self, name: str, arguments: str, mark: Spell) -> str:
+        return f"{quote(f'{FUNCTION}{name}>')} {arguments} {mark(self.closes)}"
+
+    def spell_calls(self, mark: Spell, many: bool) -> str:
+        return "call+" if many else "call"
 
 
 class Functionary32(ToolFormat):
@@ -23,9 +49,7 @@ class Functionary32(ToolFormat):
     opens, closes = ">>>", ""
     is_open = True
 
-    def offer(
-        self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """The template takes arguments as text."""
         checked = check_messages(messages)
         for message in checked:
@@ -48,11 +72,11 @@ class Functionary32(ToolFormat):
         else:
             yield from read_json_call(text, name)
 
-    def spell_call(self, name: str, arguments: str, mark: Callable[[str], str]) -> str:
+    def spell_call(self, name: str, arguments: str, mark: Spell) -> str:
         return f'{quote(name)} "\\n" {arguments}'
 
-    def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
+    def spell_calls(self, mark: Spell, many: bool) -> str:
         return f"call ({mark(self.opens)} call)*" if many else "call"
 
 
-FUNCTIONARY_32 = Functionary32()
+FUNCTIONARY_31, FUNCTIONARY_32 = Functionary31(), Functionary32()

@@ -5,14 +5,13 @@ to=functions.NAME before the channel, as its template writes it. <|call|> ends a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
 from mlx_llama.core.text.tools.calls import CallText, NoCall, split_calls
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_call
 
-from .base import Message, ToolFormat, quote
+from .base import Messages, Offer, Spell, ToolFormat, quote
 
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = (
@@ -28,9 +27,7 @@ class HarmonyCalls(ToolFormat):
     marks = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE)
     calls_once = True
 
-    def offer(
-        self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         return super().offer(split_calls(messages), tools)
 
     def read(self, text: CallText) -> Generator[None]:
@@ -42,11 +39,11 @@ class HarmonyCalls(ToolFormat):
         if (yield from text.skip(self.closes)):
             yield from text.skip(f"{_START}assistant")
 
-    def spell_call(self, name: str, arguments: str, mark: Callable[[str], str]) -> str:
+    def spell_call(self, name: str, arguments: str, mark: Spell) -> str:
         head = f"{mark(_CHANNEL)} {quote(f'commentary to=functions.{name} ')}"
         return f'{head} {mark(_CONSTRAIN)} "json" {mark(_MESSAGE)} {arguments}'
 
-    def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
+    def spell_calls(self, mark: Spell, many: bool) -> str:
         between = f'{mark(self.closes)} {mark(_START)} "assistant"'
         return f"call ({between} call)*" if many else "call"
 

@@ -1,17 +1,22 @@
 """Hermes 2 and 3, Qwen 2.5 and 3, Granite 4 and others: <tool_call>{"name": ..., "arguments":
-{...}}</tool_call>, one after the other.
+{...}}</tool_call>, one after the other. SmolLM2: <tool_call>[{...}, ...]</tool_call>. SmolLM3: as
+Hermes, and <code>...</code> for an interpreter of Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.calls import CallText
+from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_calls
+from mlx_llama.core.text.tools.python_calls import INTERPRETERS, read_code
 
-from .base import ToolFormat
-from .function_tags import FUNCTION, read_function
+from .base import Messages, Offer, ToolFormat
+from .functionary import FUNCTION, read_function
 
 
 class Hermes(ToolFormat):
@@ -33,4 +38,41 @@ class Hermes(ToolFormat):
         return read_json_calls(text, self.closes)
 
 
-HERMES = Hermes()
+class SmolLM2(Hermes):
+    name = "smollm"
+    others: tuple[str, ...] = ()
+    is_list = True
+
+    def matches(self, source: str, tokenizer: Tokenizer) -> bool:
+        return (
+            super().matches(source, tokenizer)
+            and re.search(r"<tool_call>\s*\[", source) is not None
+        )
+
+
+class SmolLM3(Hermes):
+    name = "smollm"
+    others: tuple[str, ...] = ("<code>",)
+    folds = True
+
+    def matches(self, source: str, tokenizer: Tokenizer) -> bool:
+        return super().matches(source, tokenizer) and "xml_tools" in source
+
+    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
+        """An interpreter's description is in python_tools, which teach <code>, others in
+        xml_tools.
+        """
+        messages, _ = super().offer(messages, ())
+        extras: dict[str, Any] = {}
+        for tool in tools:
+            variable = "python_tools" if tool.name in INTERPRETERS else "xml_tools"
+            extras.setdefault(variable, []).append(tool.as_dict())
+        return messages, extras
+
+    def read(self, text: CallText) -> Generator[None]:
+        if text.mark == "<code>":
+            return read_code(text, "</code>")
+        return super().read(text)
+
+
+HERMES, SMOLLM2, SMOLLM3 = Hermes(), SmolLM2(), SmolLM3()

@@ -15,8 +15,8 @@ from typing import Any
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.describe import Tool
 
-from .base import Message
-from .smollm import SmolLM2
+from .base import Messages, Offer
+from .hermes import SmolLM2
 
 _SMOLLM2 = """You are an expert in composing functions. You are given a question and a set of possible functions.
 Based on the question, you will need to make one or more function/tool calls to achieve the purpose.
@@ -51,9 +51,7 @@ class InSystem(SmolLM2):
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
         return not _TOOLS.search(source) and "<|im_start|>" in source
 
-    def offer(
-        self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """Describe the tools in the system message; calls and results become text."""
         folded: list[dict[str, Any]] = []
         for message in super().offer(messages, ())[0]:
@@ -90,9 +88,7 @@ class Generic(InSystem):
             _NO_SYSTEM.search(source) is None
         ) == self._has_system
 
-    def offer(
-        self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """As `InSystem`, with joined messages for templates whose roles must alternate."""
         joined: list[dict[str, Any]] = []
         for message in super().offer(messages, tools)[0]:

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.calls import CallText, split_calls
@@ -13,8 +12,8 @@ from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_call
 from mlx_llama.core.text.tools.python_calls import read_code
 
-from .base import Message, ToolFormat
-from .function_tags import FUNCTION, read_function
+from .base import Messages, Offer, Spell, ToolFormat
+from .functionary import FUNCTION, read_function
 
 # The parameter of each tool that the template's builtin_tools name
 _BUILTIN = {"brave_search": "query", "wolfram_alpha": "query", "code_interpreter": "code"}
@@ -34,9 +33,7 @@ class Llama3(ToolFormat):
             or self.opens in tokenizer.added_ids
         )
 
-    def offer(
-        self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """A built-in tool is only named: the model knows it."""
         builtin = [
             tool.name
@@ -58,7 +55,7 @@ class Llama3(ToolFormat):
             while (yield from text.skip(";")):
                 yield from read_json_call(text)
 
-    def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
+    def spell_calls(self, mark: Spell, many: bool) -> str:
         return 'call ("; " call)*' if many else "call"
 
 

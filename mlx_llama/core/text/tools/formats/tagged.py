@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from mlx_llama.core.text.tools.argument_types import follow, resolve_types, write_value
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
 
-from .base import JSON_OPTIONS, ToolFormat, quote
+from .base import JSON_OPTIONS, Spell, ToolFormat, quote
 
 _STRING = frozenset(["string"])
 _NAME = re.compile(r"[\w.:/@-]+", re.ASCII)
@@ -94,7 +94,7 @@ class Tagged(ToolFormat):
                 yield from _read_value(text, types, *ends)
             separator = ", "
 
-    def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], many: bool) -> list[str]:
+    def rules(self, tools: Sequence[Tool], mark: Spell, many: bool) -> list[str]:
         opens, closes = f"{mark(self.opens)} {quote(self.gap)}", mark(self.closes)
         calls = f"{opens} call {quote(self.gap)} {closes}"
         if many:
