@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 
 from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Ask
-from .fields import Body, Likeliest, ModelName, Note, OptionFields, Strict, TemplateVariables
+from .faults import Fault, fault_of
+from .fields import RULES, Body, Likeliest, Note, OptionFields, Strict, TemplateVariables, look_up
 from .tooling import build_toolbox, check_rule
 
 MESSAGES = Field(min_length=1, max_length=2048)
@@ -247,9 +247,11 @@ class NamedSchema(SchemaBody):
 
 
 def format_options(kind: str, schema: Any, is_strict: bool | None = False) -> dict[str, Any]:
-    """Return the option that enforces a format. is_strict: relax nothing of the schema."""
+    """Return the option that enforces a format; text lifts the server's rule. is_strict: relax
+    nothing of the schema.
+    """
     if kind == "text":
-        return {}
+        return dict.fromkeys(RULES)
     schema = {"type": "object"} if schema is None else schema
     return {"schema": Schema.of(schema) if is_strict else schema}
 
@@ -339,7 +341,6 @@ class AnswerFields(OptionFields):
 
     switched_off: ClassVar = SWITCHED_OFF
 
-    model: ModelName = None
     stream: bool = False
     ignore_eos: bool = Field(False, description="go on after end tokens")
     cache_prompt: bool = Field(
@@ -351,30 +352,35 @@ class AnswerFields(OptionFields):
         return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos, **more)
 
 
-class Truncating(Body):
-    """A request with a conversation that may outgrow the context."""
+class Conversing(OptionFields):
+    """A request with a conversation. Bodies of APIs say where its parts are."""
+
+    prompt_field: ClassVar[str] = "messages"
+    format_field: ClassVar[str] = ""  # place of the answer's format
+    noted: ClassVar = frozenset({"truncation", "tools.function.strict"})
 
     truncation: Literal["auto", "disabled"] | None = Field(
         None,
         description="auto: drop the oldest turns of a conversation that outgrew the context, and "
         "keep the system message; default: the server's --truncation",
     )
-
-    @property
-    def truncates(self) -> bool | None:
-        """True to drop the oldest turns; None: as the server does."""
-        return None if self.truncation is None else self.truncation == "auto"
-
-
-class Conversing(Truncating):
-    """A request with a conversation. Bodies of APIs say where its parts are."""
-
-    prompt_field: ClassVar[str] = "messages"
-    format_field: ClassVar[str] = ""  # place of the answer's format
-
     chat_template_kwargs: TemplateVariables = {}
     documents: Documents = []
     tools: Sequence[Any]  # with a method `described`
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_thinking(values, note)
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults, form = super().check_together(values), look_up(values, cls.format_field)
+        rules = ", ".join(name for name in RULES if name in values)
+        if is_rule(form) and rules:
+            field, text = cls.format_field.partition(".")[0], f"cannot be combined with {rules}"
+            faults.append(fault_of(field, "at most one rule", text, form))
+        return faults
 
     def choice(self) -> tuple[str, bool]:
         """Return auto, none, required or a tool's name; and whether several calls are allowed."""
@@ -385,30 +391,25 @@ class Conversing(Truncating):
         return {}
 
     def requested_options(self) -> dict[str, Any]:
-        """Return the options that the request sets, by their names in the table."""
-        return {}
+        options, form = super().requested_options(), self.form()
+        return form | options | {name: rule for name, rule in form.items() if rule is not None}
 
-    def toolbox(self) -> Toolbox:
-        """Build the toolbox. Raises Refusal."""
-        return build_toolbox([tool.described() for tool in self.tools], *self.choice())
-
-    def prompt_ask(self, messages: list[dict[str, Any]]) -> Ask:
-        """Translate the prompt alone, without options. Raises Refusal."""
+    def ask(self, prompt: Any) -> Ask:
+        """Translate for core. prompt: messages as templates take them, or a text to continue.
+        Raises Refusal.
+        """
+        toolbox = build_toolbox([tool.described() for tool in self.tools], *self.choice())
+        options, has_schema = self.requested_options(), self.form().get("schema") is not None
+        check_rule(toolbox, options, self.format_field if has_schema else "")
         documents = {"documents": self.documents} if self.documents else {}
         return Ask(
-            messages,
+            prompt,
             self.prompt_field,
-            {},
-            self.toolbox(),
-            truncates=self.truncates,
+            options,
+            toolbox,
+            truncates=None if self.truncation is None else self.truncation == "auto",
             variables={**self.chat_template_kwargs, **documents},
         )
-
-    def ask(self, messages: list[dict[str, Any]]) -> Ask:
-        """Translate for core. messages: as templates take them. Raises Refusal."""
-        ask = replace(self.prompt_ask(messages), options=self.requested_options())
-        check_rule(ask.toolbox, ask.options, self.format_field if self.form() else "")
-        return ask
 
 
 class OpenAIFields(Conversing):
@@ -420,5 +421,4 @@ class OpenAIFields(Conversing):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
-        adapt_thinking(values, note)
         adapt_allowed_tools(values)

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -16,11 +16,15 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from .answers import Answers, Ask, Failure
-from .conversations import MESSAGES, Message, Truncating, adapt_thinking
+from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import ToolDelta
+
+from .answers import Answers, Failure
+from .conversations import AnswerFields, Message
 from .faults import Fault, Refusal, bad_field, fault_of, unavailable
-from .fields import ModelName, Note, OptionFields, TemplateVariables, TokenIds
+from .fields import Note, TokenIds
 from .guard import log, write_receipt
+from .openai import ChatFields, write_piece
 from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, request_id, submit
 from .schemas import serves
 from .settings import Settings
@@ -33,28 +37,29 @@ MOST_EVENTS = 500_000
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
 
-class JobRequest(OptionFields, Truncating):
+class JobRequest(ChatFields, AnswerFields):
     """POST /v1/jobs: a prompt or messages, and options."""
 
     prompt: str | TokenIds | None = None
-    messages: Annotated[list[Message], MESSAGES] | None = None
-    model: ModelName = None
-    chat_template_kwargs: TemplateVariables = {}
+    messages: list[Message] = Field([], min_length=1, max_length=2048)
+    stream: bool = Field(True, description="has no effect: a job's events are always streamed")
     abandon_seconds: float | None = Field(
         None, gt=0, description="cancel the job when nobody reads its stream for so long"
     )
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        count = values.get("logprobs")
+        if isinstance(count, int) and not isinstance(count, bool):  # as in completions
+            values |= {"logprobs": True, "top_logprobs": count}
         super().adapt(values, note)
-        adapt_thinking(values, note)
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
         faults = super().check_together(values)
-        if "prompt" in values and "messages" in values:
-            text = "send either prompt or messages, not both"
-            faults.append(fault_of("messages", "one of prompt and messages", text))
+        for name in {"messages", "tools"} & set(values) if "prompt" in values else ():
+            text = "send either prompt or messages, not both; tools need messages"
+            faults.append(fault_of(name, "one of prompt and messages", text))
         if not {"prompt", "messages"} & set(values):
             text = "either prompt or messages is required"
             faults.append(fault_of("prompt", "required", text))
@@ -102,20 +107,24 @@ class Job:
         """Collect the answer's events until its end."""
         outcome, reason, error = "done", "ERROR", None
         began = time.monotonic()
-        count, reader = 0, Reader(answers, 0, splits=False)
+        count, reader = 0, Reader(answers, 0)
         completion = reader.completion
         self.add("started", job_id=self.identity, prompt_tokens=completion.prompt_tokens)
         try:
             async for batch in answers.batches():
-                for token in batch.tokens:
-                    if token.thought:
-                        self.add("thought", t=token.thought, i=count)
-                    *earlier, last = list_logprobs(reader, [token]) or [{}]
+                for token, pieces in reader.steps(batch.tokens, batch.is_last):
+                    for piece in pieces:
+                        if isinstance(piece, Thought):
+                            self.add("thought", t=piece.text, i=count)
+                        elif isinstance(piece, ToolDelta):
+                            self.add("call", i=count, **write_piece(piece))
+                    text = "".join(piece for piece in pieces if isinstance(piece, str))
+                    *earlier, last = list_logprobs(reader, [token] if token else []) or [{}]
                     for logprobs in earlier:
                         self.add("token", t="", i=count, **logprobs)
-                    if token.text or last:
-                        self.add("token", t=token.text, i=count, **last)
-                    count += 1
+                    if text or last:
+                        self.add("token", t=text, i=count, **last)
+                    count += token is not None
             reason = _REASONS.get(completion.finish_reason or "", "ERROR")
         except Failure as failure:
             outcome, error = failure.code, failure.message
@@ -209,10 +218,8 @@ async def make_job(request: Request, body: JobRequest) -> Response:
     check_model(request, body.model)
     jobs: Jobs = request.app.state.jobs
     jobs.make_room()
-    prompt: Any = [message.plain() for message in body.messages or ()] or body.prompt
-    name = "messages" if body.messages else "prompt"
-    variables = body.chat_template_kwargs
-    ask = Ask(prompt, name, body.requested_options(), truncates=body.truncates, variables=variables)
+    ask = body.messages_ask() if body.messages else body.ask(body.prompt)
+    ask = body.apply(ask, field="messages" if body.messages else "prompt")
     answers = await submit(request, [ask])
     del request.scope["answers"]  # the log has the receipt when the job ends
     job = jobs.add(answers, request_id(request), body.abandon_seconds)

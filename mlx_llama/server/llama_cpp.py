@@ -18,16 +18,15 @@ from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.thinking import has_switch
 
-from .answers import find_template
-from .conversations import MESSAGES, Documents, FunctionTool, Message
+from .answers import render_chat
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
-from .replies import FINGERPRINT, Json, desk_of, with_model
+from .openai import ChatFields
+from .replies import FINGERPRINT, Json, check_model, desk_of, with_model, with_notes
 from .schemas import serves, takes
 from .settings import Settings
 from .slots import Slots, Task
-from .tooling import build_toolbox, tool_format
 
 router = APIRouter(tags=["llama-server"])
 
@@ -86,27 +85,20 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     return Json({"content": await with_model(request, work, "tokens")})
 
 
-class TemplateRequest(Body):
+class TemplateRequest(ChatFields):
     """POST /apply-template."""
 
-    messages: list[Message] = MESSAGES
-    documents: Documents = []
-    tools: list[FunctionTool] = []
     add_generation_prompt: bool = True
 
 
 @serves(router, TemplateRequest, "/apply-template")
 async def apply_template(request: Request, body: TemplateRequest) -> Response:
     """Render a conversation with the chat template."""
-    messages = [message.plain() for message in body.messages]
-    box = build_toolbox([tool.described() for tool in body.tools], "auto", True)
+    check_model(request, body.model)
+    ask, settings = with_notes(request, body.messages_ask()), desk_of(request).settings
 
     def work(llm: LLM) -> str:
-        template = find_template(llm).choose(bool(box.tools), bool(body.documents))
-        form = tool_format(llm) if box.tools else None
-        prompted, extras = form.offer(messages, box.tools) if form else (messages, {})
-        extras = {"documents": body.documents or None, **extras}
-        return template.render(prompted, body.add_generation_prompt, **extras)
+        return render_chat(llm, ask, settings, body.add_generation_prompt)
 
     return Json({"prompt": await with_model(request, work, "messages")})
 

@@ -21,7 +21,7 @@ from mlx_llama.core.text.tools import ToolCall
 from .answers import Ask
 from .conversations import Conversing, FunctionTool, Message, adapt_messages, plain_message
 from .faults import Refusal, write_ollama
-from .fields import Body, ModelName, Note, OptionFields, TemplateVariables
+from .fields import Body, ModelName, Note, OptionFields
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
 from .schemas import serves
@@ -32,17 +32,15 @@ router = APIRouter(prefix="/api", tags=["Ollama"])
 _IMAGES = "models are text only"
 
 
-class OllamaFields(OptionFields):
+class OllamaFields(Conversing):
     """Fields of both routes; those of `options` move to the top level."""
 
     renamed: ClassVar = OptionFields.renames(num_predict="max_tokens")
-    noted: ClassVar = frozenset({"truncation", "tools.function.strict"})
+    format_field: ClassVar = "format"
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
     switched_off: ClassVar = {"images": ([],), "suffix": ("",)}
 
-    model: ModelName = None
     stream: bool = True
-    chat_template_kwargs: TemplateVariables = {}
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -61,10 +59,8 @@ class OllamaFields(OptionFields):
         super().adapt(values, note)
 
 
-class OllamaChat(OllamaFields, Conversing):
+class OllamaChat(OllamaFields):
     """POST /api/chat."""
-
-    format_field: ClassVar = "format"
 
     messages: list[Message] = Field([], max_length=2048)
     tools: list[FunctionTool] = []
@@ -87,8 +83,10 @@ class OllamaGenerate(OllamaFields):
     """POST /api/generate."""
 
     refused: ClassVar = {"images": _IMAGES, "suffix": "the model only continues a text"}
+    prompt_field: ClassVar = "prompt"
 
     prompt: str = ""
+    tools: list[FunctionTool] = Field([], max_length=0)
     system: str = ""
     raw: bool = Field(False, description="continue the prompt without the chat template")
 
@@ -175,8 +173,7 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a question, or continue a text if raw is set."""
     system = [plain_message("system", body.system)] if body.system else []
     messages = [*system, plain_message("user", body.prompt)] if body.prompt else []
-    prompt, variables = body.prompt if body.raw else messages, body.chat_template_kwargs
-    ask = Ask(prompt, "prompt", body.requested_options(), variables=variables)
+    ask = body.ask(body.prompt if body.raw else messages)
     return await _reply(request, body, ask, "response")
 
 

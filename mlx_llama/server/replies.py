@@ -88,7 +88,7 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; cancel them if the client leaves meanwhile. Raises Refusal."""
     if adapter := request.scope.get("adapter"):
         asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
-    asks = [_with_notes(request, ask) for ask in asks]
+    asks = [with_notes(request, ask) for ask in asks]
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
@@ -100,7 +100,8 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     return answers
 
 
-def _with_notes(request: Request, ask: Ask) -> Ask:
+def with_notes(request: Request, ask: Ask) -> Ask:
+    """Let an ask report ignored places by their names in the request."""
     names = request.scope.get("names", {})
 
     def report(place: str) -> None:
@@ -290,7 +291,7 @@ async def with_model(request: Request, work: Callable[[LLM], Result], field: str
 
 async def count_prompt(request: Request, ask: Ask) -> int:
     """Count the tokens of a prompt, as the model sees it. Raises Refusal."""
-    settings, ask = desk_of(request).settings, _with_notes(request, ask)
+    settings, ask = desk_of(request).settings, with_notes(request, ask)
     return await with_model(
         request, lambda llm: len(prepare(llm, ask, settings, fits=False)[0].prompt)
     )

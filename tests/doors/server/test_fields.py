@@ -13,7 +13,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
-from mlx_llama.server.anthropic import CountRequest, MessagesRequest
+from mlx_llama.server.anthropic import MessagesRequest
 from mlx_llama.server.completions import CompletionRequest
 from mlx_llama.server.openai import ChatRequest
 from mlx_llama.server.responses import ResponsesRequest
@@ -29,7 +29,7 @@ TYPES = [
     (TEXT, CompletionRequest, completion_create_params.CompletionCreateParamsStreaming),
     (RESPONSES, ResponsesRequest, response_create_params.ResponseCreateParamsStreaming),
     (MESSAGES, MessagesRequest, message_create_params.MessageCreateParamsStreaming),
-    (COUNT, CountRequest, message_count_tokens_params.MessageCountTokensParams),
+    (COUNT, MessagesRequest, message_count_tokens_params.MessageCountTokensParams),
 ]
 
 # Fields that are accepted and change nothing; others are noted.
