@@ -25,7 +25,7 @@ from .faults import Fault, Refusal, bad_field, fault_of, unavailable
 from .fields import Note, TokenIds
 from .guard import log, write_receipt
 from .openai import ChatFields, write_piece
-from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, request_id, submit
+from .replies import DONE, PING_SECONDS, Json, check_model, desk_of, dump, event, request_id, submit
 from .schemas import serves
 from .settings import Settings
 from .tooling import Reader, list_logprobs
@@ -74,7 +74,6 @@ class Job:
     answers: Answers | None  # None once the job is over: it would keep the model in memory
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     size: int = 0  # in events
-    is_over: bool = False
     ended: float = 0.0
     news: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -136,7 +135,7 @@ class Job:
             answers.close(outcome)
             self.answers = self.task = None
             decode = completion.decode_seconds or time.monotonic() - began
-            self.is_over, self.ended = True, time.monotonic()
+            self.ended = time.monotonic()
             fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason}
             fields |= {"error": error} if error and outcome != "cancelled" else {}
             fields |= {"reasoning_tokens": completion.reasoning_tokens}
@@ -153,7 +152,7 @@ class Job:
                 while number < len(self.events):
                     yield (number, *self.events[number])
                     number += 1
-                if self.is_over and number >= len(self.events):
+                if self.answers is None and number >= len(self.events):
                     return
                 await news.wait()
         finally:
@@ -171,22 +170,15 @@ class Jobs:
 
     def make_room(self) -> None:
         """Forget old jobs that have ended. Raises Refusal if there is still no room."""
-        now = time.monotonic()
-        for job in list(self._jobs.values()):
-            if job.is_over and now - job.ended > self._settings.job_seconds:
-                del self._jobs[job.identity]
-        while (
-            len(self._jobs) >= self._settings.max_jobs
-            or sum(job.size for job in self._jobs.values()) > MOST_EVENTS
-        ):
-            ended = [job for job in self._jobs.values() if job.is_over]
-            oldest = min(ended, key=lambda job: job.ended, default=None)
-            if oldest is None and len(self._jobs) < self._settings.max_jobs:
-                break  # running ones are bounded by the queue
-            if oldest is None:
-                text = f"{len(self._jobs)} jobs are running: retry later"
-                raise unavailable("too_many_jobs", text, 5)
-            del self._jobs[oldest.identity]
+        jobs, limit, now = self._jobs, self._settings.max_jobs, time.monotonic()
+        ended = [job for job in jobs.values() if job.answers is None]
+        for job in sorted(ended, key=lambda job: job.ended):
+            size = sum(job.size for job in jobs.values())
+            is_old = now - job.ended > self._settings.job_seconds
+            if is_old or size > MOST_EVENTS or len(jobs) >= limit:
+                del jobs[job.identity]
+        if len(jobs) >= limit:
+            raise unavailable("too_many_jobs", f"{len(jobs)} jobs are running: retry later", 5)
 
     def add(self, answers: Answers, identity: str, abandon_seconds: float | None) -> Job:
         """Start a job."""
@@ -244,21 +236,17 @@ async def stream_job(request: Request, job_id: str) -> Response:
     accepted = request.headers.get("accept", "")
     if request.query_params.get("format") == "jsonl" or "application/x-ndjson" in accepted:
         kind, fresh = "application/x-ndjson", {"Cache-Control": "no-store"}
-        return StreamingResponse(_lines(job, first), media_type=kind, headers=fresh)
-    return EventSourceResponse(
-        _events(job, first), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout
-    )
+        return StreamingResponse(_write(job, first, True), media_type=kind, headers=fresh)
+    seconds, events = settings.send_timeout, _write(job, first, False)
+    return EventSourceResponse(events, ping=PING_SECONDS, sep="\n", send_timeout=seconds)
 
 
-async def _events(job: Job, first: int) -> AsyncIterator[bytes]:
+async def _write(job: Job, first: int, as_lines: bool) -> AsyncIterator[bytes]:
     async for number, name, fields in job.follow(first):
-        yield event(fields, name, number)
-    yield b"data: [DONE]\n\n"
-
-
-async def _lines(job: Job, first: int) -> AsyncIterator[bytes]:
-    async for number, name, fields in job.follow(first):
-        yield dump({"event": name, "id": number, **fields}) + b"\n"
+        line = {"event": name, "id": number, **fields}
+        yield dump(line) + b"\n" if as_lines else event(fields, name, number)
+    if not as_lines:
+        yield DONE
 
 
 @router.delete("/v1/jobs/{job_id}")

@@ -15,10 +15,10 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import ENDLESS, FIELDS
 
 from .answers import Ask
+from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import SWITCHED_OFF, AnswerFields
 from .faults import bad_field
 from .fields import Count, OptionFields
-from .prompts import PromptObject, join_mixed, split_prompts
 from .replies import (
     PING_SECONDS,
     Events,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,20 +48,20 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Encode a text as token ids."""
 
     def work(llm: LLM) -> list[Any]:
-        tokenizer = llm.tokenizer
-        add_bos = body.add_special and bool(body.content)
-        ids = tokenizer.encode(body.content, add_bos=add_bos, parse_special=body.parse_special)
+        add_bos, how = body.add_special and bool(body.content), body.parse_special
+        ids = llm.tokenizer.encode(body.content, add_bos=add_bos, parse_special=how)
         if not body.with_pieces:
             return ids
-        return [{"id": token, "piece": _piece(llm, token)} for token in ids]
+        pieces = [(token, llm.tokenizer.piece(token)) for token in ids]
+        return [
+            {"id": token, "piece": _show(piece.data if piece else b"")} for token, piece in pieces
+        ]
 
     return Json({"tokens": await with_model(request, work, "content")})
 
 
-def _piece(llm: LLM, token: int) -> str | list[int]:
-    """Return the text of a token, or its bytes if they are not valid UTF-8."""
-    piece = llm.tokenizer.piece(token)
-    data = piece.data if piece else b""
+def _show(data: bytes) -> str | list[int]:
+    """Return UTF-8 as text, other bytes as numbers."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -78,11 +77,10 @@ class DetokenizeRequest(Body):
 @serves(router, DetokenizeRequest, "/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """Decode token ids."""
-
-    def work(llm: LLM) -> str:
-        return llm.tokenizer.decode(body.tokens, skip_special=False)
-
-    return Json({"content": await with_model(request, work, "tokens")})
+    text = await with_model(
+        request, lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False), "tokens"
+    )
+    return Json({"content": text})
 
 
 class TemplateRequest(ChatFields):
@@ -96,11 +94,10 @@ async def apply_template(request: Request, body: TemplateRequest) -> Response:
     """Render a conversation with the chat template."""
     check_model(request, body.model)
     ask, settings = with_notes(request, body.messages_ask()), desk_of(request).settings
-
-    def work(llm: LLM) -> str:
-        return render_chat(llm, ask, settings, body.add_generation_prompt)
-
-    return Json({"prompt": await with_model(request, work, "messages")})
+    text = await with_model(
+        request, lambda llm: render_chat(llm, ask, settings, body.add_generation_prompt), "messages"
+    )
+    return Json({"prompt": text})
 
 
 # The server
@@ -158,28 +155,25 @@ async def list_slots(request: Request) -> Response:
     desk = desk_of(request)
     _check_on(desk.settings.serves_slots, "slots are off: start the server with --slots")
     llm = desk.keeper.require()
-    slots = desk.keeper.slots
-    running = slots.running
-    if request.query_params.get("fail_on_no_slot") and len(running) >= len(slots.texts):
+    texts, running = desk.keeper.slots.texts, desk.keeper.slots.running
+    if request.query_params.get("fail_on_no_slot") and len(running) >= len(texts):
         fault = Fault("fail_on_no_slot", "a free slot", "all slots are taken")
         raise Refusal(503, "no_slot", [fault])
-    shown = llm.tokenizer.decode if desk.settings.logs_prompts else None
     described = []
-    for slot, text in enumerate(slots.texts):
-        more = _describe_running(llm, running[slot], text, shown) if slot in running else {}
+    for slot, text in enumerate(texts):
         state = {"n_ctx": llm.engine.context, "is_processing": slot in running}
-        described.append({"id": slot, **state, "n_tokens": len(text), **more})
+        described.append({"id": slot, **state, "n_tokens": len(text)})
+        if slot in running:
+            described[slot] |= _describe(llm, running[slot], list(text), desk.settings.logs_prompts)
     return Json(described)
 
 
-def _describe_running(
-    llm: LLM, task: Task, text: Sequence[int], decode: Callable[[list[int]], str] | None
-) -> dict[str, Any]:
-    """Describe a running request, with its text if `decode` is given."""
-    options, length, text = task.request.options.options, len(task.request.prompt), list(text)
+def _describe(llm: LLM, task: Task, text: list[int], shows_text: bool) -> dict[str, Any]:
+    """Describe a running request. text: prompt and answer."""
+    options, length = task.request.options.options, len(task.request.prompt)
     limit, count = min(options.max_tokens, llm.engine.context - length), len(text) - length
     completion = task.handle.completion if task.handle else Completion()
-    shown = {"prompt": decode(text[:length]), "generated": decode(text[length:])} if decode else {}
+    parts = {"prompt": text[:length], "generated": text[length:]} if shows_text else {}
     return {
         "id_task": task.number,
         "speculative": completion.options.get("speculate", "none") != "none",
@@ -187,7 +181,7 @@ def _describe_running(
         "n_prompt_tokens_cache": completion.reused_tokens,
         "params": options.model_dump(exclude={"stop"}),
         "next_token": [{"has_next_token": True, "n_remain": limit - count, "n_decoded": count}],
-        **shown,
+        **{name: llm.tokenizer.decode(part) for name, part in parts.items()},
     }
 
 

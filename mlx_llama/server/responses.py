@@ -22,8 +22,7 @@ from .conversations import (
     plain_message,
 )
 from .fields import Body, Note, OptionFields
-from .items import InputItem, adapt_item
-from .kept import KeptResponses
+from .items import InputItem, KeptResponses, adapt_item
 from .replies import Json, check_model, count_prompt, reply
 from .response_writer import ResponseWriter
 from .schemas import serves
