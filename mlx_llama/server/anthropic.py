@@ -134,7 +134,6 @@ class MessagesRequest(Conversing):
     refused: ClassVar = {"thread": "conversations are not kept: send the messages"}
     format_field: ClassVar = "output_config.format"
 
-    stream: bool = False
     messages: list[AnthropicMessage] = MESSAGES
     system: str | list[TextBlock] = ""
     tools: list[AnthropicTool] = []

@@ -88,10 +88,10 @@ class CompletionRequest(CommonFields):
         if values.get("echo") is True and values.pop("post_sampling_probs", False):
             note("post_sampling_probs")  # no sampler chose the prompt
 
-    def apply(self, ask: Ask, **more: Any) -> Ask:
+    def ask(self, prompt: Any, **more: Any) -> Ask:
         echoed = self.logprobs if self.echo else None
         counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
-        return super().apply(ask, prompt_logprobs=max(counts, default=None), **more)
+        return super().ask(prompt, prompt_logprobs=max(counts, default=None), **more)
 
 
 class CompletionWriter(OpenAIWriter):
@@ -239,5 +239,4 @@ async def complete(request: Request, body: CompletionRequest) -> Response:
     writer = (DoubleWriter if is_bare else CompletionWriter)(request, body)
     limit = desk_of(request).settings.max_choices
     prompts = split_prompts(body.prompt, limit, body.n, "n")
-    ask = body.apply(Ask(body.prompt, "prompt", body.requested_options()))
-    return await reply(request, choices_of(ask, prompts, body.n), writer, body.stream)
+    return await reply(request, choices_of(body.ask(None), prompts, body.n), writer, body.stream)

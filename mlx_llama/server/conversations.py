@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -23,7 +22,6 @@ Documents = Annotated[
     list[dict[str, Any]],
     Field(max_length=2048, description="texts to answer from, for templates that show them"),
 ]
-Description = Annotated[str, Field(max_length=1 << 18)]
 
 
 # Messages
@@ -139,24 +137,22 @@ def _adapt_call(call: Any, identity: str) -> Any:
         return call
     function = call.get("function")
     if isinstance(function, dict):
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str) and not _is_object(arguments):
-            arguments = {"raw": arguments}  # an unfinished call: templates need an object
-        function = {**function, "arguments": write_arguments(arguments)}
+        function = {**function, "arguments": adapt_arguments(function.get("arguments", {}))}
     return {**call, "id": call.get("id") or identity, "function": function}
 
 
-def write_arguments(arguments: Any) -> Any:
-    """Write an object of arguments as JSON; return other values unchanged."""
+def adapt_arguments(arguments: Any) -> Any:
+    """Write the arguments of a call as JSON of an object. Templates get the text of an unfinished
+    call as {"raw": text}.
+    """
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = arguments if isinstance(parsed, dict) else {"raw": arguments}
     is_object = isinstance(arguments, dict)
     return json.dumps(arguments, ensure_ascii=False) if is_object else arguments
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text or "{}"), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def adapt_parts(owner: dict[str, Any], name: str, kind: str) -> None:
@@ -179,7 +175,7 @@ class FunctionBody(Body):
     """A function that the model may call."""
 
     name: ToolName
-    description: Description = ""
+    description: str = ""
     parameters: dict[str, Any] = Field(
         {"type": "object", "properties": {}}, description="JSON schema of an object"
     )
@@ -337,9 +333,10 @@ SWITCHED_OFF = {
 
 
 class AnswerFields(OptionFields):
-    """Fields of chat completions and of the routes that continue a text."""
+    """Fields of the routes that answer."""
 
-    switched_off: ClassVar = SWITCHED_OFF
+    switched_off: ClassVar[Mapping[str, Sequence[Any]]] = SWITCHED_OFF
+    prompt_field: ClassVar[str] = "prompt"
 
     stream: bool = False
     ignore_eos: bool = Field(False, description="go on after end tokens")
@@ -347,12 +344,16 @@ class AnswerFields(OptionFields):
         True, description="reuse cached prefixes; false: compute the whole prompt"
     )
 
-    def apply(self, ask: Ask, **more: Any) -> Ask:
-        """Apply these fields to an ask, and set `more` of its fields."""
-        return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos, **more)
+    def ask(self, prompt: Any, **more: Any) -> Ask:
+        """Translate for core. prompt: messages as templates take them, or a text to continue.
+        more: further fields. Raises Refusal.
+        """
+        switches: Any = {"reuses": self.cache_prompt, "ignores_eos": self.ignore_eos, **more}
+        field = switches.pop("field", self.prompt_field)
+        return Ask(prompt, field, self.requested_options(), **switches)
 
 
-class Conversing(OptionFields):
+class Conversing(AnswerFields):
     """A request with a conversation. Bodies of APIs say where its parts are."""
 
     prompt_field: ClassVar[str] = "messages"
@@ -394,22 +395,18 @@ class Conversing(OptionFields):
         options, form = super().requested_options(), self.form()
         return form | options | {name: rule for name, rule in form.items() if rule is not None}
 
-    def ask(self, prompt: Any) -> Ask:
-        """Translate for core. prompt: messages as templates take them, or a text to continue.
-        Raises Refusal.
-        """
-        toolbox = build_toolbox([tool.described() for tool in self.tools], *self.choice())
-        options, has_schema = self.requested_options(), self.form().get("schema") is not None
-        check_rule(toolbox, options, self.format_field if has_schema else "")
+    def ask(self, prompt: Any, **more: Any) -> Ask:
         documents = {"documents": self.documents} if self.documents else {}
-        return Ask(
+        ask = super().ask(
             prompt,
-            self.prompt_field,
-            options,
-            toolbox,
+            toolbox=build_toolbox([tool.described() for tool in self.tools], *self.choice()),
             truncates=None if self.truncation is None else self.truncation == "auto",
             variables={**self.chat_template_kwargs, **documents},
+            **more,
         )
+        has_schema = self.form().get("schema") is not None
+        check_rule(ask.toolbox, ask.options, self.format_field if has_schema else "")
+        return ask
 
 
 class OpenAIFields(Conversing):

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .conversations import adapt_parts, write_arguments
+from .conversations import adapt_arguments, adapt_parts
 from .faults import bad_field
 from .fields import Body
 from .replies import Json
@@ -82,7 +82,7 @@ def adapt_item(item: Any) -> Any:
     if kind == "reasoning" or (kind.endswith("_call") and kind != "function_call"):
         return None
     if kind == "function_call" and "arguments" in item:
-        item["arguments"] = write_arguments(item["arguments"])
+        item["arguments"] = adapt_arguments(item["arguments"])
     for name in ("content", "output"):
         adapt_parts(item, name, "input_text")
     return item

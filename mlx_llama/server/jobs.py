@@ -20,7 +20,7 @@ from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolDelta
 
 from .answers import Answers, Failure
-from .conversations import AnswerFields, Message
+from .conversations import Message
 from .faults import Fault, Refusal, bad_field, fault_of, unavailable
 from .fields import Note, TokenIds
 from .guard import log, write_receipt
@@ -37,7 +37,7 @@ MOST_EVENTS = 500_000
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
 
-class JobRequest(ChatFields, AnswerFields):
+class JobRequest(ChatFields):
     """POST /v1/jobs: a prompt or messages, and options."""
 
     prompt: str | TokenIds | None = None
@@ -210,8 +210,7 @@ async def make_job(request: Request, body: JobRequest) -> Response:
     check_model(request, body.model)
     jobs: Jobs = request.app.state.jobs
     jobs.make_room()
-    ask = body.messages_ask() if body.messages else body.ask(body.prompt)
-    ask = body.apply(ask, field="messages" if body.messages else "prompt")
+    ask = body.messages_ask() if body.messages else body.ask(body.prompt, field="prompt")
     answers = await submit(request, [ask])
     del request.scope["answers"]  # the log has the receipt when the job ends
     job = jobs.add(answers, request_id(request), body.abandon_seconds)

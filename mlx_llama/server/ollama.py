@@ -19,7 +19,14 @@ from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall
 
 from .answers import Ask
-from .conversations import Conversing, FunctionTool, Message, adapt_messages, plain_message
+from .conversations import (
+    SWITCHED_OFF,
+    Conversing,
+    FunctionTool,
+    Message,
+    adapt_messages,
+    plain_message,
+)
 from .faults import Refusal, write_ollama
 from .fields import Body, ModelName, Note, OptionFields
 from .llama_cpp import describe_model
@@ -38,7 +45,7 @@ class OllamaFields(Conversing):
     renamed: ClassVar = OptionFields.renames(num_predict="max_tokens")
     format_field: ClassVar = "format"
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
-    switched_off: ClassVar = {"images": ([],), "suffix": ("",)}
+    switched_off: ClassVar = {**SWITCHED_OFF, "images": ([],), "suffix": ("",)}
 
     stream: bool = True
 

@@ -212,7 +212,7 @@ def write_piece(piece: Piece) -> dict[str, Any]:
 async def chat(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation."""
     writer = ChatWriter(request, body)
-    ask = body.apply(body.messages_ask())
+    ask = body.messages_ask()
     return await reply(request, choices_of(ask, [ask.prompt], body.n), writer, body.stream)
 
 

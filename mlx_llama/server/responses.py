@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from .conversations import (
     MESSAGES,
+    SWITCHED_OFF,
     FunctionBody,
     NamedSchema,
     OpenAIFields,
@@ -82,7 +83,7 @@ class ResponsesRequest(OpenAIFields):
         "top_logprobs input.content.annotations input.content.logprobs input.status input.id "
         "tools.strict".split()
     )
-    switched_off: ClassVar = {"background": (False,), "reasoning": ({},)}
+    switched_off: ClassVar = {**SWITCHED_OFF, "background": (False,), "reasoning": ({},)}
     refused: ClassVar[Mapping[str, str]] = {
         "background": "responses are not computed in the background: POST /v1/jobs is",
         "conversation": "use previous_response_id, or send the conversation as input",
@@ -93,7 +94,6 @@ class ResponsesRequest(OpenAIFields):
 
     input: str | list[InputItem] = MESSAGES
     instructions: str = ""
-    stream: bool = False
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = Field(
