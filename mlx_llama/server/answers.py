@@ -292,11 +292,6 @@ class Desk:
         """Names to list: aliases stand for the model's own name."""
         return [*(self.settings.aliases or self.names), *self.keeper.adapters]
 
-    @property
-    def served(self) -> list[str]:
-        """Names of the model and of its adapters."""
-        return [*self.names, *self.keeper.adapters]
-
     def choose_name(self, name: str | None) -> str:
         """Return the model's or adapter's name for the answer. Raises Refusal for others."""
         if not self.keeper.name:
@@ -312,13 +307,14 @@ class Desk:
 
     def refuse_name(self, name: str) -> Refusal:
         """Refuse a request for another model."""
-        served = ", ".join(self.served)
+        served = ", ".join(self.listed)
         text = f"there is no model {name!r:.100} here: this server has {served}"
         return bad_field("model", f"one of {served}, default", text, name, 404, "model_not_found")
 
     def is_name(self, name: str) -> bool:
         """True for a name of the model or of an adapter, ignoring case and the ending .gguf."""
-        return _plain_name(name) in map(_plain_name, ("default", *self.served))
+        names = ("default", *self.names, *self.keeper.adapters)
+        return _plain_name(name) in map(_plain_name, names)
 
     async def find_faults(self, name: Any, values: Mapping[str, Any]) -> list[Fault]:
         """Return faults that only the model reveals: its name, and valid options."""

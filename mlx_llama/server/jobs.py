@@ -14,18 +14,18 @@ from fastapi import APIRouter
 from pydantic import Field
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolDelta
 
 from .answers import Answers, Failure
 from .conversations import Message
-from .faults import Fault, Refusal, bad_field, fault_of, unavailable
+from .faults import Fault, bad_field, fault_of, unavailable
 from .fields import Note, TokenIds
 from .guard import log, write_receipt
 from .openai import ChatFields, write_piece
-from .replies import DONE, PING_SECONDS, Json, check_model, desk_of, dump, event, request_id, submit
+from .replies import DONE, NEVER, PING_SECONDS, Json, check_model, desk_of, dump, event, submit
 from .schemas import serves
 from .settings import Settings
 from .tooling import Reader, list_logprobs
@@ -42,7 +42,6 @@ class JobRequest(ChatFields):
 
     prompt: str | TokenIds | None = None
     messages: list[Message] = Field([], min_length=1, max_length=2048)
-    stream: bool = Field(True, description="has no effect: a job's events are always streamed")
     abandon_seconds: float | None = Field(
         None, gt=0, description="cancel the job when nobody reads its stream for so long"
     )
@@ -57,12 +56,10 @@ class JobRequest(ChatFields):
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
         faults = super().check_together(values)
-        for name in {"messages", "tools"} & set(values) if "prompt" in values else ():
-            text = "send either prompt or messages, not both; tools need messages"
-            faults.append(fault_of(name, "one of prompt and messages", text))
-        if not {"prompt", "messages"} & set(values):
-            text = "either prompt or messages is required"
-            faults.append(fault_of("prompt", "required", text))
+        has_messages = "messages" in values
+        if ("prompt" in values) == has_messages or ("tools" in values and not has_messages):
+            text = "send either prompt or messages, and tools with messages only"
+            faults.append(fault_of("prompt", "prompt or messages", text))
         return faults
 
 
@@ -99,14 +96,13 @@ class Job:
         """Append an event and wake the readers."""
         self.events.append((name, fields))
         self.size += 1 + len(fields.get("top_logprobs") or fields.get("top_probs") or ())
-        news, self.news = self.news, asyncio.Event()
-        news.set()
+        self.news.set()
+        self.news = asyncio.Event()
 
     async def run(self, answers: Answers) -> None:
         """Collect the answer's events until its end."""
-        outcome, reason, error = "done", "ERROR", None
-        began = time.monotonic()
-        count, reader = 0, Reader(answers, 0)
+        outcome, reason, error, count = "done", "ERROR", dict[str, str](), 0
+        reader = Reader(answers, 0)
         completion = reader.completion
         self.add("started", job_id=self.identity, prompt_tokens=completion.prompt_tokens)
         try:
@@ -126,18 +122,18 @@ class Job:
                     count += token is not None
             reason = _REASONS.get(completion.finish_reason or "", "ERROR")
         except Failure as failure:
-            outcome, error = failure.code, failure.message
+            outcome = failure.code
+            error = {} if outcome == "cancelled" else {"error": failure.message}
             reason = "CANCELLED" if outcome in ("cancelled", "shutting_down") else "ERROR"
         except Exception as defect:
-            outcome, error = "failed", type(defect).__name__
+            outcome, error = "failed", {"error": type(defect).__name__}
             raise
         finally:
             answers.close(outcome)
             self.answers = self.task = None
-            decode = completion.decode_seconds or time.monotonic() - began
+            decode = completion.decode_seconds or time.monotonic() - answers.began
             self.ended = time.monotonic()
-            fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason}
-            fields |= {"error": error} if error and outcome != "cancelled" else {}
+            fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason, **error}
             fields |= {"reasoning_tokens": completion.reasoning_tokens}
             self.add("end", tokens_out=len(completion.tokens), **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
@@ -193,15 +189,14 @@ class Jobs:
         if identity in self._jobs:
             return self._jobs[identity]
         if identity.startswith(f"{self._start}-"):
-            seconds = f"{self._settings.job_seconds:g} seconds"
-            reason = f"it ended more than {seconds} ago and was forgotten, or never existed"
+            seconds = self._settings.job_seconds
+            reason = f"it ended more than {seconds:g} s ago and was forgotten, or never existed"
         elif re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{16}", identity):
             reason = "another server made it; a restart of the server ends its jobs"
         else:
             reason = "it is not a job id"
         text = f"there is no job {identity:.100}: {reason}"
-        fault = Fault("job_id", "a job of this server", text, identity)
-        raise Refusal(404, "job_not_found", [fault])
+        raise bad_field("job_id", "a job of this server", text, identity, 404, "job_not_found")
 
 
 @serves(router, JobRequest, "/v1/jobs", status_code=201)
@@ -213,10 +208,9 @@ async def make_job(request: Request, body: JobRequest) -> Response:
     ask = body.messages_ask() if body.messages else body.ask(body.prompt, field="prompt")
     answers = await submit(request, [ask])
     del request.scope["answers"]  # the log has the receipt when the job ends
-    job = jobs.add(answers, request_id(request), body.abandon_seconds)
-    stream = f"/v1/jobs/{job.identity}/stream"
-    urls = {"sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}
-    return Json({"job_id": job.identity, **urls}, 201)
+    job = jobs.add(answers, request.scope["request_id"], body.abandon_seconds)
+    url = f"/v1/jobs/{job.identity}/stream"
+    return Json({"job_id": job.identity, "sse_url": url, "jsonl_url": f"{url}?format=jsonl"}, 201)
 
 
 @router.get("/v1/jobs/{job_id}/stream")
@@ -231,13 +225,11 @@ async def stream_job(request: Request, job_id: str) -> Response:
     if not last.lstrip("-").isdecimal() or not last.isascii() or len(last) > 12 or int(last) < -1:
         raise bad_field("Last-Event-ID", "a number", "must be an event's number", last)
     first = int(last) + 1
-    settings = desk_of(request).settings
-    accepted = request.headers.get("accept", "")
-    if request.query_params.get("format") == "jsonl" or "application/x-ndjson" in accepted:
-        kind, fresh = "application/x-ndjson", {"Cache-Control": "no-store"}
-        return StreamingResponse(_write(job, first, True), media_type=kind, headers=fresh)
-    seconds, events = settings.send_timeout, _write(job, first, False)
-    return EventSourceResponse(events, ping=PING_SECONDS, sep="\n", send_timeout=seconds)
+    lines, accepted = "application/x-ndjson", request.headers.get("accept", "")
+    as_lines = request.query_params.get("format") == "jsonl" or lines in accepted
+    how: Any = {"media_type": lines, "ping": NEVER} if as_lines else {"ping": PING_SECONDS}
+    seconds, events = desk_of(request).settings.send_timeout, _write(job, first, as_lines)
+    return EventSourceResponse(events, sep="\n", send_timeout=seconds, **how)
 
 
 async def _write(job: Job, first: int, as_lines: bool) -> AsyncIterator[bytes]:

@@ -107,8 +107,8 @@ async def apply_template(request: Request, body: TemplateRequest) -> Response:
 async def props(request: Request) -> Response:
     """Describe the model, its context, template and default options. An idle model stays idle."""
     desk = desk_of(request)
-    facts, is_idle = desk.keeper.facts, desk.keeper.state == "idle"
-    if not is_idle:
+    facts = desk.keeper.facts
+    if not (is_idle := desk.keeper.state == "idle"):
         facts = await with_model(request, lambda llm: describe_model(llm, desk.settings))
     return Json({**facts, "model_alias": desk.names[0], "is_sleeping": is_idle})
 
@@ -139,10 +139,10 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _check_on(is_on: bool, text: str) -> None:
+def _require(is_on: bool, text: str, flag: str) -> None:
     """Refuse what the server's flags switch off, with llama-server's status."""
     if not is_on:
-        raise Refusal(501, "not_supported", message=text)
+        raise Refusal(501, "not_supported", message=f"{text} off: start the server with {flag}")
 
 
 @router.get("/slots")
@@ -153,7 +153,7 @@ async def list_slots(request: Request) -> Response:
     answer. Texts are shown with --log-prompts only.
     """
     desk = desk_of(request)
-    _check_on(desk.settings.serves_slots, "slots are off: start the server with --slots")
+    _require(desk.settings.serves_slots, "slots are", "--slots")
     llm = desk.keeper.require()
     texts, running = desk.keeper.slots.texts, desk.keeper.slots.running
     if request.query_params.get("fail_on_no_slot") and len(running) >= len(texts):
@@ -204,17 +204,18 @@ async def change_slot(request: Request, slot: str) -> Response:
         text = "must be save, restore or erase"
         raise bad_field("action", "one of save, restore, erase", text, action)
     is_on = action == "erase" or settings.slot_folder is not None
-    _check_on(is_on, "saving caches is off: start the server with --slot-save-path")
-    _check_on(settings.serves_slots, "slots are off: start the server with --slots")
+    _require(is_on, "saving caches is", "--slot-save-path")
+    _require(settings.serves_slots, "slots are", "--slots")
     name = "" if action == "erase" else (await read_body(request, SlotRequest)).filename
 
     def work(llm: LLM) -> dict[str, Any]:
-        number = _find_slot(llm, slot)
+        last = llm.loop.max_rows - 1
+        if slot not in map(str, range(last + 1)):
+            raise bad_field("slot", f"0 to {last}", f"must be 0 to {last} (--max-rows)", slot)
+        number = int(slot)
         if action == "erase":
-            erased = llm.loop.erase(slots.texts[number])
-            return {"id_slot": number, "n_erased": erased}
-        began = time.perf_counter()
-        change = _save_slot if action == "save" else _restore_slot
+            return {"id_slot": number, "n_erased": llm.loop.erase(slots.texts[number])}
+        began, change = time.perf_counter(), _save_slot if action == "save" else _restore_slot
         facts = change(llm, slots, number, _find_file(settings.slot_folder, name))
         spent = round((time.perf_counter() - began) * 1e3, 3)
         return {"id_slot": number, "filename": name, **facts, "timings": {f"{action}_ms": spent}}
@@ -222,26 +223,16 @@ async def change_slot(request: Request, slot: str) -> Response:
     return Json(await with_model(request, work, "filename"))
 
 
-def _find_slot(llm: LLM, slot: str) -> int:
-    last = llm.loop.max_rows - 1
-    if not (slot.isascii() and slot.isdecimal() and len(slot) < 10 and int(slot) <= last):
-        raise bad_field("slot", f"0 to {last}", f"must be a number, 0 to {last} (--max-rows)", slot)
-    return int(slot)
-
-
 def _find_file(folder: str | None, name: str) -> Path:
     """Return a file's path in the folder. Raises Refusal for a link that leaves it."""
     file = Path(folder or "", name)
     if file.resolve().parent != file.parent.resolve():
-        text = "links to a file outside of the folder"
-        raise bad_field("filename", "a file of --slot-save-path", text, name)
+        raise bad_field("filename", "a file of --slot-save-path", "links to another folder", name)
     return file
 
 
 def _save_slot(llm: LLM, slots: Slots, slot: int, file: Path) -> dict[str, Any]:
-    text = slots.texts[slot]
-    state = llm.loop.export(text) if text else {}
-    if not state:
+    if not (state := llm.loop.export(slots.texts[slot])):
         reason = f"nothing is cached for slot {slot}: it had no request yet, or was evicted"
         raise bad_field("slot", "a slot with a cache", reason, slot)
     write_cache(file, state, llm.identify_cache(0))

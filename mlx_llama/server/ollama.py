@@ -44,6 +44,7 @@ class OllamaFields(Conversing):
 
     renamed: ClassVar = OptionFields.renames(num_predict="max_tokens")
     format_field: ClassVar = "format"
+    content: ClassVar[str] = "message"  # field of an answer with the text
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
     switched_off: ClassVar = {**SWITCHED_OFF, "images": ([],), "suffix": ("",)}
 
@@ -62,7 +63,7 @@ class OllamaFields(Conversing):
         if (form := values.pop("format", None)) not in (None, ""):
             values["schema"] = {"type": "object"} if form == "json" else form
         if (think := values.pop("think", None)) is not None:  # true, false or an effort
-            values["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+            values["reasoning_effort" if isinstance(think, str) else "enable_thinking"] = think
         super().adapt(values, note)
 
 
@@ -91,6 +92,7 @@ class OllamaGenerate(OllamaFields):
 
     refused: ClassVar = {"images": _IMAGES, "suffix": "the model only continues a text"}
     prompt_field: ClassVar = "prompt"
+    content: ClassVar = "response"
 
     prompt: str = ""
     tools: list[FunctionTool] = Field([], max_length=0)
@@ -99,14 +101,10 @@ class OllamaGenerate(OllamaFields):
 
 
 class OllamaWriter(Writer):
-    """Writes lines of JSON. `field`: "message" or "response", for the text."""
+    """Writes lines of JSON."""
 
-    media_type = "application/x-ndjson"
-
-    def __init__(self, request: Request, body: OllamaFields, field: str):
-        super().__init__(request, body)
-        self.field, self.ping = field, 0
-        self.sent = 0  # calls so far
+    media_type, ping = "application/x-ndjson", 0
+    sent = 0  # calls so far
 
     def encode(self, value: Any) -> bytes:
         return dump(value) + b"\n"
@@ -117,7 +115,7 @@ class OllamaWriter(Writer):
     def line(self, text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
         """Write a part of an answer."""
         content: dict[str, Any] = {"thinking": thought} if thought else {}
-        if self.field == "message":
+        if self.body.content == "message":
             content = {"message": {"role": "assistant", "content": text, **content}}
         else:
             content["response"] = text
@@ -161,8 +159,8 @@ def _write_end(reader: Reader) -> dict[str, Any]:
     }
 
 
-async def _reply(request: Request, body: OllamaFields, ask: Ask, field: str) -> Response:
-    writer = OllamaWriter(request, body, field)
+async def _reply(request: Request, body: OllamaFields, ask: Ask) -> Response:
+    writer = OllamaWriter(request, body)
     if not ask.prompt:  # a request to load the model
         return Json(writer.line("", (), "") | {"done": True, "done_reason": "load"})
     return await reply(request, [ask], writer, body.stream)
@@ -171,8 +169,7 @@ async def _reply(request: Request, body: OllamaFields, ask: Ask, field: str) -> 
 @serves(router, OllamaChat, "/chat")
 async def chat(request: Request, body: OllamaChat) -> Response:
     """Answer a conversation."""
-    ask = body.ask([message.plain() for message in body.messages])
-    return await _reply(request, body, ask, "message")
+    return await _reply(request, body, body.ask([message.plain() for message in body.messages]))
 
 
 @serves(router, OllamaGenerate, "/generate")
@@ -180,8 +177,7 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a question, or continue a text if raw is set."""
     system = [plain_message("system", body.system)] if body.system else []
     messages = [*system, plain_message("user", body.prompt)] if body.prompt else []
-    ask = body.ask(body.prompt if body.raw else messages)
-    return await _reply(request, body, ask, "response")
+    return await _reply(request, body, body.ask(body.prompt if body.raw else messages))
 
 
 # The model
@@ -214,7 +210,7 @@ async def tags(request: Request) -> Response:
         "digest": "",
         "details": facts["details"],
     }
-    names = [name if ":" in name else f"{name}:latest" for name in desk_of(request).served]
+    names = [name if ":" in name else f"{name}:latest" for name in desk_of(request).listed]
     return Json({"models": [{"name": name, "model": name, **shared} for name in names]})
 
 

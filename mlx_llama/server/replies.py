@@ -61,11 +61,6 @@ def event(value: Any, name: str | None = None, number: int | str | None = None) 
 DONE = b"data: [DONE]\n\n"
 
 
-def request_id(request: Request) -> str:
-    """Return a request's id, as in its log line and headers."""
-    return request.scope["request_id"]
-
-
 def desk_of(request: Request) -> Desk:
     """Return the server's desk."""
     return request.app.state.desk
@@ -122,14 +117,15 @@ class Writer:
     media_type = "text/event-stream"
     last = b""  # after the last event
     prefix = ""  # of the answer's id
+    ping = PING_SECONDS  # seconds of silence before a comment; 0 or less: no comments
     shows_progress = False  # call `progress` while prompts are processed
     splits = True  # split answers into thoughts, text and calls
 
     def __init__(self, request: Request, body: Any):
         self.body = body
         self.name = check_model(request, body.model)
-        self.identity, self.created = self.prefix + request_id(request), int(time.time())
-        self.ping = PING_SECONDS  # seconds of silence before a comment; 0 or less: no comments
+        # as in the log line and headers
+        self.identity, self.created = self.prefix + request.scope["request_id"], int(time.time())
 
     def whole(self, readers: Sequence[Reader]) -> Any:
         """Write completed answers."""
