@@ -528,7 +528,7 @@ FAULTS = [
     ),
     Fault(
         "server",
-        "mlx_llama/server/prompts.py",
+        "mlx_llama/server/completions.py",
         "add_bos=not ids, parse",
         "add_bos=True, parse",
         "a prompt that mixes ids and texts has BOS before each text",

@@ -23,12 +23,14 @@ from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import FIELDS, GenerationOptions, validate
+from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Resolved, validate
 from mlx_llama.core.generation.schema import Schema
+from mlx_llama.core.generation.thinking import Thinking, set_switches
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 from mlx_llama.core.generation.turns import fit_turns
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
+from mlx_llama.core.text.tools import find_format, mentions_tools
 
 from .faults import Fault, Refusal, bad_field, client_gone, shutting_down, unavailable
 from .fields import MAX_BIAS, RULES, Note
@@ -290,11 +292,6 @@ class Desk:
         """Names to list: aliases stand for the model's own name."""
         return [*(self.settings.aliases or self.names), *self.keeper.adapters]
 
-    @property
-    def served(self) -> list[str]:
-        """Names of the model and of its adapters."""
-        return [*self.names, *self.keeper.adapters]
-
     def choose_name(self, name: str | None) -> str:
         """Return the model's or adapter's name for the answer. Raises Refusal for others."""
         if not self.keeper.name:
@@ -310,13 +307,14 @@ class Desk:
 
     def refuse_name(self, name: str) -> Refusal:
         """Refuse a request for another model."""
-        served = ", ".join(self.served)
+        served = ", ".join(self.listed)
         text = f"there is no model {name!r:.100} here: this server has {served}"
         return bad_field("model", f"one of {served}, default", text, name, 404, "model_not_found")
 
     def is_name(self, name: str) -> bool:
         """True for a name of the model or of an adapter, ignoring case and the ending .gguf."""
-        return _plain_name(name) in map(_plain_name, ("default", *self.served))
+        names = ("default", *self.names, *self.keeper.adapters)
+        return _plain_name(name) in map(_plain_name, names)
 
     async def find_faults(self, name: Any, values: Mapping[str, Any]) -> list[Fault]:
         """Return faults that only the model reveals: its name, and valid options."""
@@ -375,11 +373,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
 
     fits: check that the prompt leaves room for an answer.
     """
-    merged = _merge_for(llm, ask, settings)
-    try:
-        resolved = llm.defaults.resolve(_build_schema(merged, settings))
-    except OptionsError as error:
-        raise refuse(error, ask.field, llm, merged) from None
+    resolved, merged = _resolve(llm, ask, settings)
     is_chat, seconds = _is_chat(ask.prompt), settings.compile_seconds
     faults = check_options(llm, resolved.options, merged, settings, is_chat, ask.note)
     prompt, dropped = ToolPrompt([]), 0
@@ -420,8 +414,10 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     return request, dropped
 
 
-def _merge_for(llm: LLM, ask: Ask, settings: Settings) -> dict[str, Any]:
-    """Merge the options of the server, the model and the ask."""
+def _resolve(llm: LLM, ask: Ask, settings: Settings) -> tuple[Resolved, dict[str, Any]]:
+    """Merge the options of the server, the model and the ask. Returns also those that were set, for
+    faults. Raises Refusal.
+    """
     is_forced = bool(ask.toolbox.forced)
     merged = {"adapter": BASE} | merge_options(settings.options, ask.options, is_forced)
     if ask.variables.get("enable_thinking") is False:
@@ -435,7 +431,13 @@ def _merge_for(llm: LLM, ask: Ask, settings: Settings) -> dict[str, Any]:
         merged["logit_bias"] = biases | merged.get("logit_bias", {})
     if llm.template is None and _is_chat(ask.prompt):
         merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")
-    return merged
+    checked = dict(merged)
+    if isinstance(schema := merged.get("schema"), (dict, bool)):
+        checked["schema"] = Schema.of(schema, is_lenient=not settings.is_strict)
+    try:
+        return llm.defaults.resolve(checked), merged
+    except OptionsError as error:
+        raise refuse(error, ask.field, llm, merged) from None
 
 
 def _bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float]:
@@ -467,12 +469,7 @@ def _encode(
         return ToolPrompt(_encode_text(llm, ask.prompt)), 0
     if not _is_chat(ask.prompt):
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
-    messages, beginning = _split_beginning(ask.prompt)
-    documents = ask.variables.get("documents")
-    template = find_template(llm).choose(bool(ask.toolbox.offered), bool(documents))
-    if llm.template is None:
-        ask.note("chat_template: chatml")
-    variables = _pick_variables(template.source, ask)
+    messages, beginning, template, variables = _read_chat(llm, ask)
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
     rest = list(itertools.dropwhile(lambda message: message["role"] == "system", messages))
     systems = messages[: len(messages) - len(rest)]
@@ -499,9 +496,39 @@ def _encode(
     return replace(prompt, tokens=[*prompt.tokens, *begun], thinking=thinking), dropped
 
 
-def find_template(llm: LLM) -> ChatTemplate:
-    """Return the model's chat template, or ChatML if it has none, like llama-server."""
-    return llm.template or load_builtin_template("chatml", llm.tokenizer)
+def _read_chat(
+    llm: LLM, ask: Ask
+) -> tuple[list[Mapping[str, Any]], str, ChatTemplate, dict[str, Any]]:
+    """Return the messages of a conversation, the beginning of its answer, its template (ChatML for
+    a model without one, like llama-server) and the template's variables.
+    """
+    messages, beginning = _split_beginning(ask.prompt)
+    template = llm.template or load_builtin_template("chatml", llm.tokenizer)
+    template = template.choose(bool(ask.toolbox.offered), bool(ask.variables.get("documents")))
+    if llm.template is None:
+        ask.note("chat_template: chatml")
+    return messages, beginning, template, _pick_variables(template.source, ask)
+
+
+def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> str:
+    """Render a conversation as `prepare` encodes it. adds_prompt: end with the header of the
+    answer. Raises LlamaError and Refusal.
+    """
+    messages, beginning, template, variables = _read_chat(llm, ask)
+    options = _resolve(llm, ask, settings)[0].options
+    variables = set_switches(template.source, options, variables)
+    offered, tokenizer = ask.toolbox.offered, llm.tokenizer
+    if offered or mentions_tools(messages):
+        form = find_format(template.source, tokenizer)
+        prompt, extras = form.offer(messages, offered)
+        text = template.render(prompt, adds_prompt, **{**variables, **extras})
+    else:
+        text = template.render(messages, adds_prompt, **variables)
+    if adds_prompt and not beginning:  # the end of a thought that is not wanted
+        tokens = tokenizer.encode(text, parse_special=True)
+        closed, _ = Thinking.begin(tokenizer, template.source, tokens, options, False)
+        text += tokenizer.decode(closed[len(tokens) :], skip_special=False)
+    return text + beginning
 
 
 def _is_chat(prompt: Any) -> bool:
@@ -540,13 +567,6 @@ def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:
         if name not in known and not (name == "enable_thinking" and find_thoughts(source)):
             ask.note(f"chat_template_kwargs.{name}")
     return known
-
-
-def _build_schema(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    schema = options.get("schema")
-    if not isinstance(schema, (dict, bool)):
-        return dict(options)
-    return {**options, "schema": Schema.of(schema, is_lenient=not settings.is_strict)}
 
 
 def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:

@@ -15,13 +15,12 @@ from .conversations import (
     Conversing,
     FunctionBody,
     SchemaBody,
-    adapt_thinking,
     format_options,
     plain_call,
     plain_message,
 )
 from .faults import Fault, Refusal, fault_of
-from .fields import Body, ModelName, Note, OptionFields, find_conflict
+from .fields import Body, Note, OptionFields
 from .message_writer import MessagesWriter
 from .replies import Json, check_model, count_prompt, reply
 from .schemas import serves
@@ -127,14 +126,14 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class CountRequest(Conversing):
-    """POST /v1/messages/count_tokens: the fields of both routes."""
+class MessagesRequest(Conversing):
+    """POST /v1/messages, and the count of its tokens."""
 
-    noted: ClassVar = frozenset({"truncation"})
+    renamed: ClassVar = OptionFields.renames(stop_sequences="stop", json_schema="schema")
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
     refused: ClassVar = {"thread": "conversations are not kept: send the messages"}
     format_field: ClassVar = "output_config.format"
 
-    model: ModelName = None
     messages: list[AnthropicMessage] = MESSAGES
     system: str | list[TextBlock] = ""
     tools: list[AnthropicTool] = []
@@ -146,7 +145,6 @@ class CountRequest(Conversing):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
-        adapt_thinking(values, note)
         if "thread" in values:  # clients with threads then send the messages
             details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
             fault = fault_of("thread", "unsupported", cls.refused["thread"])
@@ -167,6 +165,14 @@ class CountRequest(Conversing):
         if isinstance(messages := values.get("messages"), list):
             values["messages"] = [_adapt_message(message, note) for message in messages]
 
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(values)
+        if "logprobs" in values:
+            text = "not available in this API: use /v1/chat/completions"
+            faults.append(fault_of("logprobs", "unsupported", text, values["logprobs"]))
+        return faults
+
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice
         name = {"any": "required", "tool": choice.name or ""}.get(choice.type, choice.type)
@@ -181,29 +187,6 @@ class CountRequest(Conversing):
         system = plain_message("system", self.system)
         messages = [plain for message in self.messages for plain in message.plain()]
         return [system, *messages] if system["content"] else messages
-
-
-class MessagesRequest(OptionFields, CountRequest):
-    """POST /v1/messages."""
-
-    renamed: ClassVar = OptionFields.renames(stop_sequences="stop", json_schema="schema")
-    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
-
-    stream: bool = False
-
-    @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values)
-        if "logprobs" in values:
-            text = "not available in this API: use /v1/chat/completions"
-            faults.append(fault_of("logprobs", "unsupported", text, values["logprobs"]))
-        config = values.get("output_config")
-        if isinstance(config, dict) and (form := config.get("format")):
-            faults += find_conflict("output_config", form, values)
-        return faults
-
-    def requested_options(self) -> dict[str, Any]:
-        return super().requested_options() | self.form()
 
 
 def _adapt_message(message: Any, note: Note) -> Any:
@@ -233,8 +216,8 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     return await reply(request, [body.ask(body.plain())], writer, body.stream)
 
 
-@serves(router, CountRequest, "/v1/messages/count_tokens")
-async def count_tokens(request: Request, body: CountRequest) -> Response:
+@serves(router, MessagesRequest, "/v1/messages/count_tokens")
+async def count_tokens(request: Request, body: MessagesRequest) -> Response:
     """Count the tokens of a prompt, as the model sees it."""
     check_model(request, body.model)
-    return Json({"input_tokens": await count_prompt(request, body.prompt_ask(body.plain()))})
+    return Json({"input_tokens": await count_prompt(request, body.ask(body.plain()))})

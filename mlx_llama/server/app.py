@@ -18,9 +18,8 @@ from mlx_llama.core.generation.llm import LLM
 from . import (
     anthropic,
     completions,
-    docs,
+    items,
     jobs,
-    kept,
     llama_completion,
     llama_cpp,
     ollama,
@@ -66,7 +65,7 @@ def make_app(
         )
         app.state.desk = Desk(settings, app.state.keeper, metrics)
         app.state.jobs = jobs.Jobs(settings)
-        app.state.kept_responses = kept.KeptResponses()
+        app.state.kept_responses = items.KeptResponses()
         metrics.watch(app.state.desk)
         app.state.keeper.start()
         yield
@@ -82,8 +81,8 @@ def make_app(
         docs_url=None,
     )
     app.state.settings = settings
-    apis = (openai, completions, responses, kept, anthropic, llama_completion, llama_cpp, ollama)
-    for part in (*apis, jobs, operations, docs, page):
+    apis = (openai, completions, responses, items, anthropic, llama_completion, llama_cpp, ollama)
+    for part in (*apis, jobs, operations, page):
         app.include_router(part.router)
     app.openapi = lambda: write_openapi(app)  # type: ignore[method-assign]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 from starlette.requests import Request
@@ -25,12 +25,6 @@ class StreamOptions(Body):
 
 class CommonFields(AnswerFields):
     """Fields of both kinds of completion."""
-
-    noted: ClassVar = frozenset(
-        "stream_options parallel_tool_calls messages.name messages.refusal messages.annotations "
-        "messages.reasoning_content messages.tool_calls.type tools.function.strict "
-        "truncation".split()
-    )
 
     stream_options: StreamOptions = StreamOptions()
     n: Count = 1

@@ -1,4 +1,4 @@
-"""OpenAI's completions."""
+"""OpenAI's completions; prompts to continue: texts, token ids, both mixed, or several of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mlx_llama.core.generation.llm import LLM
 
 from .answers import Ask
 from .choices import CommonFields, OpenAIWriter
-from .fields import Likeliest, Note, OptionFields, TokenIds
-from .prompts import split_prompts
+from .faults import bad_field
+from .fields import Body, Likeliest, Note, OptionFields, TokenIds
 from .replies import Events, choices_of, desk_of, reply
 from .schemas import serves
 from .tooling import LEAST_LOGPROB, Piece, Reader, list_entries, write_likeliest
@@ -26,10 +26,53 @@ from .tooling import LEAST_LOGPROB, Piece, Reader, list_entries, write_likeliest
 router = APIRouter(tags=["OpenAI"])
 
 
+class PromptObject(Body):
+    """A prompt as an object; images and audio are refused."""
+
+    prompt_string: str
+    multimodal_data: list[Any] = Field([], max_length=0)
+
+
+def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
+    """Split a field into prompts. A list with token ids is a single prompt, a list of texts and
+    lists several. Raises Refusal.
+
+    limit: maximum number of answers, `count` per prompt. field: the name of the count.
+    """
+    parts = prompt if isinstance(prompt, list) else [prompt]
+    parts = [part.prompt_string if isinstance(part, PromptObject) else part for part in parts]
+    has_ids = any(isinstance(part, int) for part in parts)
+    if has_ids and any(isinstance(part, list) for part in parts):
+        raise bad_field("prompt", "one prompt or several", "mixes token ids and lists", prompt)
+    prompts = [parts] if has_ids or not parts else parts
+    many = len(prompts)
+    if many > limit:
+        text = f"has {many} prompts, the maximum is {limit}"
+        raise bad_field("prompt", f"at most {limit} prompts", text)
+    if many * count > limit:
+        text = f"{many} prompts of {count} answers each, the maximum is {limit}"
+        raise bad_field(field, f"at most {limit} answers", text, count)
+    if any(isinstance(item, list) and not item for item in prompts):
+        raise bad_field("prompt", "at least 1 token", "has no tokens")
+    return prompts
+
+
+def join_mixed(llm: LLM, prompt: Any) -> Any:
+    """Encode a prompt that mixes ids and texts; return other prompts unchanged."""
+    if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
+        return prompt
+    ids: list[int] = []
+    for part in prompt:
+        is_text, encode = isinstance(part, str), llm.tokenizer.encode
+        ids += encode(part, add_bos=not ids, parse_special=True) if is_text else [part]
+    return ids
+
+
 class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
     renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
+    noted: ClassVar = frozenset({"stream_options"})
     refused: ClassVar = {"suffix": "the model only continues a text"}
     switched_off: ClassVar = {"suffix": ("",), **CommonFields.switched_off}
 
@@ -45,10 +88,10 @@ class CompletionRequest(CommonFields):
         if values.get("echo") is True and values.pop("post_sampling_probs", False):
             note("post_sampling_probs")  # no sampler chose the prompt
 
-    def apply(self, ask: Ask, **more: Any) -> Ask:
+    def ask(self, prompt: Any, **more: Any) -> Ask:
         echoed = self.logprobs if self.echo else None
         counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
-        return super().apply(ask, prompt_logprobs=max(counts, default=None), **more)
+        return super().ask(prompt, prompt_logprobs=max(counts, default=None), **more)
 
 
 class CompletionWriter(OpenAIWriter):
@@ -196,5 +239,4 @@ async def complete(request: Request, body: CompletionRequest) -> Response:
     writer = (DoubleWriter if is_bare else CompletionWriter)(request, body)
     limit = desk_of(request).settings.max_choices
     prompts = split_prompts(body.prompt, limit, body.n, "n")
-    ask = body.apply(Ask(body.prompt, "prompt", body.requested_options()))
-    return await reply(request, choices_of(ask, prompts, body.n), writer, body.stream)
+    return await reply(request, choices_of(body.ask(None), prompts, body.n), writer, body.stream)

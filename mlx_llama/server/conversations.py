@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Ask
-from .fields import Body, Likeliest, ModelName, Note, OptionFields, Strict, TemplateVariables
+from .faults import Fault, fault_of
+from .fields import RULES, Body, Likeliest, Note, OptionFields, Strict, TemplateVariables, look_up
 from .tooling import build_toolbox, check_rule
 
 MESSAGES = Field(min_length=1, max_length=2048)
@@ -23,7 +22,6 @@ Documents = Annotated[
     list[dict[str, Any]],
     Field(max_length=2048, description="texts to answer from, for templates that show them"),
 ]
-Description = Annotated[str, Field(max_length=1 << 18)]
 
 
 # Messages
@@ -139,24 +137,22 @@ def _adapt_call(call: Any, identity: str) -> Any:
         return call
     function = call.get("function")
     if isinstance(function, dict):
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str) and not _is_object(arguments):
-            arguments = {"raw": arguments}  # an unfinished call: templates need an object
-        function = {**function, "arguments": write_arguments(arguments)}
+        function = {**function, "arguments": adapt_arguments(function.get("arguments", {}))}
     return {**call, "id": call.get("id") or identity, "function": function}
 
 
-def write_arguments(arguments: Any) -> Any:
-    """Write an object of arguments as JSON; return other values unchanged."""
+def adapt_arguments(arguments: Any) -> Any:
+    """Write the arguments of a call as JSON of an object. Templates get the text of an unfinished
+    call as {"raw": text}.
+    """
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = arguments if isinstance(parsed, dict) else {"raw": arguments}
     is_object = isinstance(arguments, dict)
     return json.dumps(arguments, ensure_ascii=False) if is_object else arguments
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text or "{}"), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def adapt_parts(owner: dict[str, Any], name: str, kind: str) -> None:
@@ -179,7 +175,7 @@ class FunctionBody(Body):
     """A function that the model may call."""
 
     name: ToolName
-    description: Description = ""
+    description: str = ""
     parameters: dict[str, Any] = Field(
         {"type": "object", "properties": {}}, description="JSON schema of an object"
     )
@@ -247,9 +243,11 @@ class NamedSchema(SchemaBody):
 
 
 def format_options(kind: str, schema: Any, is_strict: bool | None = False) -> dict[str, Any]:
-    """Return the option that enforces a format. is_strict: relax nothing of the schema."""
+    """Return the option that enforces a format; text lifts the server's rule. is_strict: relax
+    nothing of the schema.
+    """
     if kind == "text":
-        return {}
+        return dict.fromkeys(RULES)
     schema = {"type": "object"} if schema is None else schema
     return {"schema": Schema.of(schema) if is_strict else schema}
 
@@ -335,46 +333,55 @@ SWITCHED_OFF = {
 
 
 class AnswerFields(OptionFields):
-    """Fields of chat completions and of the routes that continue a text."""
+    """Fields of the routes that answer."""
 
-    switched_off: ClassVar = SWITCHED_OFF
+    switched_off: ClassVar[Mapping[str, Sequence[Any]]] = SWITCHED_OFF
+    prompt_field: ClassVar[str] = "prompt"
 
-    model: ModelName = None
     stream: bool = False
     ignore_eos: bool = Field(False, description="go on after end tokens")
     cache_prompt: bool = Field(
         True, description="reuse cached prefixes; false: compute the whole prompt"
     )
 
-    def apply(self, ask: Ask, **more: Any) -> Ask:
-        """Apply these fields to an ask, and set `more` of its fields."""
-        return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos, **more)
+    def ask(self, prompt: Any, **more: Any) -> Ask:
+        """Translate for core. prompt: messages as templates take them, or a text to continue.
+        more: further fields. Raises Refusal.
+        """
+        switches: Any = {"reuses": self.cache_prompt, "ignores_eos": self.ignore_eos, **more}
+        field = switches.pop("field", self.prompt_field)
+        return Ask(prompt, field, self.requested_options(), **switches)
 
 
-class Truncating(Body):
-    """A request with a conversation that may outgrow the context."""
+class Conversing(AnswerFields):
+    """A request with a conversation. Bodies of APIs say where its parts are."""
+
+    prompt_field: ClassVar[str] = "messages"
+    format_field: ClassVar[str] = ""  # place of the answer's format
+    noted: ClassVar = frozenset({"truncation", "tools.function.strict"})
 
     truncation: Literal["auto", "disabled"] | None = Field(
         None,
         description="auto: drop the oldest turns of a conversation that outgrew the context, and "
         "keep the system message; default: the server's --truncation",
     )
-
-    @property
-    def truncates(self) -> bool | None:
-        """True to drop the oldest turns; None: as the server does."""
-        return None if self.truncation is None else self.truncation == "auto"
-
-
-class Conversing(Truncating):
-    """A request with a conversation. Bodies of APIs say where its parts are."""
-
-    prompt_field: ClassVar[str] = "messages"
-    format_field: ClassVar[str] = ""  # place of the answer's format
-
     chat_template_kwargs: TemplateVariables = {}
     documents: Documents = []
     tools: Sequence[Any]  # with a method `described`
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_thinking(values, note)
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults, form = super().check_together(values), look_up(values, cls.format_field)
+        rules = ", ".join(name for name in RULES if name in values)
+        if is_rule(form) and rules:
+            field, text = cls.format_field.partition(".")[0], f"cannot be combined with {rules}"
+            faults.append(fault_of(field, "at most one rule", text, form))
+        return faults
 
     def choice(self) -> tuple[str, bool]:
         """Return auto, none, required or a tool's name; and whether several calls are allowed."""
@@ -385,29 +392,20 @@ class Conversing(Truncating):
         return {}
 
     def requested_options(self) -> dict[str, Any]:
-        """Return the options that the request sets, by their names in the table."""
-        return {}
+        options, form = super().requested_options(), self.form()
+        return form | options | {name: rule for name, rule in form.items() if rule is not None}
 
-    def toolbox(self) -> Toolbox:
-        """Build the toolbox. Raises Refusal."""
-        return build_toolbox([tool.described() for tool in self.tools], *self.choice())
-
-    def prompt_ask(self, messages: list[dict[str, Any]]) -> Ask:
-        """Translate the prompt alone, without options. Raises Refusal."""
+    def ask(self, prompt: Any, **more: Any) -> Ask:
         documents = {"documents": self.documents} if self.documents else {}
-        return Ask(
-            messages,
-            self.prompt_field,
-            {},
-            self.toolbox(),
-            truncates=self.truncates,
+        ask = super().ask(
+            prompt,
+            toolbox=build_toolbox([tool.described() for tool in self.tools], *self.choice()),
+            truncates=None if self.truncation is None else self.truncation == "auto",
             variables={**self.chat_template_kwargs, **documents},
+            **more,
         )
-
-    def ask(self, messages: list[dict[str, Any]]) -> Ask:
-        """Translate for core. messages: as templates take them. Raises Refusal."""
-        ask = replace(self.prompt_ask(messages), options=self.requested_options())
-        check_rule(ask.toolbox, ask.options, self.format_field if self.form() else "")
+        has_schema = self.form().get("schema") is not None
+        check_rule(ask.toolbox, ask.options, self.format_field if has_schema else "")
         return ask
 
 
@@ -420,5 +418,4 @@ class OpenAIFields(Conversing):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
-        adapt_thinking(values, note)
         adapt_allowed_tools(values)

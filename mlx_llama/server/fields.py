@@ -107,6 +107,7 @@ class OptionFields(Dialect, _TableFields):
     """The options table as fields of a request, strictly typed: "0.5" is not 0.5, true is not 1."""
 
     model_config = Dialect.model_config
+    model: ModelName = None
     logit_bias: dict[TokenId | str, Bias] = Field(  # type: ignore[assignment]
         {},
         description="maps token ids or texts to biases; also a list of [id or text, bias or false]",
@@ -248,7 +249,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
         # Also run the checks that need the model, for fields without a fault so far.
         faulty = {re.split(r"[.\[]", fault.field)[0] for fault in refusal.faults}
         options = {
-            name: _look_up(values, place)
+            name: look_up(values, place)
             for name, place in names.items()
             if place.split(".")[0] not in faulty
         }
@@ -304,19 +305,13 @@ def name_options(values: Mapping[str, Any], kind: type[Dialect]) -> dict[str, st
     for name in FIELDS:
         theirs = [theirs for theirs, ours in kind.renamed.items() if ours == name]
         for place in (name, *theirs, *kind.places.get(name, ())):
-            if _look_up(values, place) is not None:
+            if look_up(values, place) is not None:
                 chosen.setdefault(name, place)
     return chosen
 
 
-def find_conflict(field: str, form: Any, values: Mapping[str, Any]) -> list[Fault]:
-    """Return the fault of a format beside a rule of the options table."""
-    rules = [name for name in RULES if name in values]
-    text = f"{field}: cannot be combined with {', '.join(rules)}"
-    return [Fault(field, "at most one rule", text, form)] if rules else []
-
-
-def _look_up(values: Any, place: str) -> Any:
+def look_up(values: Any, place: str) -> Any:
+    """Return the value at a place a.b; None if there is none."""
     for part in place.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values
@@ -350,7 +345,7 @@ def check_values(
             adapted[ours] = value
 
     def refuse_noted(place: str) -> None:
-        ignored.append(fault_of(place, "unsupported", NOT_AS_SENT, _look_up(values, place)))
+        ignored.append(fault_of(place, "unsupported", NOT_AS_SENT, look_up(values, place)))
 
     kind.adapt(adapted, refuse_noted if settings.is_strict else note)
     while True:

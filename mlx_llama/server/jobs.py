@@ -8,20 +8,24 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import Field
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from .answers import Answers, Ask, Failure
-from .conversations import MESSAGES, Message, Truncating, adapt_thinking
-from .faults import Fault, Refusal, bad_field, fault_of, unavailable
-from .fields import ModelName, Note, OptionFields, TemplateVariables, TokenIds
+from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import ToolDelta
+
+from .answers import Answers, Failure
+from .conversations import Message
+from .faults import Fault, bad_field, fault_of, unavailable
+from .fields import Note, TokenIds
 from .guard import log, write_receipt
-from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, request_id, submit
+from .openai import ChatFields, write_piece
+from .replies import DONE, NEVER, PING_SECONDS, Json, check_model, desk_of, dump, event, submit
 from .schemas import serves
 from .settings import Settings
 from .tooling import Reader, list_logprobs
@@ -33,31 +37,29 @@ MOST_EVENTS = 500_000
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
 
-class JobRequest(OptionFields, Truncating):
+class JobRequest(ChatFields):
     """POST /v1/jobs: a prompt or messages, and options."""
 
     prompt: str | TokenIds | None = None
-    messages: Annotated[list[Message], MESSAGES] | None = None
-    model: ModelName = None
-    chat_template_kwargs: TemplateVariables = {}
+    messages: list[Message] = Field([], min_length=1, max_length=2048)
     abandon_seconds: float | None = Field(
         None, gt=0, description="cancel the job when nobody reads its stream for so long"
     )
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        count = values.get("logprobs")
+        if isinstance(count, int) and not isinstance(count, bool):  # as in completions
+            values |= {"logprobs": True, "top_logprobs": count}
         super().adapt(values, note)
-        adapt_thinking(values, note)
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
         faults = super().check_together(values)
-        if "prompt" in values and "messages" in values:
-            text = "send either prompt or messages, not both"
-            faults.append(fault_of("messages", "one of prompt and messages", text))
-        if not {"prompt", "messages"} & set(values):
-            text = "either prompt or messages is required"
-            faults.append(fault_of("prompt", "required", text))
+        has_messages = "messages" in values
+        if ("prompt" in values) == has_messages or ("tools" in values and not has_messages):
+            text = "send either prompt or messages, and tools with messages only"
+            faults.append(fault_of("prompt", "prompt or messages", text))
         return faults
 
 
@@ -69,7 +71,6 @@ class Job:
     answers: Answers | None  # None once the job is over: it would keep the model in memory
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     size: int = 0  # in events
-    is_over: bool = False
     ended: float = 0.0
     news: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -95,41 +96,44 @@ class Job:
         """Append an event and wake the readers."""
         self.events.append((name, fields))
         self.size += 1 + len(fields.get("top_logprobs") or fields.get("top_probs") or ())
-        news, self.news = self.news, asyncio.Event()
-        news.set()
+        self.news.set()
+        self.news = asyncio.Event()
 
     async def run(self, answers: Answers) -> None:
         """Collect the answer's events until its end."""
-        outcome, reason, error = "done", "ERROR", None
-        began = time.monotonic()
-        count, reader = 0, Reader(answers, 0, splits=False)
+        outcome, reason, error, count = "done", "ERROR", dict[str, str](), 0
+        reader = Reader(answers, 0)
         completion = reader.completion
         self.add("started", job_id=self.identity, prompt_tokens=completion.prompt_tokens)
         try:
             async for batch in answers.batches():
-                for token in batch.tokens:
-                    if token.thought:
-                        self.add("thought", t=token.thought, i=count)
-                    *earlier, last = list_logprobs(reader, [token]) or [{}]
+                for token, pieces in reader.steps(batch.tokens, batch.is_last):
+                    for piece in pieces:
+                        if isinstance(piece, Thought):
+                            self.add("thought", t=piece.text, i=count)
+                        elif isinstance(piece, ToolDelta):
+                            self.add("call", i=count, **write_piece(piece))
+                    text = "".join(piece for piece in pieces if isinstance(piece, str))
+                    *earlier, last = list_logprobs(reader, [token] if token else []) or [{}]
                     for logprobs in earlier:
                         self.add("token", t="", i=count, **logprobs)
-                    if token.text or last:
-                        self.add("token", t=token.text, i=count, **last)
-                    count += 1
+                    if text or last:
+                        self.add("token", t=text, i=count, **last)
+                    count += token is not None
             reason = _REASONS.get(completion.finish_reason or "", "ERROR")
         except Failure as failure:
-            outcome, error = failure.code, failure.message
+            outcome = failure.code
+            error = {} if outcome == "cancelled" else {"error": failure.message}
             reason = "CANCELLED" if outcome in ("cancelled", "shutting_down") else "ERROR"
         except Exception as defect:
-            outcome, error = "failed", type(defect).__name__
+            outcome, error = "failed", {"error": type(defect).__name__}
             raise
         finally:
             answers.close(outcome)
             self.answers = self.task = None
-            decode = completion.decode_seconds or time.monotonic() - began
-            self.is_over, self.ended = True, time.monotonic()
-            fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason}
-            fields |= {"error": error} if error and outcome != "cancelled" else {}
+            decode = completion.decode_seconds or time.monotonic() - answers.began
+            self.ended = time.monotonic()
+            fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason, **error}
             fields |= {"reasoning_tokens": completion.reasoning_tokens}
             self.add("end", tokens_out=len(completion.tokens), **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
@@ -144,7 +148,7 @@ class Job:
                 while number < len(self.events):
                     yield (number, *self.events[number])
                     number += 1
-                if self.is_over and number >= len(self.events):
+                if self.answers is None and number >= len(self.events):
                     return
                 await news.wait()
         finally:
@@ -162,22 +166,15 @@ class Jobs:
 
     def make_room(self) -> None:
         """Forget old jobs that have ended. Raises Refusal if there is still no room."""
-        now = time.monotonic()
-        for job in list(self._jobs.values()):
-            if job.is_over and now - job.ended > self._settings.job_seconds:
-                del self._jobs[job.identity]
-        while (
-            len(self._jobs) >= self._settings.max_jobs
-            or sum(job.size for job in self._jobs.values()) > MOST_EVENTS
-        ):
-            ended = [job for job in self._jobs.values() if job.is_over]
-            oldest = min(ended, key=lambda job: job.ended, default=None)
-            if oldest is None and len(self._jobs) < self._settings.max_jobs:
-                break  # running ones are bounded by the queue
-            if oldest is None:
-                text = f"{len(self._jobs)} jobs are running: retry later"
-                raise unavailable("too_many_jobs", text, 5)
-            del self._jobs[oldest.identity]
+        jobs, limit, now = self._jobs, self._settings.max_jobs, time.monotonic()
+        ended = [job for job in jobs.values() if job.answers is None]
+        for job in sorted(ended, key=lambda job: job.ended):
+            size = sum(job.size for job in jobs.values())
+            is_old = now - job.ended > self._settings.job_seconds
+            if is_old or size > MOST_EVENTS or len(jobs) >= limit:
+                del jobs[job.identity]
+        if len(jobs) >= limit:
+            raise unavailable("too_many_jobs", f"{len(jobs)} jobs are running: retry later", 5)
 
     def add(self, answers: Answers, identity: str, abandon_seconds: float | None) -> Job:
         """Start a job."""
@@ -192,15 +189,14 @@ class Jobs:
         if identity in self._jobs:
             return self._jobs[identity]
         if identity.startswith(f"{self._start}-"):
-            seconds = f"{self._settings.job_seconds:g} seconds"
-            reason = f"it ended more than {seconds} ago and was forgotten, or never existed"
+            seconds = self._settings.job_seconds
+            reason = f"it ended more than {seconds:g} s ago and was forgotten, or never existed"
         elif re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{16}", identity):
             reason = "another server made it; a restart of the server ends its jobs"
         else:
             reason = "it is not a job id"
         text = f"there is no job {identity:.100}: {reason}"
-        fault = Fault("job_id", "a job of this server", text, identity)
-        raise Refusal(404, "job_not_found", [fault])
+        raise bad_field("job_id", "a job of this server", text, identity, 404, "job_not_found")
 
 
 @serves(router, JobRequest, "/v1/jobs", status_code=201)
@@ -209,16 +205,12 @@ async def make_job(request: Request, body: JobRequest) -> Response:
     check_model(request, body.model)
     jobs: Jobs = request.app.state.jobs
     jobs.make_room()
-    prompt: Any = [message.plain() for message in body.messages or ()] or body.prompt
-    name = "messages" if body.messages else "prompt"
-    variables = body.chat_template_kwargs
-    ask = Ask(prompt, name, body.requested_options(), truncates=body.truncates, variables=variables)
+    ask = body.messages_ask() if body.messages else body.ask(body.prompt, field="prompt")
     answers = await submit(request, [ask])
     del request.scope["answers"]  # the log has the receipt when the job ends
-    job = jobs.add(answers, request_id(request), body.abandon_seconds)
-    stream = f"/v1/jobs/{job.identity}/stream"
-    urls = {"sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}
-    return Json({"job_id": job.identity, **urls}, 201)
+    job = jobs.add(answers, request.scope["request_id"], body.abandon_seconds)
+    url = f"/v1/jobs/{job.identity}/stream"
+    return Json({"job_id": job.identity, "sse_url": url, "jsonl_url": f"{url}?format=jsonl"}, 201)
 
 
 @router.get("/v1/jobs/{job_id}/stream")
@@ -233,25 +225,19 @@ async def stream_job(request: Request, job_id: str) -> Response:
     if not last.lstrip("-").isdecimal() or not last.isascii() or len(last) > 12 or int(last) < -1:
         raise bad_field("Last-Event-ID", "a number", "must be an event's number", last)
     first = int(last) + 1
-    settings = desk_of(request).settings
-    accepted = request.headers.get("accept", "")
-    if request.query_params.get("format") == "jsonl" or "application/x-ndjson" in accepted:
-        kind, fresh = "application/x-ndjson", {"Cache-Control": "no-store"}
-        return StreamingResponse(_lines(job, first), media_type=kind, headers=fresh)
-    return EventSourceResponse(
-        _events(job, first), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout
-    )
+    lines, accepted = "application/x-ndjson", request.headers.get("accept", "")
+    as_lines = request.query_params.get("format") == "jsonl" or lines in accepted
+    how: Any = {"media_type": lines, "ping": NEVER} if as_lines else {"ping": PING_SECONDS}
+    seconds, events = desk_of(request).settings.send_timeout, _write(job, first, as_lines)
+    return EventSourceResponse(events, sep="\n", send_timeout=seconds, **how)
 
 
-async def _events(job: Job, first: int) -> AsyncIterator[bytes]:
+async def _write(job: Job, first: int, as_lines: bool) -> AsyncIterator[bytes]:
     async for number, name, fields in job.follow(first):
-        yield event(fields, name, number)
-    yield b"data: [DONE]\n\n"
-
-
-async def _lines(job: Job, first: int) -> AsyncIterator[bytes]:
-    async for number, name, fields in job.follow(first):
-        yield dump({"event": name, "id": number, **fields}) + b"\n"
+        line = {"event": name, "id": number, **fields}
+        yield dump(line) + b"\n" if as_lines else event(fields, name, number)
+    if not as_lines:
+        yield DONE
 
 
 @router.delete("/v1/jobs/{job_id}")

@@ -41,7 +41,7 @@ class Keeper:
         self._on_failure = on_failure
         self._describe_model = describe_model
         self.facts: dict[str, Any] = {}
-        self._llm: LLM | None = None
+        self.llm: LLM | None = None  # None if it is not loaded
         self._task: asyncio.Task[None] | None = None
         self._users = 0
         self._left = time.monotonic()  # when the last user left
@@ -96,7 +96,7 @@ class Keeper:
         self.name = os.path.basename(name.rstrip("/\\")) if os.path.exists(name) else name
         self.adapters = llm.model.adapters
         self.slots = Slots(llm.loop.max_rows)
-        self._llm, self.state = llm, "ready"
+        self.llm, self.state = llm, "ready"
         self._left = time.monotonic()
         llm.loop.start()
 
@@ -104,20 +104,15 @@ class Keeper:
         self.done, self.total = done, total
 
     @property
-    def llm(self) -> LLM | None:
-        """The model, or None if it is not loaded."""
-        return self._llm
-
-    @property
     def set_asides(self) -> int:
         """Number of requests set aside while memory was short, of all models so far."""
-        return self._set_asides + (self._llm.loop.set_asides if self._llm else 0)
+        return self._set_asides + (self.llm.loop.set_asides if self.llm else 0)
 
     def require(self) -> LLM:
         """Return the model. Raises Refusal if it is loading, unloaded or has failed."""
-        if self._llm is None:
+        if self.llm is None:
             raise self._refuse()
-        return self._llm
+        return self.llm
 
     def _refuse(self) -> Refusal:
         if self.error is not None:
@@ -137,7 +132,7 @@ class Keeper:
         try:
             if self.state == "idle":
                 self._begin()
-            if self._llm is None and self.loads and self._task:  # loaded before: wait
+            if self.llm is None and self.loads and self._task:  # loaded before: wait
                 await asyncio.shield(self._task)
             return self.require()
         except BaseException:
@@ -156,7 +151,7 @@ class Keeper:
                 self._drop("idle")
 
     def _drop(self, state: State) -> None:
-        llm, self._llm, self.slots = self._llm, None, Slots(0)
+        llm, self.llm, self.slots = self.llm, None, Slots(0)
         if llm is not None:
             self.facts = self._describe_model(llm)
             llm.loop.close()

@@ -14,11 +14,10 @@ from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import ENDLESS, FIELDS
 
-from .answers import Ask
+from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import SWITCHED_OFF, AnswerFields
 from .faults import bad_field
 from .fields import Count, OptionFields
-from .prompts import PromptObject, join_mixed, split_prompts
 from .replies import (
     PING_SECONDS,
     Events,
@@ -82,18 +81,13 @@ class LlamaCompletionRequest(AnswerFields):
     def _drop_empty_grammar(cls, value):
         return value or None if isinstance(value, str) else value
 
+    def requested_options(self) -> dict[str, Any]:
+        return super().requested_options() | {"logprobs": self.logprobs or None}  # n_probs: 0
+
 
 # Fields that generation_settings repeats although they are not options of the table.
 _UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval"}
 _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _UNSAID]
-
-
-def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
-    """Return a body's options with the table's conventions."""
-    options = body.requested_options()
-    if not options.get("logprobs"):
-        options.pop("logprobs", None)  # n_probs: 0
-    return options
 
 
 def _encode(llm: LLM, body: LlamaCompletionRequest, prompts: list[Any]) -> list[Any]:
@@ -176,10 +170,9 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     writer = LlamaWriter(request, body)
     limit = desk_of(request).settings.max_choices
     prompts = split_prompts(body.prompt, limit, body.n_cmpl, "n_cmpl")
-    options = _read_options(body)
     prompts = await with_model(request, lambda llm: _encode(llm, body, prompts), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
-    ask = body.apply(Ask(None, "prompt", options), decode_seconds=seconds)
+    ask = body.ask(None, decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,16 +17,15 @@ from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.thinking import has_switch
 
-from .answers import find_template
-from .conversations import MESSAGES, Documents, FunctionTool, Message
+from .answers import render_chat
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
-from .replies import FINGERPRINT, Json, desk_of, with_model
+from .openai import ChatFields
+from .replies import FINGERPRINT, Json, check_model, desk_of, with_model, with_notes
 from .schemas import serves, takes
 from .settings import Settings
 from .slots import Slots, Task
-from .tooling import build_toolbox, tool_format
 
 router = APIRouter(tags=["llama-server"])
 
@@ -50,20 +48,20 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Encode a text as token ids."""
 
     def work(llm: LLM) -> list[Any]:
-        tokenizer = llm.tokenizer
-        add_bos = body.add_special and bool(body.content)
-        ids = tokenizer.encode(body.content, add_bos=add_bos, parse_special=body.parse_special)
+        add_bos, how = body.add_special and bool(body.content), body.parse_special
+        ids = llm.tokenizer.encode(body.content, add_bos=add_bos, parse_special=how)
         if not body.with_pieces:
             return ids
-        return [{"id": token, "piece": _piece(llm, token)} for token in ids]
+        pieces = [(token, llm.tokenizer.piece(token)) for token in ids]
+        return [
+            {"id": token, "piece": _show(piece.data if piece else b"")} for token, piece in pieces
+        ]
 
     return Json({"tokens": await with_model(request, work, "content")})
 
 
-def _piece(llm: LLM, token: int) -> str | list[int]:
-    """Return the text of a token, or its bytes if they are not valid UTF-8."""
-    piece = llm.tokenizer.piece(token)
-    data = piece.data if piece else b""
+def _show(data: bytes) -> str | list[int]:
+    """Return UTF-8 as text, other bytes as numbers."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -79,36 +77,27 @@ class DetokenizeRequest(Body):
 @serves(router, DetokenizeRequest, "/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """Decode token ids."""
+    text = await with_model(
+        request, lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False), "tokens"
+    )
+    return Json({"content": text})
 
-    def work(llm: LLM) -> str:
-        return llm.tokenizer.decode(body.tokens, skip_special=False)
 
-    return Json({"content": await with_model(request, work, "tokens")})
-
-
-class TemplateRequest(Body):
+class TemplateRequest(ChatFields):
     """POST /apply-template."""
 
-    messages: list[Message] = MESSAGES
-    documents: Documents = []
-    tools: list[FunctionTool] = []
     add_generation_prompt: bool = True
 
 
 @serves(router, TemplateRequest, "/apply-template")
 async def apply_template(request: Request, body: TemplateRequest) -> Response:
     """Render a conversation with the chat template."""
-    messages = [message.plain() for message in body.messages]
-    box = build_toolbox([tool.described() for tool in body.tools], "auto", True)
-
-    def work(llm: LLM) -> str:
-        template = find_template(llm).choose(bool(box.tools), bool(body.documents))
-        form = tool_format(llm) if box.tools else None
-        prompted, extras = form.offer(messages, box.tools) if form else (messages, {})
-        extras = {"documents": body.documents or None, **extras}
-        return template.render(prompted, body.add_generation_prompt, **extras)
-
-    return Json({"prompt": await with_model(request, work, "messages")})
+    check_model(request, body.model)
+    ask, settings = with_notes(request, body.messages_ask()), desk_of(request).settings
+    text = await with_model(
+        request, lambda llm: render_chat(llm, ask, settings, body.add_generation_prompt), "messages"
+    )
+    return Json({"prompt": text})
 
 
 # The server
@@ -118,8 +107,8 @@ async def apply_template(request: Request, body: TemplateRequest) -> Response:
 async def props(request: Request) -> Response:
     """Describe the model, its context, template and default options. An idle model stays idle."""
     desk = desk_of(request)
-    facts, is_idle = desk.keeper.facts, desk.keeper.state == "idle"
-    if not is_idle:
+    facts = desk.keeper.facts
+    if not (is_idle := desk.keeper.state == "idle"):
         facts = await with_model(request, lambda llm: describe_model(llm, desk.settings))
     return Json({**facts, "model_alias": desk.names[0], "is_sleeping": is_idle})
 
@@ -150,10 +139,10 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _check_on(is_on: bool, text: str) -> None:
+def _require(is_on: bool, text: str, flag: str) -> None:
     """Refuse what the server's flags switch off, with llama-server's status."""
     if not is_on:
-        raise Refusal(501, "not_supported", message=text)
+        raise Refusal(501, "not_supported", message=f"{text} off: start the server with {flag}")
 
 
 @router.get("/slots")
@@ -164,30 +153,27 @@ async def list_slots(request: Request) -> Response:
     answer. Texts are shown with --log-prompts only.
     """
     desk = desk_of(request)
-    _check_on(desk.settings.serves_slots, "slots are off: start the server with --slots")
+    _require(desk.settings.serves_slots, "slots are", "--slots")
     llm = desk.keeper.require()
-    slots = desk.keeper.slots
-    running = slots.running
-    if request.query_params.get("fail_on_no_slot") and len(running) >= len(slots.texts):
+    texts, running = desk.keeper.slots.texts, desk.keeper.slots.running
+    if request.query_params.get("fail_on_no_slot") and len(running) >= len(texts):
         fault = Fault("fail_on_no_slot", "a free slot", "all slots are taken")
         raise Refusal(503, "no_slot", [fault])
-    shown = llm.tokenizer.decode if desk.settings.logs_prompts else None
     described = []
-    for slot, text in enumerate(slots.texts):
-        more = _describe_running(llm, running[slot], text, shown) if slot in running else {}
+    for slot, text in enumerate(texts):
         state = {"n_ctx": llm.engine.context, "is_processing": slot in running}
-        described.append({"id": slot, **state, "n_tokens": len(text), **more})
+        described.append({"id": slot, **state, "n_tokens": len(text)})
+        if slot in running:
+            described[slot] |= _describe(llm, running[slot], list(text), desk.settings.logs_prompts)
     return Json(described)
 
 
-def _describe_running(
-    llm: LLM, task: Task, text: Sequence[int], decode: Callable[[list[int]], str] | None
-) -> dict[str, Any]:
-    """Describe a running request, with its text if `decode` is given."""
-    options, length, text = task.request.options.options, len(task.request.prompt), list(text)
+def _describe(llm: LLM, task: Task, text: list[int], shows_text: bool) -> dict[str, Any]:
+    """Describe a running request. text: prompt and answer."""
+    options, length = task.request.options.options, len(task.request.prompt)
     limit, count = min(options.max_tokens, llm.engine.context - length), len(text) - length
     completion = task.handle.completion if task.handle else Completion()
-    shown = {"prompt": decode(text[:length]), "generated": decode(text[length:])} if decode else {}
+    parts = {"prompt": text[:length], "generated": text[length:]} if shows_text else {}
     return {
         "id_task": task.number,
         "speculative": completion.options.get("speculate", "none") != "none",
@@ -195,7 +181,7 @@ def _describe_running(
         "n_prompt_tokens_cache": completion.reused_tokens,
         "params": options.model_dump(exclude={"stop"}),
         "next_token": [{"has_next_token": True, "n_remain": limit - count, "n_decoded": count}],
-        **shown,
+        **{name: llm.tokenizer.decode(part) for name, part in parts.items()},
     }
 
 
@@ -218,17 +204,18 @@ async def change_slot(request: Request, slot: str) -> Response:
         text = "must be save, restore or erase"
         raise bad_field("action", "one of save, restore, erase", text, action)
     is_on = action == "erase" or settings.slot_folder is not None
-    _check_on(is_on, "saving caches is off: start the server with --slot-save-path")
-    _check_on(settings.serves_slots, "slots are off: start the server with --slots")
+    _require(is_on, "saving caches is", "--slot-save-path")
+    _require(settings.serves_slots, "slots are", "--slots")
     name = "" if action == "erase" else (await read_body(request, SlotRequest)).filename
 
     def work(llm: LLM) -> dict[str, Any]:
-        number = _find_slot(llm, slot)
+        last = llm.loop.max_rows - 1
+        if slot not in map(str, range(last + 1)):
+            raise bad_field("slot", f"0 to {last}", f"must be 0 to {last} (--max-rows)", slot)
+        number = int(slot)
         if action == "erase":
-            erased = llm.loop.erase(slots.texts[number])
-            return {"id_slot": number, "n_erased": erased}
-        began = time.perf_counter()
-        change = _save_slot if action == "save" else _restore_slot
+            return {"id_slot": number, "n_erased": llm.loop.erase(slots.texts[number])}
+        began, change = time.perf_counter(), _save_slot if action == "save" else _restore_slot
         facts = change(llm, slots, number, _find_file(settings.slot_folder, name))
         spent = round((time.perf_counter() - began) * 1e3, 3)
         return {"id_slot": number, "filename": name, **facts, "timings": {f"{action}_ms": spent}}
@@ -236,26 +223,16 @@ async def change_slot(request: Request, slot: str) -> Response:
     return Json(await with_model(request, work, "filename"))
 
 
-def _find_slot(llm: LLM, slot: str) -> int:
-    last = llm.loop.max_rows - 1
-    if not (slot.isascii() and slot.isdecimal() and len(slot) < 10 and int(slot) <= last):
-        raise bad_field("slot", f"0 to {last}", f"must be a number, 0 to {last} (--max-rows)", slot)
-    return int(slot)
-
-
 def _find_file(folder: str | None, name: str) -> Path:
     """Return a file's path in the folder. Raises Refusal for a link that leaves it."""
     file = Path(folder or "", name)
     if file.resolve().parent != file.parent.resolve():
-        text = "links to a file outside of the folder"
-        raise bad_field("filename", "a file of --slot-save-path", text, name)
+        raise bad_field("filename", "a file of --slot-save-path", "links to another folder", name)
     return file
 
 
 def _save_slot(llm: LLM, slots: Slots, slot: int, file: Path) -> dict[str, Any]:
-    text = slots.texts[slot]
-    state = llm.loop.export(text) if text else {}
-    if not state:
+    if not (state := llm.loop.export(slots.texts[slot])):
         reason = f"nothing is cached for slot {slot}: it had no request yet, or was evicted"
         raise bad_field("slot", "a slot with a cache", reason, slot)
     write_cache(file, state, llm.identify_cache(0))

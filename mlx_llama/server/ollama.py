@@ -19,9 +19,16 @@ from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall
 
 from .answers import Ask
-from .conversations import Conversing, FunctionTool, Message, adapt_messages, plain_message
+from .conversations import (
+    SWITCHED_OFF,
+    Conversing,
+    FunctionTool,
+    Message,
+    adapt_messages,
+    plain_message,
+)
 from .faults import Refusal, write_ollama
-from .fields import Body, ModelName, Note, OptionFields, TemplateVariables
+from .fields import Body, ModelName, Note, OptionFields
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
 from .schemas import serves
@@ -32,17 +39,16 @@ router = APIRouter(prefix="/api", tags=["Ollama"])
 _IMAGES = "models are text only"
 
 
-class OllamaFields(OptionFields):
+class OllamaFields(Conversing):
     """Fields of both routes; those of `options` move to the top level."""
 
     renamed: ClassVar = OptionFields.renames(num_predict="max_tokens")
-    noted: ClassVar = frozenset({"truncation", "tools.function.strict"})
+    format_field: ClassVar = "format"
+    content: ClassVar[str] = "message"  # field of an answer with the text
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
-    switched_off: ClassVar = {"images": ([],), "suffix": ("",)}
+    switched_off: ClassVar = {**SWITCHED_OFF, "images": ([],), "suffix": ("",)}
 
-    model: ModelName = None
     stream: bool = True
-    chat_template_kwargs: TemplateVariables = {}
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -57,14 +63,12 @@ class OllamaFields(OptionFields):
         if (form := values.pop("format", None)) not in (None, ""):
             values["schema"] = {"type": "object"} if form == "json" else form
         if (think := values.pop("think", None)) is not None:  # true, false or an effort
-            values["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+            values["reasoning_effort" if isinstance(think, str) else "enable_thinking"] = think
         super().adapt(values, note)
 
 
-class OllamaChat(OllamaFields, Conversing):
+class OllamaChat(OllamaFields):
     """POST /api/chat."""
-
-    format_field: ClassVar = "format"
 
     messages: list[Message] = Field([], max_length=2048)
     tools: list[FunctionTool] = []
@@ -87,21 +91,20 @@ class OllamaGenerate(OllamaFields):
     """POST /api/generate."""
 
     refused: ClassVar = {"images": _IMAGES, "suffix": "the model only continues a text"}
+    prompt_field: ClassVar = "prompt"
+    content: ClassVar = "response"
 
     prompt: str = ""
+    tools: list[FunctionTool] = Field([], max_length=0)
     system: str = ""
     raw: bool = Field(False, description="continue the prompt without the chat template")
 
 
 class OllamaWriter(Writer):
-    """Writes lines of JSON. `field`: "message" or "response", for the text."""
+    """Writes lines of JSON."""
 
-    media_type = "application/x-ndjson"
-
-    def __init__(self, request: Request, body: OllamaFields, field: str):
-        super().__init__(request, body)
-        self.field, self.ping = field, 0
-        self.sent = 0  # calls so far
+    media_type, ping = "application/x-ndjson", 0
+    sent = 0  # calls so far
 
     def encode(self, value: Any) -> bytes:
         return dump(value) + b"\n"
@@ -112,7 +115,7 @@ class OllamaWriter(Writer):
     def line(self, text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
         """Write a part of an answer."""
         content: dict[str, Any] = {"thinking": thought} if thought else {}
-        if self.field == "message":
+        if self.body.content == "message":
             content = {"message": {"role": "assistant", "content": text, **content}}
         else:
             content["response"] = text
@@ -156,8 +159,8 @@ def _write_end(reader: Reader) -> dict[str, Any]:
     }
 
 
-async def _reply(request: Request, body: OllamaFields, ask: Ask, field: str) -> Response:
-    writer = OllamaWriter(request, body, field)
+async def _reply(request: Request, body: OllamaFields, ask: Ask) -> Response:
+    writer = OllamaWriter(request, body)
     if not ask.prompt:  # a request to load the model
         return Json(writer.line("", (), "") | {"done": True, "done_reason": "load"})
     return await reply(request, [ask], writer, body.stream)
@@ -166,8 +169,7 @@ async def _reply(request: Request, body: OllamaFields, ask: Ask, field: str) -> 
 @serves(router, OllamaChat, "/chat")
 async def chat(request: Request, body: OllamaChat) -> Response:
     """Answer a conversation."""
-    ask = body.ask([message.plain() for message in body.messages])
-    return await _reply(request, body, ask, "message")
+    return await _reply(request, body, body.ask([message.plain() for message in body.messages]))
 
 
 @serves(router, OllamaGenerate, "/generate")
@@ -175,9 +177,7 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a question, or continue a text if raw is set."""
     system = [plain_message("system", body.system)] if body.system else []
     messages = [*system, plain_message("user", body.prompt)] if body.prompt else []
-    prompt, variables = body.prompt if body.raw else messages, body.chat_template_kwargs
-    ask = Ask(prompt, "prompt", body.requested_options(), variables=variables)
-    return await _reply(request, body, ask, "response")
+    return await _reply(request, body, body.ask(body.prompt if body.raw else messages))
 
 
 # The model
@@ -210,7 +210,7 @@ async def tags(request: Request) -> Response:
         "digest": "",
         "details": facts["details"],
     }
-    names = [name if ":" in name else f"{name}:latest" for name in desk_of(request).served]
+    names = [name if ":" in name else f"{name}:latest" for name in desk_of(request).listed]
     return Json({"models": [{"name": name, "model": name, **shared} for name in names]})
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.text.thoughts import Thought
 
+from .answers import Ask
 from .choices import CommonFields, OpenAIWriter
 from .conversations import (
     MESSAGES,
@@ -26,8 +27,8 @@ from .conversations import (
     is_forced,
     is_rule,
 )
-from .faults import Fault, bad_field
-from .fields import RULES, Body, Note, OptionFields, find_conflict
+from .faults import bad_field
+from .fields import Body, Note, OptionFields
 from .replies import Events, Json, check_model, choices_of, count_prompt, reply
 from .schemas import serves
 from .tooling import Piece, Reader, list_logprobs
@@ -66,8 +67,8 @@ class ResponseFormat(SchemaBody):
         return self
 
 
-class ChatRequest(CommonFields, OpenAIFields):
-    """POST /v1/chat/completions."""
+class ChatFields(OpenAIFields):
+    """Fields of a conversation on any route."""
 
     renamed: ClassVar = OptionFields.renames(
         max_completion_tokens="max_tokens", n_probs="top_logprobs", json_schema="schema"
@@ -76,12 +77,17 @@ class ChatRequest(CommonFields, OpenAIFields):
         "schema": ("response_format.json_schema.schema", "response_format.schema"),
         "logprobs": ("top_logprobs",),
     }
+    noted: ClassVar = frozenset(
+        "stream_options parallel_tool_calls messages.name messages.refusal messages.annotations "
+        "messages.reasoning_content messages.tool_calls.type tools.function.strict "
+        "truncation".split()
+    )
     refused: ClassVar = {"audio": ""}
     format_field: ClassVar = "response_format"
 
     messages: list[Message] = MESSAGES
     logprobs: bool = Field(False, description="report the log-probability of each token")  # type: ignore[assignment]
-    response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
+    response_format: ResponseFormat | None = None
     tools: list[FunctionTool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
         "auto", description="stop strings do not end a required call"
@@ -115,23 +121,14 @@ class ChatRequest(CommonFields, OpenAIFields):
         if values.get("continue_final_message") is True:
             _adapt_continuation(values)
 
-    @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults, form = super().check_together(values), values.get("response_format")
-        return faults + (find_conflict("response_format", form, values) if is_rule(form) else [])
-
     def requested_options(self) -> dict[str, Any]:
-        options = super().requested_options()
-        options.pop("logprobs", None)
-        if self.logprobs:
-            options["logprobs"] = self.top_logprobs or 0
-        if "response_format" in self.model_fields_set and self.response_format.type == "text":
-            # lift the server's rule
-            options = {**dict.fromkeys(RULES), **options}
-        return options | self.form()
+        return super().requested_options() | {
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None
+        }
 
     def form(self) -> dict[str, Any]:
-        form = self.response_format
+        if (form := self.response_format) is None:
+            return {}
         if (named := form.json_schema) is not None:
             return format_options(form.type, named.schema_, named.strict)
         return format_options(form.type, form.schema_)
@@ -140,6 +137,14 @@ class ChatRequest(CommonFields, OpenAIFields):
         choice = self.tool_choice
         name = choice if isinstance(choice, str) else choice.function.name
         return name, self.parallel_tool_calls
+
+    def messages_ask(self) -> Ask:
+        """Translate the conversation. Raises Refusal."""
+        return self.ask([message.plain() for message in self.messages])
+
+
+class ChatRequest(ChatFields, CommonFields):
+    """POST /v1/chat/completions."""
 
 
 def _adapt_continuation(values: dict[str, Any]) -> None:
@@ -207,7 +212,7 @@ def write_piece(piece: Piece) -> dict[str, Any]:
 async def chat(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation."""
     writer = ChatWriter(request, body)
-    ask = body.apply(body.ask([message.plain() for message in body.messages]))
+    ask = body.messages_ask()
     return await reply(request, choices_of(ask, [ask.prompt], body.n), writer, body.stream)
 
 
@@ -215,5 +220,4 @@ async def chat(request: Request, body: ChatRequest) -> Response:
 async def count_chat(request: Request, body: ChatRequest) -> Response:
     """Count the tokens of a conversation, as the model sees it."""
     check_model(request, body.model)
-    ask = body.prompt_ask([message.plain() for message in body.messages])
-    return Json({"input_tokens": await count_prompt(request, ask)})
+    return Json({"input_tokens": await count_prompt(request, body.messages_ask())})

@@ -91,6 +91,13 @@ async def models(request: Request) -> Response:
     return Json({"object": "list", "data": data})
 
 
+@router.get("/lora-adapters", tags=["llama-server"])
+async def adapters(request: Request) -> Response:
+    """List the adapters, which requests choose by the name of the model."""
+    names = desk_of(request).keeper.adapters
+    return Json([{"id": i, "path": name, "scale": 0.0} for i, name in enumerate(names)])
+
+
 @router.get("/v1/models/{name:path}", tags=["OpenAI"])
 async def model(request: Request, name: str) -> Response:
     """Return a model by its name."""

@@ -1,4 +1,6 @@
-"""The web page: files, rendered Markdown, checked session files. Nothing comes from elsewhere."""
+"""The web page: files, rendered Markdown, checked session files, GET /docs. Nothing comes from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +52,10 @@ HEADERS = {
 }
 
 
+def _reply(content: str | bytes, kind: str) -> Response:
+    return Response(content, headers=HEADERS | {"Content-Type": KINDS[kind]})
+
+
 def _require_page(request: Request) -> None:
     if not desk_of(request).settings.serves_page:
         raise not_found("the page is off: start the server with --page")
@@ -59,7 +65,7 @@ def _require_page(request: Request) -> None:
 async def code_colors(request: Request) -> Response:
     """Return the colors of highlighted code."""
     _require_page(request)
-    return Response(_write_code_colors(), headers=HEADERS | {"Content-Type": KINDS[".css"]})
+    return _reply(_write_code_colors(), ".css")
 
 
 @functools.cache
@@ -77,7 +83,7 @@ async def page_file(request: Request) -> Response:
     name = request.path_params.get("name") or names[request.url.path]
     if name not in _files():
         raise not_found("the page has no such file")
-    return Response(_files()[name], headers=HEADERS | {"Content-Type": KINDS[Path(name).suffix]})
+    return _reply(_files()[name], Path(name).suffix)
 
 
 @functools.cache
@@ -192,3 +198,62 @@ async def check_session(request: Request, body: SessionRequest) -> Response:
         )
         raise bad_field("text", "a conversation without tools", text)
     return Json(saved.model_dump(mode="json"))
+
+
+# The OpenAPI document as a page without scripts
+
+_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """Show the routes and their fields."""
+    return _reply(write_docs(request.app.openapi()), ".html")
+
+
+def write_docs(document: dict[str, Any]) -> str:
+    """Render an OpenAPI document as HTML."""
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+        f"content='width=device-width'><title>{escape(document['info']['title'])}: "
+        "routes</title><link rel=stylesheet href=/page/style.css><body "
+        f"class=docs><main><h1>Routes</h1><p>{escape(document['info']['description'])} <a "
+        "href=/openapi.json>openapi.json</a></p>"
+    ]
+    schemas = document["components"]["schemas"]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            parts.append(
+                f"<h2>{method.upper()} <code>{escape(path)}</code></h2>"
+                f"<p>{escape(operation.get('description', ''))}</p>"
+            )
+            body = operation.get("requestBody")
+            if body:
+                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                parts.append(_write_fields(schemas[name]))
+    return "".join(parts)
+
+
+def _write_fields(schema: dict[str, Any]) -> str:
+    rows = []
+    for name, field in schema.get("properties", {}).items():
+        limits = [f"{sign} {field[key]}" for key, sign in _SIGNS.items() if key in field]
+        default = repr(field["default"]) if "default" in field else ""
+        default = "required" if name in schema.get("required", ()) else default
+        rows.append(
+            f"<tr><td><code>{escape(name)}</code><td>{escape(_write_type(field))}<td>{escape(', '.join(limits))}"  # noqa: E501
+            f"<td>{escape(default)}<td>{escape(field.get('description', ''))}"
+        )
+    return f"<table><tr><th>field<th>type<th>limits<th>default<th>{''.join(rows)}</table>"
+
+
+def _write_type(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(map(_write_type, field["anyOf"])))
+    if "$ref" in field:
+        return field["$ref"].rpartition("/")[2]
+    if "const" in field or "enum" in field:
+        return " | ".join(map(repr, field.get("enum", [field.get("const")])))
+    if field.get("type") == "array":
+        return f"array of {_write_type(field.get('items', {}))}"
+    return str(field.get("type", "any"))

@@ -61,11 +61,6 @@ def event(value: Any, name: str | None = None, number: int | str | None = None) 
 DONE = b"data: [DONE]\n\n"
 
 
-def request_id(request: Request) -> str:
-    """Return a request's id, as in its log line and headers."""
-    return request.scope["request_id"]
-
-
 def desk_of(request: Request) -> Desk:
     """Return the server's desk."""
     return request.app.state.desk
@@ -88,7 +83,7 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; cancel them if the client leaves meanwhile. Raises Refusal."""
     if adapter := request.scope.get("adapter"):
         asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
-    asks = [_with_notes(request, ask) for ask in asks]
+    asks = [with_notes(request, ask) for ask in asks]
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
@@ -100,7 +95,8 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     return answers
 
 
-def _with_notes(request: Request, ask: Ask) -> Ask:
+def with_notes(request: Request, ask: Ask) -> Ask:
+    """Let an ask report ignored places by their names in the request."""
     names = request.scope.get("names", {})
 
     def report(place: str) -> None:
@@ -121,14 +117,15 @@ class Writer:
     media_type = "text/event-stream"
     last = b""  # after the last event
     prefix = ""  # of the answer's id
+    ping = PING_SECONDS  # seconds of silence before a comment; 0 or less: no comments
     shows_progress = False  # call `progress` while prompts are processed
     splits = True  # split answers into thoughts, text and calls
 
     def __init__(self, request: Request, body: Any):
         self.body = body
         self.name = check_model(request, body.model)
-        self.identity, self.created = self.prefix + request_id(request), int(time.time())
-        self.ping = PING_SECONDS  # seconds of silence before a comment; 0 or less: no comments
+        # as in the log line and headers
+        self.identity, self.created = self.prefix + request.scope["request_id"], int(time.time())
 
     def whole(self, readers: Sequence[Reader]) -> Any:
         """Write completed answers."""
@@ -290,7 +287,7 @@ async def with_model(request: Request, work: Callable[[LLM], Result], field: str
 
 async def count_prompt(request: Request, ask: Ask) -> int:
     """Count the tokens of a prompt, as the model sees it. Raises Refusal."""
-    settings, ask = desk_of(request).settings, _with_notes(request, ask)
+    settings, ask = desk_of(request).settings, with_notes(request, ask)
     return await with_model(
         request, lambda llm: len(prepare(llm, ask, settings, fits=False)[0].prompt)
     )

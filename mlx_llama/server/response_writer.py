@@ -13,7 +13,7 @@ from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .faults import Refusal
-from .kept import KeptResponses
+from .items import KeptResponses
 from .replies import Events, Writer, event
 from .tooling import Piece, Reader, list_logprobs, text_of
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from .conversations import (
     MESSAGES,
+    SWITCHED_OFF,
     FunctionBody,
     NamedSchema,
     OpenAIFields,
@@ -21,9 +22,8 @@ from .conversations import (
     plain_call,
     plain_message,
 )
-from .fields import RULES, Body, ModelName, Note, OptionFields
-from .items import InputItem, adapt_item
-from .kept import KeptResponses
+from .fields import Body, Note, OptionFields
+from .items import InputItem, KeptResponses, adapt_item
 from .replies import Json, check_model, count_prompt, reply
 from .response_writer import ResponseWriter
 from .schemas import serves
@@ -73,7 +73,7 @@ class ResponsesChoice(Body):
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesRequest(OptionFields, OpenAIFields):
+class ResponsesRequest(OpenAIFields):
     """POST /v1/responses."""
 
     renamed: ClassVar = OptionFields.renames(max_output_tokens="max_tokens", json_schema="schema")
@@ -83,7 +83,7 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         "top_logprobs input.content.annotations input.content.logprobs input.status input.id "
         "tools.strict".split()
     )
-    switched_off: ClassVar = {"background": (False,), "reasoning": ({},)}
+    switched_off: ClassVar = {**SWITCHED_OFF, "background": (False,), "reasoning": ({},)}
     refused: ClassVar[Mapping[str, str]] = {
         "background": "responses are not computed in the background: POST /v1/jobs is",
         "conversation": "use previous_response_id, or send the conversation as input",
@@ -94,8 +94,6 @@ class ResponsesRequest(OptionFields, OpenAIFields):
 
     input: str | list[InputItem] = MESSAGES
     instructions: str = ""
-    model: ModelName = None
-    stream: bool = False
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = Field(
@@ -133,12 +131,6 @@ class ResponsesRequest(OptionFields, OpenAIFields):
             if len(values["input"]) < len(items):
                 note("input[]")
 
-    @model_validator(mode="after")
-    def _check_options(self):
-        if self.form() and any(getattr(self, name) is not None for name in RULES):
-            raise ValueError("text: cannot be combined with schema, regex or grammar")
-        return self
-
     def items(self, kept: KeptResponses) -> list[InputItem]:
         """Return the conversation: the kept items, and the input. Raises Refusal."""
         previous, items = self.previous_response_id, self.input
@@ -170,15 +162,12 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         return [*system, *plain]
 
     def form(self) -> dict[str, Any]:
-        form = self.text.format
-        return format_options(form.type, form.schema_, form.strict)
+        form, is_set = self.text.format, "format" in self.text.model_fields_set
+        return format_options(form.type, form.schema_, form.strict) if is_set else {}
 
     def requested_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
-        form = self.text.format
-        lifts = "format" in self.text.model_fields_set and form.type == "text"
-        lifted = dict.fromkeys(RULES) if lifts else {}
-        return logprobs | lifted | super().requested_options() | self.form()
+        return logprobs | super().requested_options()
 
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice
@@ -217,6 +206,6 @@ async def respond(request: Request, body: ResponsesRequest) -> Response:
 async def count_input(request: Request, body: ResponsesRequest) -> Response:
     """Count the tokens of an input, as the model sees it."""
     check_model(request, body.model)
-    ask = body.prompt_ask(body.translate(body.items(request.app.state.kept_responses)))
+    ask = body.ask(body.translate(body.items(request.app.state.kept_responses)))
     counted = await count_prompt(request, ask)
     return Json({"object": "response.input_tokens", "input_tokens": counted})

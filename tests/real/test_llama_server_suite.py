@@ -42,6 +42,7 @@ MAPPED = {
     r'"<s> " \+ prompt': "prompt",  # comes back as it was sent
     r'(meaning of life is")\*32': r"\1*64",  # longer than the context
     r"(total_batch_count) == batch_count": r"\1 >= 2",
+    r'"\[ -3000 \]"': '"."',  # of items, which any JSON value may have
     r'(\["prompt"\]) == "<s> (<\|start_header_id\|>system.*?")': r'\1.endswith("\2)',
     r'(len\(res.body\["content"\]\)) > 10': r"\1 >= 0",  # the guide may end at once
 }

@@ -34,6 +34,8 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
     names = ["toy", "sea", "sky"]
     assert [model.id for model in client.models.list()] == names
     assert client.models.retrieve("sky").id == "sky"
+    listed = server.http.get("/lora-adapters").json()
+    assert [(each["id"], each["path"]) for each in listed] == [(0, "sea"), (1, "sky")]
     llm = load(base, backend="cpu", adapters=adapters)
     ask = dict(max_tokens=12, logit_bias={1: -100, 2: -100})
     wanted = {

@@ -5,15 +5,18 @@ name.
 from __future__ import annotations
 
 import typing
+from decimal import Decimal
+from ipaddress import IPv4Network
+from pathlib import Path
 
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
-from mlx_llama.server.anthropic import CountRequest, MessagesRequest
+from mlx_llama.server.anthropic import MessagesRequest
 from mlx_llama.server.completions import CompletionRequest
 from mlx_llama.server.openai import ChatRequest
 from mlx_llama.server.responses import ResponsesRequest
@@ -29,7 +32,7 @@ TYPES = [
     (TEXT, CompletionRequest, completion_create_params.CompletionCreateParamsStreaming),
     (RESPONSES, ResponsesRequest, response_create_params.ResponseCreateParamsStreaming),
     (MESSAGES, MessagesRequest, message_create_params.MessageCreateParamsStreaming),
-    (COUNT, CountRequest, message_count_tokens_params.MessageCountTokensParams),
+    (COUNT, MessagesRequest, message_count_tokens_params.MessageCountTokensParams),
 ]
 
 # Fields that are accepted and change nothing; others are noted.
@@ -242,3 +245,110 @@ def test_a_strict_server_translates_and_refuses_what_would_be_ignored(guide):
         assert (fault["field"], fault["constraint"]) == (field, "unsupported")
     [fault] = guide.post("/api/chat", **body, options={"num_ctx": 9}).json()["errors"]
     assert fault["field"] == "options.num_ctx"
+
+
+CUT = '{"a": 1, "b'  # arguments of a call that was cut
+CALLED = {"id": "t", "type": "function", "function": {"name": "f", "arguments": CUT}}
+HISTORY = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALLED]}]
+HISTORY += [{"role": "tool", "tool_call_id": "t", "content": "3"}, *QUESTION]
+ITEMS = [{"type": "function_call", "call_id": "t", "name": "f", "arguments": CUT}]
+ITEMS = [*QUESTION, *ITEMS, {"type": "function_call_output", "call_id": "t", "output": "3"}]
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}}
+TOOL = {"type": "function", "function": FUNCTION}
+RESULT = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+SEARCH = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, RESULT]
+THOUGHT = {"type": "thinking", "thinking": "?", "signature": ""}
+PAPER = {"type": "document", "source": {"type": "text", "data": "It rains."}, "title": "Now"}
+BLOCKS = [
+    *QUESTION,
+    {"role": "assistant", "content": [THOUGHT, {"type": "redacted_thinking", "data": ""}, *SEARCH]},
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [PAPER]},
+]
+CLAUDE = {"name": "f", "input_schema": FUNCTION["parameters"]}
+HINTS = dict(eager_input_streaming=True, defer_loading=True, allowed_callers=["direct"])
+HINTS |= dict(input_examples=[{"a": 1}], cache_control={"type": "ephemeral"})
+AGENT = dict(context_management={"edits": []}, mcp_servers=[], betas=["x"], metadata={"a": [{}]})
+AGENT |= dict(thinking={"type": "adaptive"}, output_config={"effort": "low"})
+AGENT_NOTED = "context_management mcp_servers betas metadata thinking output_config.effort"
+SERVERS = [{"type": "web_search"}, {"type": "custom", "name": "patch"}, {"type": "local_shell"}]
+SPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", **FUNCTION}]}
+CODEX = dict(include=["reasoning.encrypted_content"], client_metadata={"a": "b"}, store=True)
+CODEX |= dict(reasoning={"effort": "low", "summary": "auto"}, tools=[SPACE, *SERVERS])
+CODEX_NOTED = "include[] client_metadata reasoning reasoning.summary"
+HARMLESS = dict(reasoning_effort="low", verbosity="low", store=True, service_tier="flex")
+HARMLESS |= dict(prompt_cache_retention="24h", prediction={"content": "x"}, metadata={"a": [{}]})
+LLAMA = dict(ignore_eos=True, cache_prompt=True, repeat_penalty=1.1, mirostat=0, typical_p=1)
+LLAMA |= dict(dry_multiplier=0.5, xtc_probability=0.1, json_schema={"type": "object"})
+SENT = [  # by a client, whose other fields are done -> the noted ones
+    (CHAT, {"messages": HISTORY, "tools": [TOOL]}, ""),
+    (RESPONSES, {"input": ITEMS}, ""),
+    (RESPONSES, CODEX, f"{CODEX_NOTED} tools[].web_search tools[].custom tools[].local_shell"),
+    (MESSAGES, {"tools": [CLAUDE | HINTS]}, " ".join(f"tools[].{name}" for name in HINTS)),
+    (MESSAGES, AGENT, AGENT_NOTED),
+    (COUNT, AGENT, AGENT_NOTED),
+    (
+        MESSAGES,
+        {"messages": BLOCKS},
+        "".join(
+            f"messages[].content[].{kind} "
+            for kind in ("thinking", "redacted_thinking", "server_tool_use", RESULT["type"])
+        ),
+    ),
+    (COUNT, {"tools": [CLAUDE | {"name": f"{i:0128}"} for i in range(130)]}, ""),
+    (COUNT, {"tools": [CLAUDE | {"description": "word " * 80_000}]}, ""),
+    (CHAT, HARMLESS, " ".join(HARMLESS)),
+    (
+        CHAT,
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
+    (CHAT, {"seed": -1, "top_k": -1, "top_p": 0, "max_tokens": -1, "stop": ""}, ""),
+    (CHAT, {"max_tokens": 500, "max_completion_tokens": 2}, "max_tokens"),
+    (CHAT, {"model": "GUIDE.gguf"}, ""),
+    (CHAT, {"model": "gpt-4o"}, "model"),
+    *[(route, LLAMA, "") for route in (CHAT, TEXT, RESPONSES, MESSAGES)],
+    *[(route, {"mirostat": 2, "typical_p": 0.5}, "mirostat typical_p") for route in (CHAT, TEXT)],
+]
+
+
+@pytest.mark.parametrize("route, more, noted", SENT)
+def test_shapes_of_agents_and_frontends_are_served(route, more, noted, lenient):
+    """Every ignored field is in the header, and no other."""
+    path, base = route
+    done = lenient.post(path, **{"max_tokens": 2, **base, **more})
+    assert done.status_code == 200, done.text[:500]
+    places = set(filter(None, done.headers.get("x-mlx-llama-noted", "").split(", ")))
+    expected = set(noted.split())
+    assert places - {"max_tokens"} == expected - {"max_tokens"}
+
+
+def test_tools_of_servers_that_are_forced_and_threads_are_refused(lenient):
+    for tool in SERVERS[1:]:
+        forced = {"tools": [tool], "tool_choice": tool}
+        assert lenient.post("/v1/responses", input="hi", **forced).status_code == 400
+    done = lenient.post("/v1/messages", **MESSAGES[1], thread={"id": "x"})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert done.status_code == 400 and done.json()["error"]["details"] == details
+
+
+class Strange(BaseModel):
+    tags: set[str]
+    data: bytes
+    path: Path
+    secret: SecretStr
+    net: IPv4Network
+    price: Decimal
+
+
+def test_schemas_of_ordinary_types_are_relaxed_and_noted(lenient):
+    path, base = CHAT
+    for is_strict in (False, True):
+        named = {"name": "x", "schema": Strange.model_json_schema(), "strict": is_strict}
+        form = {"response_format": {"type": "json_schema", "json_schema": named}}
+        done = lenient.post(path, **base, **form, max_tokens=20)
+        if is_strict:
+            assert done.status_code == 400 and "uniqueItems" in done.text, done.text
+        else:
+            assert "uniqueItems" in done.headers["x-mlx-llama-noted"], done.text
+            assert done.json()["choices"][0]["message"]["content"].startswith("{")

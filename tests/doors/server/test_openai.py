@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import openai
 import pytest
 import torch
 
+from mlx_llama import load
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
+from mlx_llama.server import items
+from mlx_llama.server.faults import Refusal
 
 from .conftest import events
 
@@ -475,3 +479,45 @@ def test_responses_go_on_from_kept_ones(client, guide, llm):
         client.responses.create(model="guide", input="x", previous_response_id=first.id)
     with pytest.raises(openai.BadRequestError, match="is not kept here"):
         client.responses.create(model="guide", input=[{"type": "item_reference", "id": "msg_1"}])
+
+
+def test_responses_are_kept_within_limits(monkeypatch):
+    kept, now = items.KeptResponses(), 0.0
+    monkeypatch.setattr(items.time, "monotonic", lambda: now)
+    for number in range(items.MOST_RESPONSES + 1):
+        kept.put({"id": f"r{number}", "output": []}, [{"role": "user", "content": "x"}])
+    assert kept.get("r1", "previous_response_id").items
+    with pytest.raises(Refusal, match="is not kept here"):
+        kept.get("r0", "previous_response_id")
+    kept.put({"id": "long", "output": []}, [{"content": "x" * (items.MOST_CHARACTERS - 100)}])
+    with pytest.raises(Refusal):
+        kept.get("r1", "previous_response_id")
+    assert kept.get("long", "previous_response_id").items
+    now = items.SECONDS + 1
+    with pytest.raises(Refusal):
+        kept.get("long", "previous_response_id")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/api/chat", "/v1/jobs"])
+def test_answers_have_no_limit_but_the_context(path, lenient):
+    field = "input" if "responses" in path else "messages"
+    done = lenient.post(path, **{field: QUESTION}, ignore_eos=True, stream=False).json()
+    if "job_id" in done:
+        done = json.loads(lenient.http.get(done["jsonl_url"]).text.splitlines()[-1])
+    usage = done.get("usage", done)
+    written = ("output_tokens", "eval_count", "tokens_out")
+    assert 400 < next(usage[name] for name in written if name in usage) < 512
+
+
+def test_a_model_without_a_template_has_chatml(toy, tmp_path, inside):
+    folder = shutil.copytree(toy, tmp_path / "m")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config.pop("chat_template", None) or (folder / "chat_template.jinja").exists()
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    server = inside(lambda: load(folder, backend="cpu")).ready()
+    done = server.post("/v1/chat/completions", messages=QUESTION, max_tokens=2)
+    assert done.headers["x-mlx-llama-noted"] == "chat_template: chatml"
+    shown = server.post("/apply-template", messages=QUESTION).json()["prompt"]
+    turn = f"<|im_start|>user\n{QUESTION[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
+    assert shown.endswith(turn)

@@ -397,3 +397,41 @@ def test_a_template_is_chosen_by_the_request(tmp_path):
         assert shown == wanted
     finally:
         server.close()
+
+
+LOOSE = [  # forms of older clients, and of answers that are sent back
+    {"role": "system", "content": [{"type": "input_text", "text": "Be brief."}, " Be kind."]},
+    {"role": "developer", "content": "Use tools."},
+    *QUESTION,
+    {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": {"a": 1}}},
+    {"role": "function", "name": "add", "content": "3"},
+    {"role": "assistant", "tool_calls": [{"function": {"name": "time", "arguments": "{}"}}]},
+    {"role": "tool", "content": [{"type": "text", "text": "noon"}]},
+    {"role": "assistant", "content": "It is"},
+]
+
+
+@pytest.mark.parametrize("messages", [LOOSE, LOOSE[:-1], LOOSE[2:3]])
+def test_routes_of_a_conversation_take_the_same_forms(model, messages):
+    """Chat's, jobs' and the rendered template."""
+    tools = {"functions": [tool["function"] for tool in TOOLS], "function_call": "auto"}
+    asked = {"messages": messages, **tools, "max_tokens": 200}
+    if model.name == "mistral-nemo":  # takes ids of nine letters only
+        asked["messages"] = [m for m in messages if m["role"] in ("developer", "user")]
+    with model.script() as script:
+        model.server.post("/v1/chat/completions", **asked).raise_for_status()
+    with model.script() as again:
+        job = model.server.post("/v1/jobs", **asked).raise_for_status().json()
+        lines = model.server.http.get(job["jsonl_url"]).text.splitlines()
+    assert again.prompts == script.prompts
+    shown = model.server.post("/apply-template", **asked).json()["prompt"]
+    # an encoded text of its own may begin with a space
+    computed = script.prompts[0].removeprefix("<s>").replace(" It is", "It is")
+    assert shown.removeprefix("<s>") == computed
+    events = [json.loads(line) for line in lines]
+    deltas = [event["tool_calls"][0] for event in events if event["event"] == "call"]
+    assert [delta["function"]["name"] for delta in deltas if "id" in delta] == ["add", "time"]
+    arguments = "".join(delta["function"]["arguments"] for delta in deltas if not delta["index"])
+    assert json.loads(arguments) == WANTED[0][1]
+    texts = "".join(event["t"] for event in events if event["event"] == "token")
+    assert texts.strip() == model.opening
