@@ -102,13 +102,12 @@ def test_the_kernels_tests():
     assert tests > 250 and calls > 10_000
 
 
-@pytest.mark.parametrize("processor", ["max neoverse-v2", "max apple-m1"])
-def test_products_tuned_for_newer_processors(processor):
+def test_products_tuned_for_a_newer_processor():
     tests, calls = run_tests(
         f"{KERNELS[1]}::test_product",
         "-k",
         "Q4_K or Q8_0 or IQ4_XS or float16",
-        processor=processor,
+        processor="max apple-m1",
     )
     assert tests > 5 and calls > 100
 
@@ -119,10 +118,9 @@ def test_models_on_several_threads():
         MODEL,
         ROWS,
         "-k",
-        "every_target or threads_or_cuts and odd or in_several_threads and 2 or frees "
-        "or probes or draws_for_each_row and 3",
+        "in_several_threads and 2 or frees or probes and not few or draws_for_each_row and 3",
     )
-    assert tests > 8 and calls > 1000
+    assert tests >= 5 and calls > 1000
 
 
 FORWARD = """

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from making import make_checkpoint
 
-from backends.conftest import relative_error
+from backends.conftest import relative_error, relative_rms
 from mlx_llama import load as load_llm
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
@@ -19,6 +23,22 @@ from mlx_llama.core.generation.options import resolve
 def model(load, tmp_path_factory):
     folder = make_checkpoint(tmp_path_factory.mktemp("cache") / "m", max_position_embeddings=1024)
     return load(folder)
+
+
+KINDS = {  # fields of a config.json
+    "plain": {},
+    "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
+    "qwen3": dict(architectures=["Qwen3ForCausalLM"], num_attention_heads=6),
+    "dynamic rope": dict(
+        rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16
+    ),
+}
+
+
+@functools.cache
+def folder(kind: str, head_dim: int) -> Path:
+    path = Path(tempfile.mkdtemp()) / "m"
+    return make_checkpoint(path, tokenizer=False, head_dim=head_dim, **KINDS[kind])
 
 
 def ids(length: int, seed: int = 0) -> np.ndarray:
@@ -67,19 +87,23 @@ def test_trim_then_continue_is_as_if_the_rest_never_was(model):
 
 def test_a_call_that_fails_changes_nothing(model):
     model, to_numpy = model
-    cache = model.make_cache(30)
-    model.forward(ids(10), 0, cache)
+    cache = model.make_cache(30, 3)
+    lengths = [10, 1, 4]
+    for row, length in enumerate(lengths):
+        model.forward(ids(length, seed=row), 0, cache, rows=[row])
+    before = [cache.state(row) for row in range(3)]
 
     def fail(name, array):
         if name == "1.query":
             raise RuntimeError("in the middle of a layer")
 
     with pytest.raises(RuntimeError):
-        model.forward(ids(5, seed=9), 10, cache, probe=fail)
-    assert cache.length == 10
-    got = to_numpy(model.forward(ids(15)[:, 10:], 10, cache))
+        model.forward(ids(3, seed=9).T, lengths, cache, probe=fail)
+    assert cache.lengths == lengths
+    assert all(same_state(cache.state(row), state) for row, state in enumerate(before))
+    got = to_numpy(model.forward(ids(15)[:, 10:], 10, cache, rows=[0]))
     fresh = model.make_cache(30)
-    model.forward(ids(15)[:, :10], 0, fresh)
+    model.forward(ids(10), 0, fresh)
     assert got.tobytes() == to_numpy(model.forward(ids(15)[:, 10:], 10, fresh)).tobytes()
 
 
@@ -382,3 +406,70 @@ def test_a_step_of_rows_gives_each_its_own_token(backend, model):
         for column, i in enumerate(order):
             assert [step[column] for step in drawn] == alone[i], (order, i)
         assert [cache.lengths[row] for row in rows] == [lengths[i] + 5 for i in order]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_different_lengths_are_transformers_rows(kind, load):
+    """A token and then three of rows in an order that is not theirs."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, to_numpy = load(folder(kind, 24))
+    judge = AutoModelForCausalLM.from_pretrained(folder(kind, 24), dtype=torch.float32)
+    cache, rows, texts = model.make_cache(64, 5), [4, 0, 2], [ids(n)[0] for n in (4, 1, 9)]
+    for row, text in zip(rows, texts):
+        model.forward([text], 0, cache, rows=[row])
+    for count in (1, 3):
+        more = ids(3 * count, seed=count).reshape(3, count)
+        lengths = [cache.lengths[row] for row in rows]
+        got = to_numpy(model.forward(more, lengths, cache, rows=rows))
+        texts = [np.concatenate(pair) for pair in zip(texts, more)]
+        for logits, text in zip(got, texts):
+            with torch.no_grad():
+                wanted = judge(torch.from_numpy(text)[None].long()).logits[0, -1].numpy()
+            assert relative_error(logits, wanted) < 1e-4
+
+
+def prompt_and_steps(model, to_numpy):
+    """(logits of 40 positions, the cache), after a copy of the prompt to another row."""
+    cache, tokens = model.make_cache(64, 2), ids(40)
+    logits = [model.forward(tokens[:, :30], 0, cache, rows=[1], all_positions=True)[0]]
+    cache.copy_prefix(1, 0, 30)
+    logits += [model.forward(tokens[:, at : at + 1], at, cache) for at in range(30, 40)]
+    return np.concatenate([to_numpy(part) for part in logits]), cache
+
+
+@pytest.mark.parametrize("bits, bound", [(8, 2e-2), (16, 1e-3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_and_values_in_few_bits(kind, bits, bound, backend):
+    """Numbers of 16 bits are NumPy's float16, those of 8 bits close."""
+    checkpoint, to_numpy = open_checkpoint(folder(kind, 64)), backend.runtime.to_numpy
+    wide = backend.load(checkpoint, "float32")
+    narrow = backend.load(checkpoint, "float32", cache_bits=bits)
+    (wanted, full), (got, cache) = (prompt_and_steps(model, to_numpy) for model in (wide, narrow))
+    assert narrow.cache_bits == bits and 0 < relative_rms(got, wanted) < bound
+    assert bits / 32 <= cache.position_nbytes / full.position_nbytes < bits / 32 + 0.07
+    assert cache.nbytes < (bits / 32 + 0.08) * full.nbytes
+    again = narrow.make_cache(64)
+    again.restore(cache.state(0))
+    for name in ("keys", "values"):
+        exact, state, restored = (each.state(0)[name][0] for each in (full, cache, again))
+        if bits == 16:
+            exact = exact.astype(np.float16).astype(np.float32)
+            np.testing.assert_array_equal(state, exact)
+            np.testing.assert_array_equal(restored, state)
+        assert relative_rms(state, exact) < 1e-2 and relative_rms(restored, state) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_activations_of_16_bits_are_stored_as_they_are(dtype, backend):
+    if backend.name == "cpu":
+        pytest.skip("the cpu backend computes in float32")
+    logits = [
+        prompt_and_steps(
+            backend.load(open_checkpoint(folder("plain", 24)), dtype, cache_bits=bits),
+            backend.runtime.to_numpy,
+        )[0]
+        for bits in (None, 16)
+    ]
+    np.testing.assert_array_equal(*logits)

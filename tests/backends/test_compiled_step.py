@@ -102,68 +102,47 @@ def decoded(
 
 
 TOKENS = np.random.default_rng(1).integers(3, 384, (1, 30)).astype(np.int32)
-PATHS = ("prompt", "forward", "untraced", "traced")
 
 
-def logits(mlx, model, path: str) -> np.ndarray:
-    """Logits [30, V] after each of `TOKENS`: of one prompt, or token by token after a prompt of
-    one, by forward or by step.
-    """
-    cache, to_numpy = model.make_cache(100), mlx.runtime.to_numpy
-    if path == "prompt":
-        return to_numpy(model.forward(TOKENS, 0, cache, all_positions=True))[0]
-    if path == "forward":
-        return np.concatenate(
-            [
-                to_numpy(model.forward(TOKENS[:, i : i + 1], i, cache))
-                for i in range(TOKENS.shape[1])
-            ]
-        )
-    draw = sampler(mlx, temperature=0)
+def logits(mlx, model) -> np.ndarray:
+    """Logits [30, V] of steps after each of `TOKENS`."""
+    cache, draw = model.make_cache(100), sampler(mlx, temperature=0)
     # A step then returns the logits.
     with mock.patch("mlx_llama.mlx_native.kernels.draw.draw", lambda kind, logits, *_: logits):
         return np.concatenate(
             [
-                to_numpy(model.step(TOKENS[:, i : i + 1], i, cache, draw))
+                mlx.runtime.to_numpy(model.step(TOKENS[:, i : i + 1], i, cache, draw))
                 for i in range(TOKENS.shape[1])
             ]
         )
 
 
 @functools.cache
-def transformers(folder: Path, rotating: tuple[int, ...] | None = None):
-    """Logits [30, V] of `TOKENS`, in float32. rotating: one number per layer of SmolLM3, 0 for no
-    rotation.
-    """
+def transformers(folder: Path):
+    """Logits [30, V] of `TOKENS`, in float32."""
     import torch
-    import transformers
+    from transformers import AutoModelForCausalLM
 
-    if rotating is None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    else:
-        model = transformers.SmolLM3ForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, no_rope_layers=list(rotating), pad_token_id=0
-        )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         return model(torch.from_numpy(TOKENS).long()).logits[0].numpy()
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("bfloat16", *LOW_BIT)])
-def test_every_path_has_the_logits_of_transformers(name, path, mlx):
-    got = logits(mlx, loaded(mlx, name, path == "traced"), path)
+def test_steps_have_the_logits_of_transformers(name, compile, mlx):
+    got = logits(mlx, loaded(mlx, name, compile))
     assert relative_error(got, transformers(checkpoint(name))) < 1e-4
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_call_that_fails_leaves_the_cache_as_it_was(path, mlx, monkeypatch):
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_step_that_fails_leaves_the_cache_as_it_was(compile, mlx, monkeypatch):
     from mlx_llama.mlx_native import ops
 
-    model = loaded(mlx, "float32", path == "traced")
-    wanted, cache = logits(mlx, model, path), model.make_cache(100)
-    draw = sampler(mlx, temperature=0)
+    model, count = loaded(mlx, "float32", compile), [0]
+    wanted, cache = logits(mlx, model), model.make_cache(100)
     model.forward(TOKENS[:, :20], 0, cache)
-    before, count = cache.state(), [0]
+    before = cache.state()
     with monkeypatch.context() as patch:
         gate = ops.gate
 
@@ -175,10 +154,9 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(path, mlx, monkeypatch):
 
         patch.setattr(ops, "gate", fail_in_the_second_layer)
         with pytest.raises(ZeroDivisionError):
-            if path in ("prompt", "forward"):
-                model.forward(TOKENS[:, 20 : 25 if path == "prompt" else 21], 20, cache)
-            else:
-                loaded(mlx, "float32", path == "traced").step(TOKENS[:, 20:21], 20, cache, draw)
+            loaded(mlx, "float32", compile).step(
+                TOKENS[:, 20:21], 20, cache, sampler(mlx, temperature=0)
+            )
     assert cache.length == 20
     for name, part in cache.state().items():
         np.testing.assert_array_equal(part, before[name])
@@ -186,8 +164,9 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(path, mlx, monkeypatch):
     assert relative_error(got[0], wanted[-1]) < 1e-5
 
 
-@pytest.mark.parametrize("case", SAMPLING)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name, case", [*((name, "greedy") for name in MODELS), ("float32", "everything")]
+)
 def test_the_bits_are_those_of_the_untraced_step(name, case, mlx):
     plain, plain_state = decoded(mlx, loaded(mlx, name, False), 40, **SAMPLING[case])
     traced, traced_state = decoded(mlx, loaded(mlx, name, True), 40, **SAMPLING[case])
@@ -219,13 +198,15 @@ def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
 
 
 def traces(monkeypatch) -> list:
-    """One item for each time that a step is traced or, untraced, run."""
+    """A pair (slots, positions of their buffer) for each time that a step is traced or, untraced,
+    run.
+    """
     from mlx_llama.mlx_native.kernels.view import StepView
 
     seen, original = [], StepView.__init__
 
     def counting(self, token, position, tokens, *rest):
-        seen.append(tokens.shape[1])
+        seen.append(tokens.shape)
         original(self, token, position, tokens, *rest)
 
     monkeypatch.setattr(StepView, "__init__", counting)
@@ -233,13 +214,13 @@ def traces(monkeypatch) -> list:
 
 
 def test_one_trace_per_room(mlx, monkeypatch):
-    seen = traces(monkeypatch)
+    seen, wanted = traces(monkeypatch), [(1, GROWTH), (1, 2 * GROWTH)]
     model = loaded(mlx, "float32", True)
     decoded(mlx, model, GROWTH + 30, temperature=0)
-    assert seen == [GROWTH, 2 * GROWTH]
+    assert seen == wanted
     decoded(mlx, model, 20, temperature=0)  # another conversation, another prompt
     decoded(mlx, model, 20, prompt=9, capacity=700, temperature=0)
-    assert seen == [GROWTH, 2 * GROWTH]
+    assert seen == wanted
     decoded(mlx, loaded(mlx, "float32", False), 5, temperature=0)
     assert len(seen) == 2 + 4  # the counter works
 

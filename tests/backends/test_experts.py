@@ -28,7 +28,6 @@ from mlx_llama.core.backends.selection import select
 from mlx_llama.core.backends.shards import take_share
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation import options
 from mlx_llama.core.models.config import LlamaConfig
 
 MIXTRAL = dict(architectures=["MixtralForCausalLM"], num_local_experts=6, num_experts_per_tok=2)
@@ -130,28 +129,6 @@ def test_compiled_rows_have_the_same_bits_in_any_batch(path):
     for at in range(26):
         stepped = model.forward(TOKENS[:, at : at + 1], at, cache)
     assert stepped.tobytes() == whole[:, -1].tobytes()
-
-
-def test_low_bit_steps_of_rows_are_those_of_a_prompt(backend):
-    model = backend.load(
-        open_checkpoint(low_bit()), "float32", compile=True if backend.name == "mlx" else None
-    )
-    cache = model.make_cache(40, 3)
-    sampler = backend.sampling_batch([options.resolve({"temperature": 0}).options] * 3)
-    model.forward(TOKENS[:, :-1], 0, cache)
-    token = TOKENS[:, -1:]
-    for _ in range(4):
-        token = model.step(token, list(cache.lengths), cache, sampler)
-    tokens = np.stack([cache.state(row)["tokens"] for row in range(3)])
-    logits = backend.runtime.to_numpy(
-        model.forward(tokens, 0, model.make_cache(40, 3), all_positions=True)
-    )
-    for row in range(3):
-        for at in range(25, 28):
-            assert (
-                logits[row, at].max() - logits[row, at, tokens[row, at + 1]]
-                < 1e-3 * np.abs(logits[row, at]).max()
-            )
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["one by one", "stacks"])
@@ -440,25 +417,3 @@ def test_a_prompts_experts_by_torch_copy_nothing_from_the_host():
         assert mixed.shape == (1, 5, 8) and "lift_fresh" not in seen
         torch.tensor([1])
     assert "lift_fresh" in seen
-
-
-def rows_of_groups(chosen: np.ndarray, count: int) -> list[tuple[int, list[int]]]:
-    import torch
-
-    from cuda_fallback.kernels import packed
-
-    groups = packed.group_rows(torch.from_numpy(chosen), count)
-    return [
-        (int(matrix), [row for row in rows.tolist() if row >= 0]) for matrix, rows in zip(*groups)
-    ]
-
-
-@pytest.mark.parametrize("T, used, count", [(1, 2, 6), (40, 2, 3), (33, 1, 1), (50, 4, 64)])
-def test_groups_have_each_row_once_with_its_expert(T, used, count, call):
-    chosen = np.random.default_rng(0).permuted(np.tile(np.arange(count), (T, 1)), axis=1)[:, :used]
-    tiles = call(rows_of_groups, chosen, count)
-    assert sorted(row for _, rows in tiles for row in rows) == list(range(T * used))
-    assert all(chosen.ravel()[row] == matrix for matrix, rows in tiles for row in rows)
-    assert sum(bool(rows) for _, rows in tiles) == sum(
-        -(-n // 32) for n in np.bincount(chosen.ravel())
-    )

@@ -15,7 +15,7 @@ import pytest
 from making import make_tokenizer, refusal, shared_arithmetic
 
 from backends.conftest import relative_error
-from backends.test_architectures import GPT_OSS, SIZES, TOKENS, YARN, made, run
+from backends.test_architectures import GPT_OSS, SIZES, TOKENS, YARN, run
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
@@ -71,13 +71,6 @@ def test_published_experts_have_the_logits_of_transformers(compile, backend):
     assert {tensor.format for tensor in matrices} == {"mxfp4"}
     for cuts in ((0, 30), (0, 20, 29, 30)):
         assert relative_error(run(backend, checkpoint, cuts, compile=compile), wanted) < 1e-4
-
-
-@pytest.mark.parametrize("compile", [None, False])
-def test_plain_experts_whose_rows_are_whole_blocks(compile, backend):
-    folder, wanted = made("gpt-oss", wide=True)
-    got = run(backend, open_checkpoint(folder), (0, 20, 30), compile=compile)
-    assert relative_error(got, wanted) < 1e-4
 
 
 def test_scales_in_another_file(tmp_path):

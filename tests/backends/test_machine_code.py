@@ -30,18 +30,18 @@ LOW_BIT = {
 }
 EIGHT_BITS_IN_BFLOAT16 = (5.1, 5.7, 7.4)  # two numbers to a code
 ROWS = (1, 16, 32)
-QUICK = [("Q4_K", 4096, 0, 90, torch.bfloat16)]
-ALL = [
-    (name, K, rows, capability, dtype)
-    for name in LOW_BIT
-    for K, rows, capability, dtype in [
-        *(
-            (4096, i, c, torch.float16 if c == 80 else torch.bfloat16)
-            for c, numbers in ((80, (0, 2)), (89, (0, 2)), (90, (0, 1, 2)))
-            for i in numbers
-        ),
-        *((K, 0, 90, torch.float16) for K in (2048, 4096, 14336)),
-    ]
+# (format, columns, place in ROWS, compute capability, dtype); most run with --all only
+CASES = [
+    pytest.param("Q4_K", 4096, 0, 90, torch.bfloat16, id="Q4_K"),
+    *(
+        pytest.param(name, 4096, *case, marks=pytest.mark.slow)
+        for name in LOW_BIT
+        for case in ((0, 80, torch.float16), (1, 89, torch.bfloat16), (2, 90, torch.bfloat16))
+    ),
+    *(
+        pytest.param(name, K, 0, 90, torch.float16, marks=pytest.mark.slow)
+        for name, K in (("Q4_K", 2048), ("Q6_K", 14336), ("Q3_K", 4096))
+    ),
 ]
 
 
@@ -90,7 +90,8 @@ def count(code, name: str) -> int:
     return sum(line.startswith(name) for line in code.loop)
 
 
-def check_product(compile_call, name, K, i, capability, dtype):
+@pytest.mark.parametrize("name, K, i, capability, dtype", CASES)
+def test_products_keep_to_their_budgets(name, K, i, capability, dtype, compile_call):
     compiled = compile_call(product, name, K, ROWS[i], capability, dtype)
     if compiled is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
@@ -129,8 +130,9 @@ def dense_product(rows: int, capability: int, dtype=torch.float16):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows, most", [(1, 2.5), (16, 2.5), (32, 3.0)])
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize(
+    "rows, most, capability", [(1, 2.5, 80), (16, 2.5, 89), (32, 3.0, 90), (32, 3.0, 80)]
+)
 def test_dense_products_keep_to_their_budgets(rows, most, capability, compile_call):
     compiled = compile_call(dense_product, rows, capability)
     if compiled is None:
@@ -166,7 +168,7 @@ def dequantising(name: str, K: int, capability: int, dtype=torch.bfloat16):
         *(
             pytest.param(name, K, capability, marks=pytest.mark.slow)
             for name in LOW_BIT
-            for K, capability in ((4096, 80), (14336, 89))
+            for K, capability in ((14336, 80),)
         ),
     ],
 )
@@ -228,16 +230,3 @@ def test_products_compile_for_any_scales(compile_call):
         ("bfloat16", 2),
         ("int8", 4),
     }
-
-
-@pytest.mark.parametrize("name, K, i, capability, dtype", QUICK)
-def test_a_product_keeps_to_its_budget(name, K, i, capability, dtype, compile_call):
-    check_product(compile_call, name, K, i, capability, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, K, i, capability, dtype", [case for case in ALL if case not in QUICK]
-)
-def test_products_keep_to_their_budgets(name, K, i, capability, dtype, compile_call):
-    check_product(compile_call, name, K, i, capability, dtype)

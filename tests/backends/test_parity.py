@@ -1,6 +1,4 @@
-"""Every backend against transformers and mlx-lm, for a random checkpoint of every config
-feature.
-"""
+"""Every backend against transformers, for a random checkpoint of every config feature."""
 
 from __future__ import annotations
 
@@ -139,33 +137,11 @@ def test_sixteen_bit_weights_at_float32(dtype, load):
 
 
 # Features that mlx-lm lacks, compared with transformers alone: rope_parameters, Mistral's
-# sliding_window and other activations of Llama; windows and biases of the output projection of
-# Qwen.
-NOT_IN_MLX_LM = (
-    "new-rope-spelling",
-    "gelu",
-    "mistral-sliding",
-    "qwen2-sliding",
-    "qwen3-biases-tied",
-)
 
 
-@pytest.mark.parametrize("feature", [f for f in FEATURES if f not in NOT_IN_MLX_LM])
-def test_logits_are_those_of_mlx_lm(feature, load):
-    mx = pytest.importorskip("mlx.core")
-    from mlx_lm.utils import load_model
-
-    peer, _ = load_model(checkpoint(feature))
-    with mx.stream(mx.cpu):
-        wanted = np.array(peer(mx.array(tokens())))
-    model, to_numpy = load(checkpoint(feature))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True))
-    assert relative_error(got, wanted) < 1e-4
-
-
-@pytest.mark.parametrize("chunks", [[LENGTH], [7, 20, 13], [1] * LENGTH, [16, 1, 1, 22]], ids=str)
+@pytest.mark.parametrize("chunks", [[7, 20, 13], [1] * LENGTH, [16, 1, 1, 22]], ids=str)
 @pytest.mark.parametrize("feature", [f for f in FEATURES if f != "dynamic-rope"])
-def test_in_one_go_equals_in_chunks_equals_token_by_token(feature, chunks, load):
+def test_in_chunks_and_token_by_token(feature, chunks, load):
     model, to_numpy = load(checkpoint(feature))
     cache, got = model.make_cache(LENGTH, 2), []
     for size in chunks:
@@ -278,15 +254,6 @@ def test_the_probes_are_transformers_hidden_states(load):
             wanted = wanted.reshape(2, LENGTH, 2, 16).transpose(0, 2, 1, 3)
         assert relative_error(seen[name], wanted) < 1e-4, name
     assert len(inside) == 2 * 6 + 2
-
-
-def test_bit_equal_from_run_to_run(load):
-    model, to_numpy = load(checkpoint("llama2-grouped"))
-    runs = [
-        to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True))
-        for _ in range(3)
-    ]
-    assert runs[0].tobytes() == runs[1].tobytes() == runs[2].tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -15,7 +15,6 @@ from making import encode_tensor, make_checkpoint, random_tensors, write_safeten
 from backends.evaluations import counted
 from mlx_llama import load
 from mlx_llama.core.engine.request import Sequence
-from mlx_llama.core.files.checkpoint import GUIDE_PATH
 from mlx_llama.core.generation.options import GenerationOptions
 
 REPETITIVE = [5, 6, 7, 8] * 10
@@ -138,39 +137,6 @@ def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
     assert accepted["model"] > 30
     if sampling == "greedy":
         assert accepted["prompt"] > 5
-
-
-def questions():
-    golden = json.loads(
-        (GUIDE_PATH.parents[1] / "tests" / "golden_guide.json").read_text(encoding="utf-8")
-    )
-    chat = [case["prompt"] for case in golden["greedy"] if case["chat"]]
-    again = "What is a KV cache? Answer. What is a KV cache? Answer. What is a KV"
-    return [
-        *([{"role": "user", "content": text}] for text in chat[:3]),
-        again,
-        [
-            {"role": "user", "content": "Tell me a story."},
-            {"role": "assistant", "content": "Once upon a time."},
-            {"role": "user", "content": "Tell me a story."},
-        ],
-    ]
-
-
-def test_the_guide_says_the_same(here):
-    """The guide, drafting from the conversation and from itself."""
-    plain = load(**here)
-    drafting = load(**here, draft_model=GUIDE_PATH)
-    for prompt in questions():
-        for options in ({}, {"temperature": 0.9, "seed": 5}):
-            wanted = plain.generate(prompt, max_tokens=48, **options)
-            for got in (
-                plain.generate(prompt, max_tokens=48, speculate="prompt", **options),
-                drafting.generate(prompt, max_tokens=48, **options),
-            ):
-                assert (got.tokens, got.text) == (wanted.tokens, wanted.text)
-            assert got.options["speculate"] == "model"
-            assert got.accepted == got.drafted or wanted.finish_reason == "eos"
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -424,6 +390,7 @@ def test_a_long_draft_prompt_is_taken_in_chunks_within_its_context(here, loaded,
         done = llm.generate(prompt, max_tokens=30, prefill_step_size=16)
         assert done.tokens == llm.generate(prompt, max_tokens=30, speculate="none").tokens
         assert (done.drafted > 0) == (size < 64)
+        assert done.accepted == done.drafted  # the draft model has the same weights
 
 
 def test_transformers_prompt_lookup_gives_these_tokens(loaded):
@@ -445,21 +412,3 @@ def test_transformers_prompt_lookup_gives_these_tokens(loaded):
             )[0, len(prompt) :].tolist()
         assert plain.generate(prompt, max_tokens=50, speculate="prompt").tokens == wanted
         assert drafting.generate(prompt, max_tokens=50).tokens == wanted
-
-
-def test_an_end_token_that_was_drafted_is_the_last(loaded):
-    """The prompt has the end token after the same words."""
-    llm, _ = loaded("tied")
-    ends = llm.engine.eos
-    first = llm.generate(REPETITIVE, max_tokens=12, speculate="none").tokens
-    end = first[-1]
-    llm.engine.eos = frozenset({end})
-    try:
-        wanted = llm.generate(REPETITIVE, max_tokens=30, speculate="none")
-        prompt = REPETITIVE + wanted.tokens + REPETITIVE
-        wanted = llm.generate(prompt, max_tokens=30, speculate="none")
-        got = llm.generate(prompt, max_tokens=30, speculate="prompt")
-    finally:
-        llm.engine.eos = ends
-    assert got.tokens == wanted.tokens and got.finish_reason == wanted.finish_reason
-    assert end in got.tokens

@@ -15,28 +15,16 @@ import numpy as np
 import pytest
 from launching import run_python
 
-from backends.kernels.calls import Library, write_records
 from backends.kernels.weights import random_matrix
 from cpu_fallback.kernels import compilation, emit, layouts, panels, products, target as targets
 from cpu_fallback.kernels.emit import Module
 from cpu_fallback.kernels.image import Image
 from cpu_fallback.kernels.interpreter import write_module
-from cpu_fallback.kernels.layouts import GROUP, SPAN
-from cpu_fallback.kernels.panels import Plan
 from cpu_fallback.kernels.recipe import Recipe
 from cpu_fallback.kernels.target import available, build_target, compile_module
 from mlx_llama.core.errors import BackendError
 
 ARM = ("aarch64-unknown-linux-gnu", "arm64-apple-macosx")
-# Kinds that cover NEON's differences, with the bits and tokens to test
-ON_NEON = {
-    "Q4_0": ((8, 1), (16, 2)),
-    "Q8_0": ((8, 2), (16, 1), (16, 2)),
-    "Q4_K": ((16, 1),),
-    "Q6_K": ((16, 1),),
-    "IQ4_XS": ((16, 1),),
-    "mlx 8 128 float16": ((8, 1), (16, 1)),
-}
 
 
 def layout_of(kind: str):
@@ -130,66 +118,6 @@ def test_a_program_for_neon_calls_no_library(triple):
     assert called - {name.strip("_") for name in defined} <= {"mlx_llama_yield"}
     assert machine.emit_object(optimised)[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
     assert "llvm.aarch64.hint" in module.globals and "llvm.x86.sse2.pause" not in module.globals
-
-
-def without_sdot(f, name, result, *arguments):
-    """Function.intrinsic with `sdot` emulated: add to each lane the products of four signed bytes
-    (Arm Architecture Reference Manual, SDOT (vector))."""
-    if name != "llvm.aarch64.neon.sdot.v4i32.v16i8":
-        return INTRINSIC(f, name, result, *arguments)
-    sums, *factors = arguments
-    codes, x = (factor.bitcast(result) for factor in factors)
-    for shift in (24, 16, 8, 0):
-        signed, other = (
-            (value << shift if shift else value).arithmetic_shift(24) for value in (codes, x)
-        )
-        sums = sums + signed * other
-    return sums
-
-
-INTRINSIC = emit.Function.intrinsic
-
-
-def test_neons_arithmetic_in_other_instructions(monkeypatch):
-    """NEON's code with its one special instruction emulated, run here: offsets and flipped 8-bit
-    codes included.
-    """
-    monkeypatch.setattr(emit.Function, "intrinsic", without_sdot)
-    name = available()[0]
-    arm = dataclasses.replace(build_target(name), dot="sdot", tile=2, float_tile=2, gfni=False)
-    assert products.flips_codes(arm, layout_of("Q8_0"))
-    assert not products.flips_codes(build_target(name), layout_of("Q8_0"))
-    rng = np.random.default_rng(1)
-    sources = {kind: random_matrix(kind, 19, rng, 512) for kind in ON_NEON}
-    wanted, cases = [], []
-    for kind, source in sources.items():
-        layout = panels.weight_layout(source.tensor)
-        wanted.append(("fill", layout, Plan(source.tensor, layout).source))
-        offset = products.dot_offset(arm, layout)
-        cases += [
-            (kind, layouts.activation_layout(bits, "sdot", offset), tokens)
-            for bits, tokens in ON_NEON[kind]
-        ]
-        wanted += [
-            ("product", layout, x_layout, tokens) for of, x_layout, tokens in cases if of == kind
-        ]
-    library = Library(arm, wanted, key="sdot replaced")
-    rows = {}
-    for kind, x_layout, tokens in cases:
-        rng = np.random.default_rng(2)
-        codes = rng.integers(-x_layout.limit, x_layout.limit + 1, (2, 512))[:tokens]
-        codes[0] = np.where(codes[0] < 0, -x_layout.limit, x_layout.limit)
-        scale = rng.uniform(0.5, 2, (2, 2)).astype(np.float32)[:tokens] / np.float32(x_layout.limit)
-        x = codes * np.repeat(scale.astype(np.float64), SPAN * GROUP, axis=1)
-        got = library.product(
-            library.fill(sources[kind].tensor),
-            x_layout,
-            write_records(x_layout, codes, scale),
-            tokens,
-        )
-        bound = np.abs(x) @ sources[kind].size.T * 72 * 2.0**-24
-        assert (np.abs(got[:, :19] - x @ sources[kind].exact.T) <= bound).all(), kind
-        np.testing.assert_array_equal(got[0], rows.setdefault((kind, x_layout), got[0]))
 
 
 def test_products_refuse_activations_for_another_offset():

@@ -1,5 +1,5 @@
 """LlamaConfig.layers: what a config resolves to, layer by layer. The arithmetic is
-tests/backends/test_layer_spec.py's.
+tests/backends/test_architectures.py's.
 """
 
 from making import config_fields
