@@ -52,10 +52,9 @@ TINY = {
     "max_position_embeddings": 64,
 }
 NUMBERS = [*range(10), 31, 32, 33, 127, 128, 255, 256]
-NUMBERS += [
-    (1 << bits) + more for bits in (15, 16, 31, 32, 40, 60, 61, 63, 64) for more in (-1, 0, 1)
-]
-NUMBERS += [(1 << 64) - 32]
+POWERS = [1 << bits for bits in (15, 16, 31, 32, 40, 60, 61, 63)]
+NUMBERS += [power + more for power in POWERS for more in (-1, 0, 1)]
+NUMBERS += [(1 << 64) - 32, (1 << 64) - 1]
 VALUES = [None, True, False, 0, 1, -1, 2, 3, 32, 64, 1 << 31, 1 << 53, 1 << 60, 1 << 64, -(1 << 63)]
 VALUES += [10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"), "", "\ud800", "x" * 5000]
 VALUES += "F32 F16 BF16 U32 I8 F64 llama yarn linear dynamic llama3".split()
