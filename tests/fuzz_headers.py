@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -50,96 +51,29 @@ TINY = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 64,
 }
-NUMBERS = (
-    *range(10),
-    31,
-    32,
-    33,
-    127,
-    128,
-    255,
-    256,
-    1 << 15,
-    (1 << 16) - 1,
-    1 << 16,
-    (1 << 31) - 1,
-    1 << 31,
-    (1 << 32) - 1,
-    1 << 32,
-    1 << 40,
-    1 << 60,
-    (1 << 61) + 1,
-    (1 << 63) - 1,
-    1 << 63,
-    (1 << 64) - 32,
-    (1 << 64) - 1,
-)
-VALUES = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    3,
-    32,
-    64,
-    1 << 31,
-    1 << 53,
-    1 << 60,
-    1 << 64,
-    -(1 << 63),
-    10**400,
-    0.5,
-    -0.0,
-    1e308,
-    float("nan"),
-    float("inf"),
-    "",
-    "F32",
-    "F16",
-    "BF16",
-    "U32",
-    "I8",
-    "F64",
-    "llama",
-    "yarn",
-    "linear",
-    "dynamic",
-    "llama3",
-    "\ud800",
-    "x" * 5000,
-    [],
-    [0],
-    [0, 0],
-    [1, 2, 3],
-    [[]],
-    {},
-    {"a": 1},
-    "model.safetensors",
-    "../x.safetensors",
-    "/etc/passwd",
-)
+NUMBERS = [*range(10), 31, 32, 33, 127, 128, 255, 256]
+POWERS = [1 << bits for bits in (15, 16, 31, 32, 40, 60, 61, 63)]
+NUMBERS += [power + more for power in POWERS for more in (-1, 0, 1)]
+NUMBERS += [(1 << 64) - 32, (1 << 64) - 1]
+VALUES = [None, True, False, 0, 1, -1, 2, 3, 32, 64, 1 << 31, 1 << 53, 1 << 60, 1 << 64, -(1 << 63)]
+VALUES += [10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"), "", "\ud800", "x" * 5000]
+VALUES += "F32 F16 BF16 U32 I8 F64 llama yarn linear dynamic llama3".split()
+VALUES += ["model.safetensors", "../x.safetensors", "/etc/passwd"]
+VALUES += [[], [0], [0, 0], [1, 2, 3], [[]], {}, {"a": 1}]
 
 
-class Seed:
-    """A model to damage.
+class Seed(NamedTuple):
+    """A model to damage."""
 
-    entry: the file or folder to open. headers: {file: bytes of its header}. fields, values: {file:
-    (offset, bytes) of all fields, of the metadata's values}, for GGUF.
-    """
+    files: dict[str, bytes]
+    entry: str  # the file or folder to open
+    headers: dict[str, int]  # bytes of each file's header
+    fields: dict[str, Fields]  # (offset, bytes) of all fields of a GGUF file
+    values: dict[str, Fields]  # and of its metadata's values
 
-    def __init__(
-        self,
-        root: Path,
-        entry: str,
-        headers: dict[str, int],
-        fields: dict[str, Fields],
-        values: dict[str, Fields],
-    ):
-        self.files = {path.name: path.read_bytes() for path in sorted(root.iterdir())}
-        self.entry, self.headers, self.fields, self.values = entry, headers, fields, values
+
+def read_files(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(root.iterdir())}
 
 
 def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
@@ -163,34 +97,15 @@ def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
 
 def small_vocabulary(kind: str):
     def edit(writer: gguf.GGUFWriter) -> None:
-        words = [
-            "▁",
-            *"abcdefgh",
-            "ab",
-            "▁a",
-            "cd",
-            "ef",
-            "gh",
-            "abcd",
-            "efgh",
-            "▁ab",
-            "é",
-            "🦙",
-            "h" * 300,
-            "x",
-        ]
+        words = [*"▁abcdefghx", *"ab ▁a cd ef gh abcd efgh ▁ab é 🦙".split(), "h" * 300]
         if kind == "llama":
             bytes_ = [f"<0x{i:02X}>" for i in range(256)]
         else:
             words = ["ab", "cd", "ef", "gh", "abcd", "efgh", *(f"{i}é" for i in range(15))]
             bytes_ = ByteLevel.alphabet()
         ordinary = gguf.TokenType.BYTE if kind == "llama" else gguf.TokenType.NORMAL
-        types = [
-            gguf.TokenType.UNKNOWN,
-            *[gguf.TokenType.CONTROL] * 2,
-            *[gguf.TokenType.NORMAL] * 21,
-            *[ordinary] * 256,
-        ]
+        types = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2]
+        types += [gguf.TokenType.NORMAL] * 21 + [ordinary] * 256
         writer.add_tokenizer_model(kind)
         writer.add_tokenizer_pre("default" if kind == "llama" else "llama-bpe")
         writer.add_token_list(["<unk>", "<s>", "</s>", *words, *bytes_])
@@ -241,22 +156,15 @@ def gguf_seeds(folder: Path) -> Iterator[Seed]:
         headers, fields, values = (
             {name: all_[i] for name, all_ in described.items()} for i in range(3)
         )
-        yield Seed(root, paths[0].name, headers, fields, values)
+        yield Seed(read_files(root), paths[0].name, headers, fields, values)
 
 
 def safetensors_seeds(folder: Path) -> Iterator[Seed]:
-    rope = {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        }
-    }
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     for i, settings in enumerate(
         (
             {},
-            {"dtype": "bfloat16", "shards": 2, "attention_bias": True, **rope},
+            {"dtype": "bfloat16", "shards": 2, "attention_bias": True, "rope_scaling": rope},
             {"tie_word_embeddings": True},
         )
     ):
@@ -267,7 +175,7 @@ def safetensors_seeds(folder: Path) -> Iterator[Seed]:
         headers = {path.name: path.stat().st_size for path in root.glob("*.json")}
         for path in root.glob("*.safetensors"):
             headers[path.name] = 8 + int.from_bytes(path.read_bytes()[:8], "little")
-        yield Seed(root, "", headers, {}, {})
+        yield Seed(read_files(root), "", headers, {}, {})
 
 
 def pack(root: Path) -> None:
@@ -463,11 +371,9 @@ def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Cou
                 outcome = "opened"
             except LlamaError as e:
                 outcome = type(e).__name__
-                broken = "\n" in str(e) or len(str(e)) > 2000
-                if broken:
-                    raise SystemExit(
-                        f"{kind} case {i}: the message is not one line: {e!r}"[:3000]
-                    ) from None
+                if "\n" in str(e) or len(str(e)) > 2000:
+                    said = f"{kind} case {i}: the message is not one line: {e!r}"
+                    raise SystemExit(said[:3000]) from None
             except BaseException:
                 traceback.print_exc()
                 raise SystemExit(f"{kind} case {i}: not a LlamaError") from None
@@ -477,29 +383,21 @@ def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Cou
             outcomes[outcome] += 1
             if took > SECONDS:
                 raise SystemExit(f"{kind} case {i}: took {took:.1f} s, expected at most {SECONDS}")
-            if peak_memory() - before > MEMORY:
-                raise SystemExit(
-                    f"{kind} case {i}: took {(peak_memory() - before) >> 20} MB, expected at "
-                    f"most {MEMORY >> 20}"
-                )
+            if (grown := peak_memory() - before) > MEMORY:
+                raise SystemExit(f"{kind} case {i}: took {grown >> 20} MB, not {MEMORY >> 20}")
             for file in changed:
                 (place / file).write_bytes(seed.files[file])
     counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
-    print(
-        f"{kind}: {count} cases: {counts}; slowest {slowest:.2f} s, memory "
-        f"+{(peak_memory() - before) >> 20} MB"
-    )
+    grown = (peak_memory() - before) >> 20
+    print(f"{kind}: {count} cases: {counts}; slowest {slowest:.2f} s, memory +{grown} MB")
     return outcomes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--count", type=int, default=2000, help="cases of each format (default: 2000)"
-    )
-    parser.add_argument(
-        "--first", type=int, default=0, help="number of the first case (default: 0)"
-    )
+    number = dict(type=int, metavar="N")
+    parser.add_argument("--count", default=2000, help="cases of each format (2000)", **number)
+    parser.add_argument("--first", default=0, help="number of the first case (0)", **number)
     parser.add_argument("--format", choices=FORMATS, help="one format only")
     parser.add_argument("--keep", type=Path, help="a folder to leave the last case's files in")
     args = parser.parse_args()

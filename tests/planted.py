@@ -1,10 +1,10 @@
 """Plant faults in a copy of this tree, one at a time, and list those that the tests miss.
 
-    python tests/planted.py                              # all faults, the tests of each touched area
-    python tests/planted.py --all --jobs 4               # the slow tests too
-    python tests/planted.py --area sampling              # or --only 3,17; --list prints the numbers
-    python tests/planted.py --only 11 tests/backends/test_cache.py    # these tests in place of the table's
-    python tests/planted.py --check                      # the texts of the faults alone; runs no tests
+    python tests/planted.py                   # all faults, the tests of each touched area
+    python tests/planted.py --all --jobs 4    # the slow tests too
+    python tests/planted.py --area sampling   # or --only 3,17; --list prints the numbers
+    python tests/planted.py --only 11 tests/backends/test_cache.py    # these tests instead
+    python tests/planted.py --check           # the texts of the faults alone; runs no tests
 
 The tests must pass without a fault. Exits with 1 if a fault is unseen, or if a run of the tests
 broke.
@@ -45,6 +45,7 @@ AREAS = (
     "commands and REPL",
 )
 PER_AREA = 10
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
 class Fault(NamedTuple):
@@ -80,580 +81,27 @@ class Fault(NamedTuple):
         return self.pattern.sub(lambda _: self.new, text)
 
 
-FAULTS = [
-    Fault(
-        "forward",
-        "mlx_llama/core/backends/positions.py",
-        "max(0, window.first(self.start)) if window else 0",
-        "max(0, window.first(self.start - 1)) if window else 0",
-        "with a sliding window a decoded token sees one position too many",
-    ),
-    Fault(
-        "forward",
-        "mlx_llama/core/models/rope.py",
-        "seq_len > rope.original_max_position_embeddings",
-        "seq_len >= rope.original_max_position_embeddings",
-        "longrope takes the long table for a context of exactly the trained length",
-    ),
-    Fault(
-        "forward",
-        "cpu_fallback/ops.py",
-        "    if cap:\n        scores = softcap(scores, cap)\n"
-        "    if mask is not None:\n        scores[..., ~mask] = -np.inf\n",
-        "    if mask is not None:\n        scores[..., ~mask] = -np.inf\n"
-        "    if cap:\n        scores = softcap(scores, cap)\n",
-        "NumPy: the softcap comes after the mask, so hidden positions get a share",
-    ),
-    Fault(
-        "forward",
-        "cpu_fallback/kernels/operations.py",
-        "count = (tokens + (full - 1 - largest)) // full",
-        "count = (tokens + (full - largest)) // full",
-        "compiled products: a rest of as many tokens as the largest small tile holds is read "
-        "as a full tile",
-    ),
-    Fault(
-        "forward",
-        "cpu_fallback/kernels/runner.py",
-        "self._words[_FIRST_ROW] = 0\n        self.embed(ids)",
-        "self.embed(ids)",
-        "compiled programs: after logits of over 48 positions the next call begins at a later row",
-    ),
-    Fault(
-        "forward",
-        "mlx_llama/mlx_native/kernels/view.py",
-        "visible & (columns >= window.first(position))",
-        "visible & (columns >= window.first(position - 1))",
-        "MLX's step over a buffer sees one position too many with a sliding window",
-    ),
-    Fault(
-        "forward",
-        "mlx_llama/mlx_native/ops.py",
-        "mx.arange(L) <= mx.arange(L - T, L)[:, None]",
-        "mx.arange(L) <= mx.arange(T)[:, None]",
-        "MLX: with a softcap or an 8-bit cache a later chunk of a prompt sees the text's "
-        "beginning alone",
-    ),
-    Fault(
-        "forward",
-        "mlx_llama/mlx_native/kernels/two_level.py",
-        "code |= words[(at / 32 + 1) % BITS] << (32 - shift)",
-        "code |= words[at / 32] << (32 - shift)",
-        "Metal's kernels: a code of 3, 5 or 6 bits that lies in two words takes its upper bits "
-        "from the first",
-    ),
-    Fault(
-        "forward",
-        "cuda_fallback/ops.py",
-        "~mask[first:first + 256]",
-        "~mask[:own.shape[2]]",
-        "torch: with a softcap and a window, queries from the 257th on have the mask of the first",
-    ),
-    Fault(
-        "forward",
-        "cuda_fallback/kernels/products.py",
-        "up += tl.load(bias + N + n, mask",
-        "up += tl.load(bias + n, mask",
-        "Triton's gated product adds the gate's bias to up as well",
-    ),
-    Fault(
-        "cache and rows",
-        "cpu_fallback/cache.py",
-        "if len(tokens) == 1 and page.holders == 1:",
-        "if len(tokens) == 1:",
-        "a decoded token is written to a page that another row shares",
-    ),
-    Fault(
-        "cache and rows",
-        "cpu_fallback/pages.py",
-        "self.scales[:, :, :, :count] = other.scales[:, :, :, :count]\n        self.tokens",
-        "self.tokens",
-        "cpu, 8-bit cache: the copy of a page lacks its scales",
-    ),
-    Fault(
-        "cache and rows",
-        "cpu_fallback/kernels/paging.py",
-        "if d + LANES <= head_dim:",
-        "if d < head_dim:",
-        "compiled kernels, 8 or 16 bits: a head whose size is no multiple of 16 takes in the "
-        "next head's numbers",
-    ),
-    Fault(
-        "cache and rows",
-        "mlx_llama/core/engine/rows.py",
-        "if self.cache.adapters[row] != adapter:",
-        "if self.cache.adapters[row] not in (adapter, 0):",
-        "an adapter's request reuses a prefix that was computed without it",
-    ),
-    Fault(
-        "cache and rows",
-        "mlx_llama/core/engine/rows.py",
-        "if self.nbytes + grown <= self.budget",
-        "if grown <= self.budget",
-        "the budget of the cache does not count what is taken already",
-    ),
-    Fault(
-        "cache and rows",
-        "mlx_llama/core/backends/positions.py",
-        "if kind is None:",
-        "if kind is None or issubclass(kind, Exception):",
-        "a call that fails leaves its positions in the cache",
-    ),
-    Fault(
-        "cache and rows",
-        "mlx_llama/mlx_native/kernels/trace.py",
-        "if tokens is not buffers.result:",
-        "if buffers.result is None:",
-        "MLX: rows that step together again get the tokens that their last common step drew",
-    ),
-    Fault(
-        "cache and rows",
-        "mlx_llama/mlx_native/cache.py",
-        ".copy(0, self.slots[source], length)",
-        ".copy(0, self.slots[source]._replace(number=0), length)",
-        "MLX: a prefix is copied from the first slot of a shared buffer, whichever row was meant",
-    ),
-    Fault(
-        "cache and rows",
-        "cuda_fallback/cache.py",
-        "- 1\n            self.versions[row] += 1\n        if tables",
-        "- 1\n        if tables",
-        "torch: a captured step goes on in the storage that its row has outgrown, if another "
-        "row is longer",
-    ),
-    Fault(
-        "cache and rows",
-        "cuda_fallback/kernels/attention.py",
-        "value_scales = head_address(state, layer, 1, g,",
-        "value_scales = head_address(state, layer, 0, g,",
-        "Triton's attention, 8-bit cache: values are multiplied by the keys' scales",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/generation/completion.py",
-        '"length" if self.limit == self.max_tokens',
-        '"length" if self.limit <= self.max_tokens',
-        "an answer that fills the context ends with the reason length",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/generation/completion.py",
-        "text += self.stops.finish()",
-        "self.stops.finish()",
-        "text that was withheld as the beginning of a stop string is lost at the answer's end",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/generation/stops.py",
-        "for n in range(1, len(stop))}",
-        "for n in range(1, len(stop) - 1)}",
-        "a stop string that lacks its last character is shown instead of withheld",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/engine/steps.py",
-        "self._last.sequences == sequences and",
-        "len(self._last.sequences) == len(sequences) and",
-        "a step takes its input from the last step of as many rows, though they are others",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/engine/scheduler.py",
-        "sequence.constraint and sequence.options.logprobs is None and not",
-        "sequence.constraint and not",
-        "tokens that a grammar forces come without the log-probabilities that were asked for",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/engine/queues.py",
-        "(*self.waiting, *self.admitted) if sequence.is_cancelled",
-        "(*self.waiting, *self.running) if sequence.is_cancelled",
-        "a request that is cancelled during its prompt computes the rest of it",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/engine/queues.py",
-        "self.waiting.appendleft(sequence)",
-        "self.waiting.append(sequence)",
-        "a request that was set aside for memory goes to the end of the queue",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/engine/scheduler.py",
-        "sequence.is_cancelled or sequence.needs_token or sequence",
-        "sequence.is_cancelled or sequence",
-        "a step with a grammar runs ahead of the token that decides its mask",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/core/engine/scheduler.py",
-        "self._rewind(sequence)  # a rejected",
-        "sampled[0] == step.drafts[0] and self._rewind(sequence)  # a rejected",
-        "where no draft was right, the wrong ones stay in the cache",
-    ),
-    Fault(
-        "scheduler",
-        "mlx_llama/server/slots.py",
-        "else 0, -self._used[slot]",
-        "else 0, self._used[slot]",
-        "a new conversation takes the slot that was used last",
-    ),
-    Fault(
-        "sampling",
-        "cpu_fallback/sampling.py",
-        "before = np.cumsum(shares) - shares",
-        "before = np.cumsum(shares)",
-        "NumPy: top-p keeps one token too few",
-    ),
-    Fault(
-        "sampling",
-        "cpu_fallback/sampling.py",
-        "kept.astype(np.uint32), position)",
-        "np.arange(len(kept), dtype=np.uint32), position)",
-        "NumPy: behind filters the noise depends on a token's place among those that are left, "
-        "not on its id",
-    ),
-    Fault(
-        "sampling",
-        "mlx_llama/core/backends/model.py",
-        "[row] * count, lengths) if",
-        "[row] * count, [lengths[0]] * count) if",
-        "in a verification penalties do not count the drafts before a position",
-    ),
-    Fault(
-        "sampling",
-        "mlx_llama/mlx_native/kernels/draw.py",
-        'keepdims=True) + values["min_p"]',
-        'keepdims=True) + values["min_p"] / values["temperature"]',
-        "MLX: min-p compares probabilities before the temperature",
-    ),
-    Fault(
-        "sampling",
-        "mlx_llama/mlx_native/kernels/draw.py",
-        "self.options[max(i, 0)] for i in order]",
-        "self.options[max(i, 0)] for i in sorted(order)]",
-        "MLX: a row's options go to another slot if the slots are in another order",
-    ),
-    Fault(
-        "sampling",
-        "mlx_llama/mlx_native/kernels/trace.py",
-        '("draw", len(order), kind)',
-        '("draw", len(order), kind._replace(logprobs=None))',
-        "MLX: behind a grammar a step with log-probabilities runs as the earlier one without",
-    ),
-    Fault(
-        "sampling",
-        "cuda_fallback/kernels/draw.py",
-        "age <= values.integer(WINDOW)",
-        "age < values.integer(WINDOW)",
-        "torch: penalties leave out the oldest token of their window",
-    ),
-    Fault(
-        "sampling",
-        "mlx_llama/core/generation/sampling.py",
-        "rng.split_seed(o.seed or 0)",
-        "rng.split_seed((o.seed or 0) & 0xFFFFFFFF)",
-        "MLX and torch: the upper half of a 64-bit seed is ignored",
-    ),
-    Fault(
-        "sampling",
-        "cuda_fallback/kernels/tokens.py",
-        "at = field(state, NEXT, row) - WINDOW + i",
-        "at = field(state, POSITION, row) - WINDOW + i",
-        "Triton: penalties do not count the newest token",
-    ),
-    Fault(
-        "sampling",
-        "mlx_llama/core/backends/logprobs.py",
-        "columns[2 + k:2 + k + count]",
-        "columns[2 + count:2 + 2 * count]",
-        "a row beside one that asks for more log-probabilities gets token ids in their place",
-    ),
-    # Files and formats
-    Fault(
-        "files and formats",
-        "mlx_llama/core/files/gguf.py",
-        "if nbytes > self._size - start - offset:",
-        "if nbytes > self._size - offset:",
-        "the end of a tensor is checked without the length of the header",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/files/folder.py",
-        "not _SHARD.fullmatch(shard)",
-        "not _SHARD.match(shard)",
-        "a shard's name may go on after .safetensors, with /../ too",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/files/hub.py",
-        "fetch(model, revision, parts_of(file), skip=(), local_only=local_only)",
-        "fetch(model, revision, parts_of(file), local_only=local_only)",
-        "a GGUF file in a subfolder of a hub model is skipped",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/files/adapters.py",
-        "json.dumps([settings, scale], sort_keys=True)",
-        "json.dumps(settings, sort_keys=True)",
-        "a prompt cache made with another scale of the adapter is taken",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/files/gguf_quantize.py",
-        "d = -_largest(scales, 1) / np.float32(32)",
-        "d = _largest(scales, 1) / np.float32(32)",
-        "IQ4_XS: the largest group's scale becomes 31 of 32 steps instead of -32, a wrong sign",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/files/gguf_export.py",
-        "writer.add_rope_scaling_attn_factors(factor / usual)",
-        "writer.add_rope_scaling_attn_factors(factor)",
-        "yarn's own attention factor is written whole, and readers multiply it again",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/generation/cache_file.py",
-        "tokens.max() >= c.vocab_size",
-        "tokens.max() > c.vocab_size",
-        "a prompt cache with the first id beyond the vocabulary is taken",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/models/rope_fields.py",
-        'local = {"rope_theta": read.raw[local_name]}',
-        'local = whole | {"rope_theta": read.raw[local_name]}',
-        "Gemma 3: the layers with a window get the scaling of the others, too",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/files/packed.py",
-        "groups = arrays.groups[columns.start // arrays.size : columns.stop // arrays.size]",
-        "groups = arrays.groups[: (columns.stop - columns.start) // arrays.size]",
-        "GPTQ and AWQ: a part of the columns takes the scales of the first ones",
-    ),
-    Fault(
-        "files and formats",
-        "mlx_llama/core/families/gemma2.py",
-        "complete_for(wide_layers=46)",
-        "complete_for(wide_layers=42)",
-        "Gemma 2 in GGUF: the 9B model instead of the 27B is scaled by the width per head",
-    ),
-    # Text
-    Fault(
-        "text",
-        "mlx_llama/core/text/hf_tokenizer.py",
-        'wanted and segment[0] not in (" ", SPACE)',
-        'wanted and segment[0] != " "',
-        "tokenizer.model: a text that begins with a visible space gets one more",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/text/gguf_tokenizer.py",
-        "ids.append(part)\n                prefix = self.space_prefix\n",
-        "ids.append(part)\n                prefix = self.space_prefix and part in self._specials\n",
-        "no space before a word that follows a user-defined token",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/text/tokenizer.py",
-        "self._pending = self._pending[e.start + 1 :]",
-        "self._pending = self._pending[e.end :]",
-        "several bytes that are no character become one U+FFFD, not one each",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/text/pre_tokenizers.py",
-        r'"falcon": (r"[\p{P}\$\+<=>\^~\|`]+"',
-        r'"falcon": (r"[\p{P}\$\+<=>\^~\|]+"',
-        "falcon's pre-tokenizer does not split at backticks",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/text/sentencepiece_model.py",
-        "if len(piece) < 0x80 else",
-        "if len(piece) <= 0x80 else",
-        "a GGUF vocabulary with a token of 119 bytes is serialised with a broken length",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/text/template.py",
-        'TOOLS = ("tools", "xml_tools", ',
-        'TOOLS = ("tools", ',
-        "SmolLM3: control tokens in a tool's description stay control tokens",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/text/sandbox.py",
-        'isinstance(name, str) and name.startswith("_")',
-        'isinstance(name, str) and name.startswith("__")',
-        "a template may set names with one underscore in a namespace, also Jinja's own dictionary",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/text/tools/json_calls.py",
-        '("name", "arguments", "parameters", "type", "function", "id")',
-        '("name", "arguments", "parameters", "type", "function")',
-        "a call with an id, as Mistral writes it, is no whole call",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/generation/stops.py",
-        "sorted(beginnings, key=len, reverse=True)",
-        "sorted(beginnings, key=len)",
-        "too little is held back, and a stop string such as aab is left in the answer",
-    ),
-    Fault(
-        "text",
-        "mlx_llama/core/generation/grammar.py",
-        "list(self.eos))",
-        "[self.eos[0]])",
-        "an answer with a grammar can end with the first end token only",
-    ),
-    # Server
-    Fault(
-        "server",
-        "mlx_llama/server/completions.py",
-        "prompt = reader.answers.asks[reader.index].prompt",
-        "prompt = reader.answers.asks[0].prompt",
-        "echo with several prompts repeats the first one's before every answer",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/message_writer.py",
-        '"input_tokens": completion.prompt_tokens - completion.reused_tokens,',
-        '"input_tokens": completion.prompt_tokens,',
-        "usage counts cached tokens twice",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/completions.py",
-        "add_bos=not ids, parse",
-        "add_bos=True, parse",
-        "a prompt that mixes ids and texts has BOS before each text",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/items.py",
-        'if value is None or (value == "" and',
-        'if (value == "" and',
-        "a message without content is 500 instead of 400",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/jobs.py",
-        "first = int(last) + 1",
-        "first = max(0, int(last))",
-        "a job's stream that is taken up again repeats the last event",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/guard.py",
-        "(is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS))):",
-        "(is_read and path in PUBLIC or path.startswith(PUBLIC_FOLDERS)):",
-        "POST /page/render and /page/session need no API key",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/answers.py",
-        "if rows and self.active + len(asks) > limit:",
-        "if rows and self.active + len(asks) >= limit:",
-        "the queue takes one request less than --queue says",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/replies.py",
-        "sum(completion.prompt_tokens for completion in prompts.values())",
-        "sum(completion.prompt_tokens for completion in completions)",
-        "usage counts the prompt once for each of n answers",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/tooling.py",
-        "bool(calls) and all(call.is_complete for call in calls)",
-        "bool(calls) and any(call.is_complete for call in calls)",
-        "finish_reason is tool_calls although the second call was cut by a stop string",
-    ),
-    Fault(
-        "server",
-        "mlx_llama/server/page.py",
-        'data-language="{escape(language[:40])}"',
-        'data-language="{language[:40]}"',
-        "the language of a code block reaches the page as HTML",
-    ),
-    # Commands and REPL
-    Fault(
-        "commands and REPL",
-        "mlx_llama/chat/commands.py",
-        'if field.default is None} - {"seed", "speculate"}',
-        'if field.default is None} - {"seed"}',
-        "/set speculate none resets the option instead of switching speculation off",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/chat/script.py",
-        'else "utf-8").rstrip("\\r\\n")',
-        'else "utf-8").rstrip("\\n")',
-        "lines of a script that end as on Windows keep a carriage return",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/chat/view.py",
-        "if self.has_shown or error[0] is None:",
-        "if self.has_shown:",
-        "an empty answer has no line of its own in a pipe",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/generate.py",
-        'requests already)")\n        return _report_failures(results.failed, args.output)\n',
-        'requests already)")\n        return 0\n',
-        "a finished batch with failed requests exits with 0 when it is started again",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/quantize.py",
-        'args.bits is args.group_size is None\n        and args.format == "mlx"',
-        'args.bits is None\n        and args.format == "mlx"',
-        "--group-size is ignored for a quantised GGUF file",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/doctor.py",
-        '        if name is not None:\n            raise OptionsError("--clear-cache',
-        '        if args.name is not None:\n            raise OptionsError("--clear-cache',
-        "--clear-cache --model M removes all models' files without a word",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/bench/command.py",
-        'cli.say(f"wrote {args.plot}")',
-        'print(f"wrote {args.plot}")',
-        "--plot writes its remark on stdout, behind the JSON",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/parity/modes.py",
-        "return 0 if all(comparison.is_within for comparison in comparisons) else 1",
-        "return 0 if any(comparison.is_within for comparison in comparisons) else 1",
-        "parity exits with 0 if one of several backends is within",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/core/generation/session.py",
-        "self.dropped = self.dropped if self.dropped < start else 0",
-        "self.dropped = self.dropped if self.dropped <= start else 0",
-        "/undo of the first turn that the model still saw leaves all older ones dropped",
-    ),
-    Fault(
-        "commands and REPL",
-        "mlx_llama/core/generation/session_file.py",
-        "write_file(path, text.encode(), is_private=True)",
-        "write_file(path, text.encode())",
-        "others may read a saved conversation",
-    ),
-]
+def read_faults() -> list[Fault]:
+    """The faults in planted.txt, in order."""
+    faults, area, texts = [], "", {}
+    for line in (ROOT / "tests/planted.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            area = line[1:-1]
+        elif line.startswith("- "):
+            texts["old"].append(line[2:])
+        elif line.startswith("+ "):
+            texts["new"].append(line[2:])
+        elif line and not line.startswith("#"):
+            file, _, says = line.partition(": ")
+            texts = {"old": [], "new": []}
+            faults.append((area, file, says, texts))
+    return [
+        Fault(area, file, "\n".join(texts["old"]), "\n".join(texts["new"]), says)
+        for area, file, says, texts in faults
+    ]
+
+
+FAULTS = read_faults()
 
 # Patterns of tests that run first, by the beginning of the touched file's name, after the test of
 # the file's own name
@@ -761,10 +209,7 @@ def check(faults: Sequence[Fault]) -> list[str]:
         for area in AREAS
         if (count := sum(fault.area == area for fault in faults)) != PER_AREA
     ]
-    wrong += [
-        f"area {area!r} is not known"
-        for area in sorted({fault.area for fault in faults} - set(AREAS))
-    ]
+    wrong += [f"area {area!r} is not known" for area in {fault.area for fault in faults} - {*AREAS}]
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "patched.py")
         for number, fault in enumerate(faults, 1):
@@ -786,21 +231,13 @@ class Copy:
 
     def __init__(self, folder: Path):
         self.tree, self.caches = folder / "tree", folder / "cache"
-        listed = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(ROOT),
-                "ls-files",
-                "-z",
-                "--cached",
-                "--others",
-                "--exclude-standard",
-            ],
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
+        command = [
+            "git",
+            "-C",
+            str(ROOT),
+            *"ls-files -z --cached --others --exclude-standard".split(),
+        ]
+        listed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():  # not removed
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -847,19 +284,8 @@ class Copy:
             "PYTHONPATH": paths,
             "XDG_CACHE_HOME": str(caches),
         }
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-n",
-            "0",
-            "-x",
-            "-q",
-            "-rfE",
-            "-p",
-            "no:cacheprovider",
-            *arguments,
-        ]
+        flags = "-n 0 -x -q -rfE -p no:cacheprovider".split()
+        command = [sys.executable, "-m", "pytest", *flags, *arguments]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
             self.process = subprocess.Popen(
                 command,
@@ -883,13 +309,7 @@ class Copy:
             return "seen", "hung"
         if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return "no tests" if code else "UNSEEN", ""
-        if code in (
-            -signal.SIGSEGV,
-            -signal.SIGBUS,
-            -signal.SIGABRT,
-            -signal.SIGFPE,
-            -signal.SIGILL,
-        ):
+        if -code in CRASHES:
             return "seen", f"crashed by {signal.Signals(-code).name}"
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.M)
         if code == pytest.ExitCode.TESTS_FAILED and failed:

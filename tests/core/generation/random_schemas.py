@@ -7,43 +7,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-FORMATS = (
-    "date",
-    "time",
-    "date-time",
-    "email",
-    "uuid",
-    "ipv4",
-    "ipv6",
-    "hostname",
-    "duration",
-    "uri",
-)
-PATTERNS = (
-    "^[a-z]+$",
-    "^[A-Z]{2}-\\d{3}$",
-    "b",
-    "^(foo|bar)$",
-    "^a?b*$",
-    "\\.txt$",
-    "^[^\\s]{1,5}$",
-    "^é+$",
-    "^x|y$",
-)
-TEXTS = (
-    "",
-    "a",
-    "yes",
-    'with "quotes"',
-    "back\\slash",
-    "é🦙",
-    "new\nline",
-    "null",
-    "1",
-    " ",
-    "<tag>",
-    "</s>",
-)
+FORMATS = "date time date-time email uuid ipv4 ipv6 hostname duration uri".split()
+PATTERNS = r"^[a-z]+$ ^[A-Z]{2}-\d{3}$ b ^(foo|bar)$ ^a?b*$ \.txt$ ^[^\s]{1,5}$ ^é+$ ^x|y$".split()
+TEXTS = ["", "a", "yes", 'with "quotes"', "back\\slash", "é🦙", "new\nline", "null", "1", " "]
+TEXTS += ["<tag>", "</s>"]
 NOISE: dict[str, Any] = {
     "title": "T",
     "description": 'a "word"\n',

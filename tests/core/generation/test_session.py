@@ -57,6 +57,23 @@ def rendered(llm, session, question):
     return llm.encode([*system, *session.messages, {"role": "user", "content": question}])
 
 
+def check_next(llm, session, question="next", **options):
+    """Check the session's state, and that its next answer is that of an empty cache."""
+    check_consistency(session)
+    wanted = cold(llm, rendered(llm, session, question), **session.options | options)
+    done = session.send(question, **options)
+    assert (done.tokens, done.text) == (wanted.tokens, wanted.text)
+    return done
+
+
+def roles(messages):
+    return [message["role"] for message in messages]
+
+
+def contents(messages):
+    return [message["content"] for message in messages]
+
+
 def test_the_second_turn_reuses_the_common_prefix(llm):
     chat = llm.chat(system="be kind", max_tokens=12)
     first = chat.send("hello")
@@ -64,9 +81,7 @@ def test_the_second_turn_reuses_the_common_prefix(llm):
     assert first.prompt_tokens == len(rendered(llm, llm.chat(system="be kind"), "hello"))
     cached = chat.cached_tokens
     prompt = rendered(llm, chat, "and then?")
-    common = next(
-        (i for i, (a, b) in enumerate(zip(cached, prompt)) if a != b), min(len(cached), len(prompt))
-    )
+    common = len(os.path.commonprefix([cached, prompt]))
     second = chat.send("and then?")
     assert second.reused_tokens == common > first.prompt_tokens - 5
     assert second.prompt_tokens == len(prompt)
@@ -75,10 +90,7 @@ def test_the_second_turn_reuses_the_common_prefix(llm):
 def test_a_reused_cache_gives_the_tokens_of_a_cold_one(llm):
     chat = llm.chat(system="be kind", max_tokens=16, temperature=0.9, seed=4)
     for question in ("hello", "tell me more", "Ein Vogel saß auf dem Dach", "bye"):
-        prompt = rendered(llm, chat, question)
-        wanted = cold(llm, prompt, max_tokens=16, temperature=0.9, seed=4)
-        warm = chat.send(question)
-        assert warm.tokens == wanted.tokens and warm.text == wanted.text
+        warm = check_next(llm, chat, question)
     assert warm.reused_tokens > 0
 
 
@@ -114,11 +126,8 @@ def test_a_short_context_keeps_up_to_half_of_itself_for_the_answer(llm, max_toke
     def prompt(words):
         chat = llm.chat(max_tokens=max_tokens)
         chat.messages = turn("old " * 300) + turn("a " * words)
-        return len(
-            encode_messages(
-                llm.tokenizer, llm.template, [*chat.messages[2:], {"role": "user", "content": "b"}]
-            )
-        ), chat
+        messages = [*chat.messages[2:], {"role": "user", "content": "b"}]
+        return len(encode_messages(llm.tokenizer, llm.template, messages)), chat
 
     length, chat = next(
         made for made in map(prompt, itertools.count(1)) if room * 3 // 4 < made[0] <= room
@@ -135,16 +144,15 @@ def test_a_turn_too_long_to_be_encoded_leaves_the_context(tmp_path, monkeypatch)
     """As of a session that was saved with another model."""
     llm = load(make_checkpoint(tmp_path / "m", tokenizer="bytelevel"), backend="cpu")
     chat = llm.chat(max_tokens=4)
-    chat.messages = [
-        {"role": "user", "content": "x" * 3_000_000},
-        {"role": "assistant", "content": "y"},
-    ]
+    long = {"role": "user", "content": "x" * 3_000_000}
+    chat.messages = [long, {"role": "assistant", "content": "y"}]
     lengths, encode = [], llm.tokenizer._encode
-    monkeypatch.setattr(
-        llm.tokenizer,
-        "_encode",
-        lambda text, **how: lengths.append(len(text)) or encode(text, **how),
-    )
+
+    def counted(text, **how):
+        lengths.append(len(text))
+        return encode(text, **how)
+
+    monkeypatch.setattr(llm.tokenizer, "_encode", counted)
     assert chat.send("hello").finish_reason in ("length", "eos")
     assert chat.dropped == 2 and max(lengths) < 1000
 
@@ -173,11 +181,7 @@ def test_leaving_after_any_piece_leaves_a_session_that_goes_on(steps, llm):
         assert stream.completion.finish_reason == "interrupted"
     else:
         assert chat.messages == messages
-    check_consistency(chat)
-    prompt = rendered(llm, chat, "next")
-    assert (
-        chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
-    )
+    check_next(llm, chat)
 
 
 @pytest.mark.parametrize("call", range(1, 8))
@@ -199,11 +203,7 @@ def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(call, llm, m
             patch.setattr(runtime, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             chat.send("go on", max_tokens=30)
-    check_consistency(chat)
-    prompt = rendered(llm, chat, "next")
-    assert (
-        chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
-    )
+    check_next(llm, chat)
 
 
 def test_regenerate_replaces_the_answer(llm):
@@ -372,15 +372,11 @@ def test_a_new_question_ends_the_answer_that_is_still_coming(llm):
     shown = next(first)
     done = chat.send("two", max_tokens=6)
     assert list(first) == [] and first.completion.finish_reason == "interrupted"
-    assert [m["content"] for m in chat.messages] == ["one", first.completion.text, "two", done.text]
+    assert contents(chat.messages) == ["one", first.completion.text, "two", done.text]
     assert first.completion.text.startswith(shown)
     check_consistency(chat)
     first.close()
-    prompt = rendered(llm, chat, "three")
-    assert (
-        chat.send("three", max_tokens=6).tokens
-        == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=3).tokens
-    )
+    check_next(llm, chat, max_tokens=6)
 
 
 def test_a_stream_begun_too_late_says_so(llm):
@@ -389,12 +385,12 @@ def test_a_stream_begun_too_late_says_so(llm):
     chosen.finish()
     with pytest.raises(SessionError, match="ask again"):
         next(late)
-    assert [m["content"] for m in chat.messages][:1] == ["chosen"] and len(chat.messages) == 2
+    assert contents(chat.messages)[:1] == ["chosen"] and len(chat.messages) == 2
     again = chat.regenerate()
     chat.send("b")
     with pytest.raises(SessionError, match="ask again"):
         again.finish()
-    assert [m["content"] for m in chat.messages][::2] == ["chosen", "b"]
+    assert contents(chat.messages)[::2] == ["chosen", "b"]
     check_consistency(chat)
 
 
@@ -419,10 +415,8 @@ def test_clear_and_load_during_an_answer(llm, tmp_path):
 def test_a_repr_is_one_short_line(llm):
     chat = llm.chat(max_tokens=3)
     chat.send("hello")
-    assert (
-        repr(chat)
-        == f"Session({chat.model!r}, 2 messages, {len(chat.cached_tokens)} of 512 positions)"
-    )
+    state = f"2 messages, {len(chat.cached_tokens)} of 512 positions"
+    assert repr(chat) == f"Session({chat.model!r}, {state})"
 
 
 # Threads
@@ -450,16 +444,10 @@ def test_threads_that_send_have_their_turn(llm):
     chat = llm.chat(max_tokens=6, temperature=1.0, seed=2)
     answers = on_threads(4, lambda i: chat.send(f"question {i}"))
     assert all(done.finish_reason in ("length", "eos") for done in answers)
-    asked = [message["content"] for message in chat.messages[::2]]
+    asked = contents(chat.messages[::2])
     assert sorted(asked) == [f"question {i}" for i in range(4)]
-    assert [message["content"] for message in chat.messages[1::2]] == [
-        answers[int(text[-1])].text for text in asked
-    ]
-    check_consistency(chat)
-    prompt = rendered(llm, chat, "next")
-    assert (
-        chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
-    )
+    assert contents(chat.messages[1::2]) == [answers[int(text[-1])].text for text in asked]
+    check_next(llm, chat)
 
 
 def test_another_thread_may_close_an_answer_but_not_ask(llm):
@@ -486,26 +474,23 @@ def test_threads_that_use_one_session_in_every_way_get_a_session_error_at_most(l
     chat.send("first")
     chat.save(tmp_path / "chat.json")
 
+    acts = [
+        lambda i: chat.send(f"question {i}"),
+        lambda i: list(chat.stream(f"question {i}")),
+        lambda i: chat.clear(),
+        lambda i: chat.regenerate().finish(),
+        lambda i: chat.save(tmp_path / f"{i}.json"),
+        lambda i: chat.load(tmp_path / "chat.json"),
+    ]
+
     def act(i):
-        errors = []
+        errors = 0
         for turn in range(6):
-            kind = (i + turn) % 6
             try:
-                if kind == 0:
-                    chat.send(f"question {i}")
-                elif kind == 1:
-                    list(chat.stream(f"question {i}"))
-                elif kind == 2:
-                    chat.clear()
-                elif kind == 3:
-                    chat.regenerate().finish()
-                elif kind == 4:
-                    chat.save(tmp_path / f"{i}.json")
-                else:
-                    chat.load(tmp_path / "chat.json")
-            except SessionError as error:
-                errors.append(error)
-        return len(errors)
+                acts[(i + turn) % 6](i)
+            except SessionError:
+                errors += 1
+        return errors
 
     errors = on_threads(6, act)
     assert all(isinstance(item, int) for item in errors), errors
@@ -554,13 +539,7 @@ def test_functions_are_called_and_the_conversation_keeps_it(name, tmp_path):
         stream = chat.stream("1 + 2, and the time?")
         assert "".join(stream) == "It is 3 at noon." == stream.completion.text
         assert stream.completion.finish_reason == "eos"
-        assert [message["role"] for message in chat.messages] == [
-            "user",
-            "assistant",
-            "tool",
-            "tool",
-            "assistant",
-        ]
+        assert roles(chat.messages) == ["user", "assistant", "tool", "tool", "assistant"]
         made = chat.messages[1]["tool_calls"]
         assert [call["function"]["name"] for call in made] == ["add", "time"]
         assert [(item["content"], item["tool_call_id"]) for item in chat.messages[2:4]] == [
@@ -612,12 +591,7 @@ def test_a_turn_with_calls_is_taken_back_as_one(caller):
         SessionError, match="an answer in a conversation with tools cannot be continued"
     ):
         chat.resume()
-    assert [message["role"] for message in chat.undo()] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    assert roles(chat.undo()) == ["user", "assistant", "tool", "assistant"]
     assert chat.messages == []
 
 
@@ -628,11 +602,10 @@ def test_leaving_between_calls_leaves_a_session_that_goes_on(pieces, caller):
         stream = chat.stream("go")
         shown = "".join(itertools.islice(stream, pieces))
         stream.close()
-        assert [message["role"] for message in chat.messages] in (
-            [[]],
-            [["user", "assistant"]],
-            [["user", "assistant", "tool", "assistant"]] * 2,
-        )[min(pieces, 2)]
+        assert len(chat.messages) == (0, 2, 4, 4)[pieces]
+        assert (
+            roles(chat.messages) == ["user", "assistant", "tool", "assistant"][: len(chat.messages)]
+        )
         assert "abc".startswith(shown)
         check_consistency(chat)
         chat.messages or chat.send("go")
@@ -649,12 +622,7 @@ def test_a_function_may_ask_its_own_session(caller):
     chat = caller.chat(tools=[ask], max_tokens=200)
     with Script(caller, '<tool_call>{"name": "ask", "arguments": {}}</tool_call>', "inner answer"):
         chat.send("outer")
-    assert [message["content"] for message in chat.messages] == [
-        "outer",
-        "",
-        "inner",
-        "inner answer",
-    ]
+    assert contents(chat.messages) == ["outer", "", "inner", "inner answer"]
 
 
 def test_another_thread_may_close_an_answer_while_a_function_runs(caller):

@@ -43,18 +43,9 @@ def toy_sentencepiece(user_defined=(), control=()):
     sp = sentencepiece.SentencePieceProcessor(model_proto=model)
     ids = range(sp.get_piece_size())
     tokens = [sp.id_to_piece(i) for i in ids]
-    types = [
-        UNKNOWN
-        if sp.is_unknown(i)
-        else CONTROL
-        if sp.is_control(i)
-        else BYTE
-        if sp.is_byte(i)
-        else USER_DEFINED
-        if tokens[i] in user_defined
-        else NORMAL
-        for i in ids
-    ]
+    checks = {UNKNOWN: sp.is_unknown, CONTROL: sp.is_control, BYTE: sp.is_byte}
+    checks[USER_DEFINED] = lambda i: tokens[i] in user_defined
+    types = [next((kind for kind, is_it in checks.items() if is_it(i)), NORMAL) for i in ids]
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
@@ -73,17 +64,13 @@ def toy_byte_level():
     vocab = library.get_vocab()
     merges = json.loads(byte_level_json())["model"]["merges"]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    tokens = sorted(vocab, key=vocab.get)
+    types = [CONTROL if text in LLAMA3_SPECIALS else NORMAL for text in tokens]
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe",
-        "tokenizer.ggml.tokens": sorted(vocab, key=vocab.get),
-        "tokenizer.ggml.token_type": np.array(
-            [
-                CONTROL if text in LLAMA3_SPECIALS else NORMAL
-                for text in sorted(vocab, key=vocab.get)
-            ],
-            np.int32,
-        ),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.bos_token_id": vocab["<|begin_of_text|>"],
         "tokenizer.ggml.eos_token_id": vocab["<|end_of_text|>"],
@@ -112,19 +99,12 @@ def load_more(metadata, tokens, types, **fields):
 
 def own_cases(name):
     """[(text, ids)] as llama.cpp's tests/test-tokenizer-0.cpp reads them."""
-    texts = (
-        (DATA / f"ggml-vocab-{name}.gguf.inp")
-        .read_bytes()
-        .decode()
-        .split("\n__ggml_vocab_test__\n")
-    )
+    raw = (DATA / f"ggml-vocab-{name}.gguf.inp").read_bytes()
+    texts = raw.decode().split("\n__ggml_vocab_test__\n")
     if texts[-1] == "":
         texts.pop()
     lines = (DATA / f"ggml-vocab-{name}.gguf.out").read_text().splitlines()
-    return [
-        (text, [int(number) for number in line.split()])
-        for text, line in zip(texts, lines, strict=True)
-    ]
+    return [(text, list(map(int, line.split()))) for text, line in zip(texts, lines, strict=True)]
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -140,17 +120,15 @@ def test_llama_cpps_own_cases(name, vocabularies):
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_llama_cpps_ids_of_further_texts(name, special, vocabularies, judged):
     ours = vocabularies[name][1]
-    compared = 0
-    for text, ids in zip(
-        judged["texts"],
-        judged["vocabularies"][name]["special" if special else "plain"],
-        strict=True,
-    ):
-        if name == "deepseek-coder" and has_wide_space(text):
-            continue
+    theirs = judged["vocabularies"][name]["special" if special else "plain"]
+    cases = [
+        (text, ids)
+        for text, ids in zip(judged["texts"], theirs, strict=True)
+        if name != "deepseek-coder" or not has_wide_space(text)
+    ]
+    assert len(cases) > 100
+    for text, ids in cases:
         assert ours.encode(text, parse_special=special) == ids, text
-        compared += 1
-    assert compared > 100
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -294,10 +272,8 @@ def test_the_conversation_in_a_files_template():
 def test_ends_of_an_answer_by_metadata_and_by_text():
     metadata, _ = toy_byte_level()
     tokens = metadata["tokenizer.ggml.tokens"]
-    assert [tokens[token] for token in load_vocabulary(metadata).eos_ids] == [
-        "<|end_of_text|>",
-        "<|eot_id|>",
-    ]
+    ends = [tokens[token] for token in load_vocabulary(metadata).eos_ids]
+    assert ends == ["<|end_of_text|>", "<|eot_id|>"]
     assert tokens[load_vocabulary(metadata, eom_token_id=7).eos_ids[1]] == tokens[7]
     ours = load_more(metadata, ["<|im_end|>"], [NORMAL])
     # a control token in spite of its type
@@ -414,64 +390,59 @@ def changed(kind, name, at, value):
     return values
 
 
-BAD = [
-    ("llama", {"model": None}, "model is missing"),
-    ("llama", {"model": "t5"}, "model is 't5'"),
-    ("llama", {"model": 3}, "model is 3"),
-    ("llama", {"tokens": None}, "tokens is missing"),
-    ("llama", {"tokens": []}, "tokens is [], expected at least one"),
-    ("llama", {"tokens": "abc"}, "tokens is 'abc'"),
-    ("llama", {"tokens": np.arange(384)}, "tokens is array"),
-    ("llama", {"tokens": list(range(384))}, "tokens[0] is 0"),
-    ("llama", {"tokens": changed("llama", "tokens", 300, "<s>")}, "'<s>' twice, as 1 and as 300"),
-    ("llama", {"tokens": changed("llama", "tokens", 68, "<0x1>")}, "'<0x1>' is not one of the 256"),
-    (
-        "llama",
-        {"token_type": changed("llama", "token_type", 68, NORMAL)},
-        "'<0x41>' is missing among the 256",
-    ),
-    ("llama", {"token_type": None}, "token_type is missing"),
-    ("llama", {"token_type": ["a"] * 384}, "token_type is ['a'"),
-    ("llama", {"token_type": [1.5] * 384}, "token_type is [1.5"),
-    ("llama", {"token_type": [1] * 383}, "token_type holds 383 values, expected 384"),
-    (
-        "llama",
-        {"token_type": changed("llama", "token_type", 9, 7)},
-        "token_type[9] is 7, expected 0 to 6",
-    ),
-    ("llama", {"token_type": changed("llama", "token_type", 9, -1)}, "token_type[9] is -1"),
-    ("llama", {"scores": None}, "scores is missing"),
-    ("llama", {"scores": [0.0] * 385}, "scores holds 385 values"),
-    ("llama", {"scores": ["0"] * 384}, "scores is ['0'"),
-    ("llama", {"scores": "none"}, "scores is 'none'"),
-    ("llama", {"scores": [[0.0], [0.0, 1.0]]}, "scores is [[0.0], "),
-    ("llama", {"scores": np.full(384, 1e300)}, "scores[0] is inf"),
-    ("llama", {"scores": changed("llama", "scores", 5, float("nan"))}, "scores[5] is nan"),
-    ("llama", {"bos_token_id": 384}, "bos_token_id is 384, expected a token id from 0 to 383"),
-    ("llama", {"eos_token_id": -1}, "eos_token_id is -1"),
-    ("llama", {"eot_token_id": "2"}, "eot_token_id is '2'"),
-    ("llama", {"padding_token_id": True}, "padding_token_id is True"),
-    ("llama", {"fim_pad_token_id": 999}, "fim_pad_token_id is 999"),
-    ("llama", {"add_bos_token": 1}, "add_bos_token is 1"),
-    ("llama", {"add_eos_token": "no"}, "add_eos_token is 'no'"),
-    ("llama", {"add_space_prefix": 0.0}, "add_space_prefix is 0.0"),
-    ("llama", {"remove_extra_whitespaces": []}, "remove_extra_whitespaces is []"),
-    ("gpt2", {"bos_token_id": None, "add_bos_token": True}, "bos_token_id is missing"),
-    ("gpt2", {"pre": "kimi-k2"}, "pre is 'kimi-k2', expected one of default"),
-    ("gpt2", {"pre": 5}, "pre is 5"),
-    ("gpt2", {"merges": None}, "merges is missing"),
-    ("gpt2", {"merges": [1, 2]}, "merges[0] is 1"),
-    ("gpt2", {"merges": ["a"]}, "merges holds 'a', expected two tokens"),
-    ("gpt2", {"merges": ["a b c"]}, "merges holds 'a b c', expected two tokens"),
-    ("gpt2", {"merges": ["a QQ"]}, "merges holds 'a QQ', but 'QQ' is no token"),
-    ("gpt2", {"merges": ["Q Q"]}, "merges holds 'Q Q', but 'QQ' is no token"),
-    (
-        "gpt2",
-        {"tokens": changed("gpt2", "tokens", 0, "QQ"), "merges": ["H e"]},
-        "no token for byte 0x21",
-    ),
-    ("gpt2", {"token_type": changed("gpt2", "token_type", 70, BYTE)}, "tokens[70] is "),
+def types(at, value):
+    return {"token_type": changed("llama", "token_type", at, value)}
+
+
+BAD_LLAMA = [
+    ({"model": None}, "model is missing"),
+    ({"model": "t5"}, "model is 't5'"),
+    ({"model": 3}, "model is 3"),
+    ({"tokens": None}, "tokens is missing"),
+    ({"tokens": []}, "tokens is [], expected at least one"),
+    ({"tokens": "abc"}, "tokens is 'abc'"),
+    ({"tokens": np.arange(384)}, "tokens is array"),
+    ({"tokens": list(range(384))}, "tokens[0] is 0"),
+    ({"tokens": changed("llama", "tokens", 300, "<s>")}, "'<s>' twice, as 1 and as 300"),
+    ({"tokens": changed("llama", "tokens", 68, "<0x1>")}, "'<0x1>' is not one of the 256"),
+    (types(68, NORMAL), "'<0x41>' is missing among the 256"),
+    ({"token_type": None}, "token_type is missing"),
+    ({"token_type": ["a"] * 384}, "token_type is ['a'"),
+    ({"token_type": [1.5] * 384}, "token_type is [1.5"),
+    ({"token_type": [1] * 383}, "token_type holds 383 values, expected 384"),
+    (types(9, 7), "token_type[9] is 7, expected 0 to 6"),
+    (types(9, -1), "token_type[9] is -1"),
+    ({"scores": None}, "scores is missing"),
+    ({"scores": [0.0] * 385}, "scores holds 385 values"),
+    ({"scores": ["0"] * 384}, "scores is ['0'"),
+    ({"scores": "none"}, "scores is 'none'"),
+    ({"scores": [[0.0], [0.0, 1.0]]}, "scores is [[0.0], "),
+    ({"scores": np.full(384, 1e300)}, "scores[0] is inf"),
+    ({"scores": changed("llama", "scores", 5, float("nan"))}, "scores[5] is nan"),
+    ({"bos_token_id": 384}, "bos_token_id is 384, expected a token id from 0 to 383"),
+    ({"eos_token_id": -1}, "eos_token_id is -1"),
+    ({"eot_token_id": "2"}, "eot_token_id is '2'"),
+    ({"padding_token_id": True}, "padding_token_id is True"),
+    ({"fim_pad_token_id": 999}, "fim_pad_token_id is 999"),
+    ({"add_bos_token": 1}, "add_bos_token is 1"),
+    ({"add_eos_token": "no"}, "add_eos_token is 'no'"),
+    ({"add_space_prefix": 0.0}, "add_space_prefix is 0.0"),
+    ({"remove_extra_whitespaces": []}, "remove_extra_whitespaces is []"),
 ]
+BAD_GPT2 = [
+    ({"bos_token_id": None, "add_bos_token": True}, "bos_token_id is missing"),
+    ({"pre": "kimi-k2"}, "pre is 'kimi-k2', expected one of default"),
+    ({"pre": 5}, "pre is 5"),
+    ({"merges": None}, "merges is missing"),
+    ({"merges": [1, 2]}, "merges[0] is 1"),
+    ({"merges": ["a"]}, "merges holds 'a', expected two tokens"),
+    ({"merges": ["a b c"]}, "merges holds 'a b c', expected two tokens"),
+    ({"merges": ["a QQ"]}, "merges holds 'a QQ', but 'QQ' is no token"),
+    ({"merges": ["Q Q"]}, "merges holds 'Q Q', but 'QQ' is no token"),
+    ({"tokens": changed("gpt2", "tokens", 0, "QQ"), "merges": ["H e"]}, "no token for byte 0x21"),
+    ({"token_type": changed("gpt2", "token_type", 70, BYTE)}, "tokens[70] is "),
+]
+BAD = [("llama", *case) for case in BAD_LLAMA] + [("gpt2", *case) for case in BAD_GPT2]
 
 
 @pytest.mark.parametrize(
@@ -531,8 +502,7 @@ def test_a_text_that_the_library_panics_over(monkeypatch, vocabularies):
 
     def panic(*_, **__):
         raise PanicException(
-            "called `Result::unwrap()` on an `Err` value: "
-            "RuntimeError(BacktrackLimitExceeded)\nmore"
+            "called `Result::unwrap()`: RuntimeError(BacktrackLimitExceeded)\nmore"
         )
 
     monkeypatch.setattr(ours, "library", SimpleNamespace(encode=panic))

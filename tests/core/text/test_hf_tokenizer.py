@@ -91,13 +91,8 @@ def test_special_tokens_are_parsed_as_transformers_parses_them(
     ours, theirs = load_folder(folder), auto(folder)
     bos, eos = theirs.bos_token, theirs.eos_token
     for text in TEXTS:
-        for marked in (
-            text,
-            bos + text,
-            f"{bos}{text}{eos}",
-            f"{text}{eos} {text}{eos}\n{text}",
-            f"{eos}{eos} {text}",
-        ):
+        middle = f"{text}{eos} {text}{eos}\n{text}"
+        for marked in (text, bos + text, f"{bos}{text}{eos}", middle, f"{eos}{eos} {text}"):
             expected = theirs(marked, add_special_tokens=False)["input_ids"]
             assert ours.encode(marked, parse_special=True) == expected, marked
             assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
@@ -142,10 +137,16 @@ def test_a_tokenizer_that_adds_no_bos(kind, tmp_path):
     assert ours.encode("", add_bos=True) == [ours.bos_id]
 
 
+def edit_settings(folder, **changes):
+    """Change tokenizer_config.json; ... removes a field."""
+    path = folder / "tokenizer_config.json"
+    raw = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in raw.items() if value is not ...}))
+
+
 def test_null_bos_is_none(tmp_path):
     folder = make_tokenizer(tmp_path, "bytelevel")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": None}))
+    edit_settings(folder, bos_token=None)
     ours = load_folder(folder)
     assert ours.bos_id is None and not ours.adds_bos and ours.encode("", add_bos=True) == []
 
@@ -161,15 +162,10 @@ def test_settings_may_be_missing_altogether(kind, tmp_path):
 
 
 def test_tokens_may_be_objects_and_stand_in_the_map(tmp_path):
-    folder = make_tokenizer(
-        tmp_path, "bytelevel", bos_token={"content": LLAMA3_SPECIALS[1], "lstrip": False}
-    )
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    del config["eos_token"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "special_tokens_map.json").write_text(
-        json.dumps({"eos_token": {"content": LLAMA3_SPECIALS[3]}})
-    )
+    folder = make_tokenizer(tmp_path, "bytelevel")
+    bos, eos = ({"content": LLAMA3_SPECIALS[i], "lstrip": False} for i in (1, 3))
+    edit_settings(folder, bos_token=bos, eos_token=...)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": eos}))
     ours = load_folder(folder)
     assert ours.bos_id == 380 and ours.eos_ids == (382,)
 
@@ -197,27 +193,16 @@ def test_lone_surrogates_are_refused(kind, text, made):
 ADDED = {"<|im_start|>": 384, "<|im_end|>": 385, "<tool>": 386}
 
 
-def add_tokens(folder):
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    decoder = {
-        str(token): {
-            "content": text,
-            "lstrip": False,
-            "normalized": False,
-            "rstrip": False,
-            "single_word": False,
-            "special": text != "<tool>",
-        }
-        for text, token in ADDED.items()
-    }
-    config |= {"added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+FLAGS = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), False)
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama2"])
 def test_added_tokens_above_the_vocabulary(kind, tmp_path):
-    folder = make_tokenizer(tmp_path, kind)
-    add_tokens(folder)
+    tokens = {
+        str(token): FLAGS | {"content": text, "special": text != "<tool>"}
+        for text, token in ADDED.items()
+    }
+    folder = make_tokenizer(tmp_path, kind, added_tokens_decoder=tokens, eos_token="<|im_end|>")
     ours, theirs = load_folder(folder, vocab_size=400), auto(folder, vocab_size=400)
     assert ours.vocab_size == 387 and ours.eos_ids == (385,)
     assert {text: ours.special_ids.get(text) for text in ADDED} == ADDED | {"<tool>": None}
@@ -258,21 +243,12 @@ def test_symbols_of_sentencepiece(kind, tmp_path):
 @pytest.mark.parametrize("wings", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama2"])
 def test_added_tokens_that_swallow_spaces(kind, wings, tmp_path):
-    token = {
-        "content": "<|end|>",
-        "lstrip": wings[0],
-        "rstrip": wings[1],
-        "normalized": False,
-        "single_word": False,
-        "special": True,
-    }
+    token = FLAGS | {"content": "<|end|>", "special": True, "lstrip": wings[0], "rstrip": wings[1]}
     folder = make_tokenizer(tmp_path, kind, added_tokens_decoder={"384": token})
     ours, theirs = load_folder(folder, vocab_size=400), auto(folder, vocab_size=400)
     for text in ("a <|end|> b", "a  <|end|>\n\tb <|end|>", "<|end|>  <|end|> ", " <|end|>"):
-        assert (
-            ours.encode(text, parse_special=True)
-            == theirs(text, add_special_tokens=False)["input_ids"]
-        )
+        wanted = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, parse_special=True) == wanted
 
 
 def test_single_word_is_refused_beside_sentencepiece(tmp_path):
@@ -298,10 +274,8 @@ def test_mistral_takes_the_json_as_it_is(kind, tmp_path):
     eos = theirs.eos_token
     for text in TEXTS:
         marked = f"{eos}{text}{eos} {text}"
-        assert (
-            ours.encode(marked, parse_special=True)
-            == theirs(marked, add_special_tokens=False)["input_ids"]
-        )
+        wanted = theirs(marked, add_special_tokens=False)["input_ids"]
+        assert ours.encode(marked, parse_special=True) == wanted
 
 
 def test_added_tokens_json(tmp_path):
@@ -313,9 +287,6 @@ def test_added_tokens_json(tmp_path):
     assert ours.encode("<|im_start|>a<tool>", parse_special=True)[0] == 384
     assert "<|im_end|>" in ours.special_ids and "<tool>" not in ours.special_ids
     assert "<tool>" in ours.added_ids
-
-
-FLAGS = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), False)
 
 
 def add_to_json(folder, *tokens):
@@ -514,12 +485,8 @@ def write_json(folder, kind, escape=False, **changes):
 
 
 def charsmap(data):
-    return {
-        "normalizer": {
-            "type": "Precompiled",
-            "precompiled_charsmap": base64.b64encode(data).decode(),
-        }
-    }
+    encoded = base64.b64encode(data).decode()
+    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": encoded}}
 
 
 def replace(pattern, content):
@@ -531,14 +498,14 @@ def in_sequence(*steps):
 
 
 HUGE = b"\xfc\xff\xff\xff" + bytes(64)  # a trie of four gigabytes
+WORDS = {"type": "WordPiece", "unk_token": "u", "vocab": {"a": 0}}
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]]}
 BROKEN = {
     "charsmap empty": charsmap(b""),
     "charsmap short": charsmap(b"abc"),
     "charsmap huge": charsmap(HUGE),
     "charsmap of a broken trie": charsmap(b"\x04\0\0\0" + b"\xff" * 8),
-    "charsmap no base64": {
-        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "!!!!!!!!!!!!"}
-    },
+    "charsmap no base64": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "!" * 12}},
     "charsmap without a trie": charsmap(b"\x03\0\0\0" + b"abcdefgh"),
     "growing": in_sequence(*[replace({"String": "a"}, "aaaaaaaaaa")] * 30),
     "growing at once": in_sequence(*[replace({"String": "a"}, "a" * 100_000)] * 3),
@@ -548,26 +515,16 @@ BROKEN = {
     "replaces nothing": {"normalizer": replace({"String": ""}, "b")},
     "words without unknown": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "u"}},
     "pieces without unknown": {
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "u",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": {"a": 0},
-        }
+        "model": WORDS | {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     },
     "unigram without unknown": {
-        "model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0], ["b", -1.0]]}
+        "model": UNIGRAM | {"unk_id": None, "vocab": [["a", 0.0], ["b", -1.0]]}
     },
     "prefix longer than tokens": {"model": {"continuing_subword_prefix": "zzzzzzzzzz"}},
     "parts of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "unknown special token": {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "pair": [],
-            "special_tokens": {},
-            "single": [{"SpecialToken": {"id": "nope", "type_id": 0}}],
-        }
+        "post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
+        | {"single": [{"SpecialToken": {"id": "nope", "type_id": 0}}]}
     },
 }
 
@@ -604,47 +561,27 @@ def test_a_huge_charsmap_is_refused_however_its_key_is_spelled(tmp_path):
 
 def test_a_whole_charsmap_is_taken(tmp_path):
     """sentencepiece's own, which normalises full-width letters."""
-    model = io.BytesIO()
+    model, words = io.BytesIO(), iter(["a b c d e f g h"] * 10)
+    how = dict(vocab_size=14, model_type="unigram", hard_vocab_limit=False, minloglevel=2)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a b c d e f g h"] * 10),
-        model_writer=model,
-        vocab_size=14,
-        model_type="unigram",
-        normalization_rule_name="nmt_nfkc",
-        hard_vocab_limit=False,
-        minloglevel=2,
+        sentence_iterator=words, model_writer=model, normalization_rule_name="nmt_nfkc", **how
     )
     from transformers.convert_slow_tokenizer import import_protobuf
 
     proto = import_protobuf().ModelProto.FromString(model.getvalue())
-    folder = write_json(
-        tmp_path, "bytelevel", **charsmap(proto.normalizer_spec.precompiled_charsmap)
-    )
-    assert load_folder(folder).encode("Ｈello") == load_folder(
-        make_tokenizer(tmp_path / "plain", "bytelevel")
-    ).encode("Hello")
+    changes = charsmap(proto.normalizer_spec.precompiled_charsmap)
+    ours = load_folder(write_json(tmp_path, "bytelevel", **changes))
+    plain = load_folder(make_tokenizer(tmp_path / "plain", "bytelevel"))
+    assert ours.encode("Ｈello") == plain.encode("Hello")
 
 
 @pytest.mark.parametrize("size", [3, 1 << 62])
 def test_sizes_in_the_file_are_not_applied(size, tmp_path):
-    folder = write_json(
-        tmp_path,
-        "bytelevel",
-        truncation={
-            "direction": "Right",
-            "max_length": size,
-            "strategy": "LongestFirst",
-            "stride": size - 1,
-        },
-        padding={
-            "strategy": {"Fixed": size},
-            "direction": "Right",
-            "pad_to_multiple_of": size,
-            "pad_id": 0,
-            "pad_type_id": 0,
-            "pad_token": "x",
-        },
-    )
+    right = {"direction": "Right"}
+    truncation = right | {"max_length": size, "strategy": "LongestFirst", "stride": size - 1}
+    padding = right | {"strategy": {"Fixed": size}, "pad_to_multiple_of": size}
+    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+    folder = write_json(tmp_path, "bytelevel", truncation=truncation, padding=padding)
     plain = load_folder(make_tokenizer(tmp_path / "plain", "bytelevel"))
     for text in ("a", "a much longer text than three tokens"):
         assert load_folder(folder).encode(text) == plain.encode(text)
@@ -653,19 +590,8 @@ def test_sizes_in_the_file_are_not_applied(size, tmp_path):
 # The bound of tokens
 
 
-LONG = [
-    " " * 150_000,
-    "\n" * 150_000,
-    "a" * 150_000,
-    "llama " * 30_000,
-    "é" * 120_000,
-    "e\u0301" * 60_000,
-    "\x00" * 120_000,
-    "</s>" * 30_000,
-    "<|eot_id|>" * 12_000,
-    "</s> " * 30_000,
-    "🦙" * 110_000,
-]
+LONG = [" " * 150_000, "\n" * 150_000, "a" * 150_000, "llama " * 30_000, "</s>" * 30_000]
+LONG += ["é" * 120_000, "e\u0301" * 60_000, "\x00" * 120_000, "<|eot_id|>" * 12_000, "🦙" * 110_000]
 
 
 @pytest.mark.parametrize("text", LONG, ids=lambda text: ascii(text[:6]))
@@ -682,35 +608,19 @@ def test_a_short_text_is_not_counted(made):
     assert made["bytelevel"].ours.count_at_least("a" * 99_999) == 0
 
 
+REMOVED, BOTH_SIDES = {"behavior": "Removed", "invert": False}, {"lstrip": True, "rstrip": True}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"pre_tokenizer": {"type": "WhitespaceSplit"}},
-        {
-            "pre_tokenizer": {
-                "type": "Split",
-                "pattern": {"String": " "},
-                "behavior": "Removed",
-                "invert": False,
-            }
-        },
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, **REMOVED}},
         {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
         {"normalizer": replace({"Regex": " +"}, " ")},
         {"normalizer": replace({"String": "  "}, " ")},
-        {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]]}},
-        {
-            "added_tokens": [
-                {
-                    "id": 378,
-                    "content": "<z>",
-                    "single_word": False,
-                    "lstrip": True,
-                    "rstrip": True,
-                    "normalized": False,
-                    "special": True,
-                }
-            ]
-        },
+        {"model": UNIGRAM},
+        {"added_tokens": [FLAGS | {"id": 378, "content": "<z>", "special": True} | BOTH_SIDES]},
     ],
     ids=lambda changes: json.dumps(changes)[:60],
 )

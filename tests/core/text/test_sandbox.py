@@ -65,22 +65,7 @@ def test_escapes_are_refused(source):
         ("{{ messages['\x1b]0;x\x07' ~ 'y' * 1000000].z }}", "attribute '\\x1b]0;x\\x07yyy"),
         ("{{ \x1b[2J }}", "char '\\x1b'"),
     ],
-    ids=[
-        "tag",
-        "open",
-        "filter",
-        "unknown",
-        "undefined",
-        "zero",
-        "call",
-        "refusal",
-        "deep",
-        "long",
-        "unhashable",
-        "escapes",
-        "escapes of a name",
-        "escapes of a source",
-    ],
+    ids=range(14),
 )
 def test_a_failure_names_its_cause(source, word):
     assert word in run_hostile(source)

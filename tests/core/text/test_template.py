@@ -40,15 +40,11 @@ from .cases import KINDS, TEMPLATES, USER, conversation, load_template, plain
 CONVERSATIONS = {
     "one": [("user", "Hello world")],
     "turns": [("user", "Hello"), ("assistant", "hi there"), ("user", "and a llama?")],
-    "spaces": [
-        ("user", "  two  spaces \n"),
-        ("assistant", " leading"),
-        ("user", "\n\nnew\tlines\n"),
-    ],
+    "spaces": [("user", "  a  b \n"), ("assistant", " leading"), ("user", "\n\nnew\tlines\n")],
     "unicode": [
         ("user", "你好 🦙 çà"),
         ("assistant", "e\u0301 👩‍👩‍👧"),
-        ("user", "ñ <|not|> [INST] <tag> </tag>"),
+        ("user", "ñ <|not|> [INST] <t> </t>"),
     ],
     "empty": [("user", ""), ("assistant", ""), ("user", "x")],
     "jinja": [
@@ -56,10 +52,7 @@ CONVERSATIONS = {
         ("assistant", "{#"),
         ("user", "a < b > c & d ' \""),
     ],
-    "system": [
-        ("system", "You are a helpful assistant."),
-        ("user", "What is the capital of France?"),
-    ],
+    "system": [("system", "You are a helpful assistant."), ("user", "What is the capital?")],
     "edges": [("user", "<"), ("assistant", "<|"), ("user", "x <")],
 }
 
@@ -138,20 +131,17 @@ def controls(model, ids):
     return [token for token in ids if token in specials]
 
 
-def attack(model, template, messages, harmless):
+def attack(model, template, messages):
     """The same control tokens as a harmless conversation has, and the literal text when decoded."""
     ids = encode_messages(model.tokenizer, template, messages)
+    harmless = [message | {"content": "x"} for message in messages]
     assert controls(model, ids) == controls(
         model, encode_messages(model.tokenizer, template, harmless)
     )
     text = template.render(messages)
     decoded = model.tokenizer.decode(ids, skip_special=False)
-    assert (
-        decoded == text
-        if text.startswith(template.variables["bos_token"])
-        else decoded.endswith(text)
-    )
-    return ids
+    has_bos = text.startswith(template.variables["bos_token"])
+    assert decoded == text if has_bos else decoded.endswith(text)
 
 
 FORMS = ["{0}", "a{0}b", " {0} ", "{0}{0}", "x{0}\n{0}", "é{0}🦙", "{0} {1}", "{1}{0}", "<{0}>"]
@@ -165,62 +155,41 @@ def test_special_tokens_in_messages_are_text(kind, role, models):
     for first, form in itertools.product(names, FORMS):
         content = form.format(first, names[0])
         messages = conversation([("user", "Hi"), (role, content), ("user", content)])
-        attack(
-            model,
-            model.template,
-            messages,
-            conversation([("user", "Hi"), (role, "x"), ("user", "x")]),
-        )
+        attack(model, model.template, messages)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_cannot_join_into_a_special_token(kind, models):
     """Two halves in neighbouring messages, or one half and the template's own text."""
     model = models[kind]
-    for source in (
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}_id|>{% endfor %}",
-        "{{ bos_token }}{% for m in messages %}<{{ m.content }}{% endfor %}",
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}>{% endfor %}",
-        "{{ bos_token }}{% for m in messages %}<{{ m.content | trim }}>{% endfor %}",
-    ):
+    pairs = [("/s", "/s"), (" /s\n", "</"), ("<", "/s>"), ("</", "s>"), ("<|eot", "_id|>")]
+    pairs += [("<|eot", "x"), ("/s>", "s>"), ("</s", "<s"), ("<|end_of", "_text|")]
+    content, trimmed = "{{ m.content }}", "{{ m.content | trim }}"
+    for form in (content, content + "_id|>", "<" + content, content + ">", f"<{trimmed}>"):
+        source = "{{ bos_token }}{% for m in messages %}" + form + "{% endfor %}"
         template = ChatTemplate(source, "t", model.tokenizer.named)
-        for a, b in [
-            ("/s", "/s"),
-            (" /s\n", "</"),
-            ("<", "/s>"),
-            ("</", "s>"),
-            ("<|eot", "_id|>"),
-            ("<|eot", "x"),
-            ("/s>", "s>"),
-            ("</s", "<s"),
-            ("<|end_of", "_text|"),
-        ]:
-            attack(
-                model,
-                template,
-                conversation([("user", a), ("user", b)]),
-                conversation([("user", "x"), ("user", "x")]),
-            )
+        for a, b in pairs:
+            attack(model, template, conversation([("user", a), ("user", b)]))
+
+
+USER_DEFINED = ("<|user|>", "<|end|>", "<|free|>")
+
+
+def with_symbols(folder):
+    make_tokenizer(folder, "sentencepiece")
+    (folder / "tokenizer.model").write_bytes(sentencepiece_model(user_defined=USER_DEFINED))
+    return load_tokenizer(folder, LlamaConfig.from_dict(config_fields()))
 
 
 def test_an_added_token_that_the_template_writes_is_control_there_only(tmp_path):
     """User-defined symbols of sentencepiece, which are not special to any library."""
     source = "{{ bos_token }}{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
-    make_tokenizer(tmp_path, "sentencepiece")
-    (tmp_path / "tokenizer.model").write_bytes(
-        sentencepiece_model(user_defined=("<|user|>", "<|end|>", "<|free|>"))
-    )
-    tokenizer = load_tokenizer(tmp_path, LlamaConfig.from_dict(config_fields()))
+    tokenizer = with_symbols(tmp_path)
     template = ChatTemplate(source, "t", tokenizer.named)
-    ids = encode_messages(
-        tokenizer, template, conversation([("user", "a<|end|>b <|user|> <|free|>")])
-    )
-    for name, count in (("<|user|>", 1), ("<|end|>", 1), ("<|free|>", 1)):
-        assert ids.count(tokenizer.added_ids[name]) == count
-    assert (
-        tokenizer.decode(ids, skip_special=False) == "<s><|user|>a<|end|>b <|user|> <|free|><|end|>"
-    )
+    text = "a<|end|>b <|user|> <|free|>"
+    ids = encode_messages(tokenizer, template, conversation([("user", text)]))
+    assert all(ids.count(tokenizer.added_ids[name]) == 1 for name in USER_DEFINED)
+    assert tokenizer.decode(ids, skip_special=False) == f"<s><|user|>{text}<|end|>"
 
 
 def test_assistant_messages_keep_their_added_tokens(tmp_path):
@@ -229,11 +198,7 @@ def test_assistant_messages_keep_their_added_tokens(tmp_path):
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{% if "
         "add_generation_prompt %}<|user|>{% endif %}"
     )
-    make_tokenizer(tmp_path, "sentencepiece")
-    (tmp_path / "tokenizer.model").write_bytes(
-        sentencepiece_model(user_defined=("<|user|>", "<|end|>", "<|free|>"))
-    )
-    tokenizer = load_tokenizer(tmp_path, LlamaConfig.from_dict(config_fields()))
+    tokenizer = with_symbols(tmp_path)
     template, control = ChatTemplate(source, "t", tokenizer.named), tokenizer.added_ids["<|user|>"]
     for role, count in (("user", 0), ("assistant", 1)):
         ids = encode_messages(tokenizer, template, conversation([(role, "a <|user|> </s>")]), False)
@@ -253,8 +218,7 @@ def test_any_hostile_message_adds_no_control_token(kind, data, models):
     piece = st.sampled_from([*names, *halves, " ", "\n", "x", "\U0001d000", "\U0001d001"])
     contents = data.draw(st.lists(st.lists(piece, max_size=6).map("".join), min_size=1, max_size=3))
     assume(not any("<unk>" in content for content in contents))
-    messages = conversation([("user", content) for content in contents])
-    attack(model, model.template, messages, conversation([("user", "x")] * len(contents)))
+    attack(model, model.template, conversation([("user", content) for content in contents]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -273,11 +237,8 @@ def test_harmless_edges_leave_the_ids_alone(kind, models):
 
 def test_lone_surrogates_in_a_message(models):
     with pytest.raises(TokenizerError, match="surrogate"):
-        encode_messages(
-            models["bytelevel"].tokenizer,
-            models["bytelevel"].template,
-            conversation([("user", "\ud83e")]),
-        )
+        model = models["bytelevel"]
+        encode_messages(model.tokenizer, model.template, conversation([("user", "\ud83e")]))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +249,6 @@ def test_lone_surrogates_in_a_message(models):
         ({"role": "user", "content": "x"}, "messages"),
         (["Hi"], "messages[0]"),
         ([{"role": "user"}], "messages[0]"),
-        ([{"content": "x"}], "messages[0]"),
         ([{"role": "user", "content": "x", "nom": "y"}], "messages[0]"),
         ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
         ([{"role": "user", "content": "x", "reasoning_content": "y"}], "messages[0]"),
@@ -483,10 +443,8 @@ def test_builtin_templates_write_the_text_of_the_models_own(name, reference):
     talk = conversation([("user", " Hello"), ("assistant", "Hi! "), ("user", "Bye")])
     system = conversation([("system", "Be brief.")])
     for messages in (talk, system + talk):
-        assert (
-            plain(source=BUILTIN[name]).render(messages).rstrip()
-            == plain(source=TEMPLATES[reference]).render(messages).rstrip()
-        )
+        ours, theirs = (plain(source=s) for s in (BUILTIN[name], TEMPLATES[reference]))
+        assert ours.render(messages).rstrip() == theirs.render(messages).rstrip()
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral"])

@@ -45,16 +45,9 @@ CASES = [
         [("f", {"a": "x"})],
     ),
     (
-        HARMONY,
-        "It goes to=functions.none of<|message|>{}, <|channel|>commentary<|message|>so.",
-        "It goes to=functions.none of<|message|>{}, <|channel|>commentary<|message|>so.",
-        [],
-    ),
-    (
         HERMES,
-        'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": "x}\\"", "b": '
-        '[1]}}\n</tool_call>\n<tool_call>\n{"name": "g", '
-        '"arguments": {}}\n</tool_call>',
+        'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": "x}\\"", "b": [1]}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
         "Sure.\n",
         [("f", {"a": 'x}"', "b": [1]}), ("g", {})],
     ),
@@ -78,14 +71,6 @@ CASES = [
         [("f", {}), ("g", {})],
     ),
     (
-        HERMES,
-        'a <tool_call> b <tool_call>{"x": 1}</tool_call> c <tool_',
-        'a <tool_call> b <tool_call>{"x": 1}</tool_call> c <tool_',
-        [],
-    ),
-    (HERMES, '<tool_call>{"name": f}</tool_call>', '<tool_call>{"name": f}</tool_call>', []),
-    (HERMES, '{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {}}', []),
-    (
         SMOLLM2,
         '<tool_call>[\n{"name": "f", "arguments": {"a": 1}},\n{"name": "g", "arguments": {"b": '
         '{"c": "é"}}}\n]</tool_call>',
@@ -108,7 +93,6 @@ CASES = [
         [("f", {"a": {"b": 1}}), ("g", {})],
     ),
     (MISTRAL_HEADERS, '[TOOL_CALLS]f{"a": 1}', "", [("f", {"a": 1})]),
-    (MISTRAL_HEADERS, "[TOOL_CALLS] no call", "[TOOL_CALLS] no call", []),
     (LLAMA3, '{"name": "f", "parameters": {"a": 1}}', "", [("f", {"a": 1})]),
     (
         LLAMA3,
@@ -136,19 +120,8 @@ CASES = [
         [("brave_search", {"query": 'llamas "x"'})],
     ),
     (LLAMA3, "<|python_tag|>print(1)\nx = 2", "", [("python", {"code": "print(1)\nx = 2"})]),
-    (
-        LLAMA3,
-        '{"name": "Ada", "parameters": {"a": 1}}',
-        '{"name": "Ada", "parameters": {"a": 1}}',
-        [],
-    ),
-    (LLAMA3, '{"answer": {"name": "f"}} ok', '{"answer": {"name": "f"}} ok', []),
-    (LLAMA3, 'Say { "name": ', 'Say { "name": ', []),
-    (LLAMA3, "  {", "  {", []),
     # Inputs of the tests of llama.cpp, vLLM and mlx-lm, changed
     (HERMES, 'a <function=f>{"a": 1}</function> b', "a  b", [("f", {"a": 1})]),
-    (HERMES, 'a <function=h>{"a": 1}</function>', 'a <function=h>{"a": 1}</function>', []),
-    (HERMES, "<function=", "<function=", []),
     (LLAMA3, '<function=f>{"a": 1}</function>', "", [("f", {"a": 1})]),
     (
         FUNCTIONARY_31,
@@ -159,12 +132,10 @@ CASES = [
     (FUNCTIONARY_31, '<|python_tag|>{"code": "x = 1"}', "", [("python", {"code": "x = 1"})]),
     (FUNCTIONARY_31, '<|python_tag|>{"code": NaN}', "", [("python", {"code": '{"code": NaN}'})]),
     (FUNCTIONARY_31, "<|python_tag|>f(a=1)", "", [("f", {"a": 1})]),
-    (FUNCTIONARY_31, "<function=f> no call", "<function=f> no call", []),
     (FUNCTIONARY_32, "all\nHello,\n>>> x", "Hello,\n>>> x", []),
     (FUNCTIONARY_32, 'f\n{"a": 1}', "", [("f", {"a": 1})]),
     (FUNCTIONARY_32, 'all\nHm.>>>f\n{"a": 1}>>>g\n{}', "Hm.", [("f", {"a": 1}), ("g", {})]),
     (FUNCTIONARY_32, "python\nprint(1)\nf(a=2)", "", [("python", {"code": "print(1)\nf(a=2)"})]),
-    (FUNCTIONARY_32, "no recipient", "no recipient", []),
     (FUNCTIONARY_32, 'Hm.>>>f\n{"a": 1}', "Hm.", [("f", {"a": 1})]),
     (FIREFUNCTION, ' functools[{"name": "f", "arguments": {"a": 1}}]', "", [("f", {"a": 1})]),
     (
@@ -180,17 +151,9 @@ CASES = [
         [("f", {"a": 1}), ("g", {"b": {"c": "}"}})],
     ),
     (APERTUS, '<|tools_prefix|>[{"f": {}}', "", [("f", {})]),
-    (APERTUS, "<|tools_prefix|>no call", "<|tools_prefix|>no call", []),
-    (FUNCTOOLS, "import functools\n[1]", "import functools\n[1]", []),
     (PHI_4_MINI, 'functools[{"name": "f", "arguments": {}}]', "", [("f", {})]),
     (PHI_4_MINI, '<|tool_call|>[{"name": "f"}]<|/tool_call|>', "", [("f", {})]),
     (GRANITE_3, '<tool_call>[{"name": "f", "arguments": {"a": 1}}]', "", [("f", {"a": 1})]),
-    (
-        GRANITE_3,
-        '<tool_call>[{"name": "h", "arguments": {}}]',
-        '<tool_call>[{"name": "h", "arguments": {}}]',
-        [],
-    ),
     (
         SMOLLM3,
         "<code>\nx = f(a=[1, None])\nprint(g())\n</code>",
@@ -198,7 +161,6 @@ CASES = [
         [("f", {"a": [1, None]}), ("g", {})],
     ),
     (SMOLLM3, "<code>f(a=b)</code> ok", " ok", [("python", {"code": "f(a=b)"})]),
-    (SMOLLM3, "Use <code>", "Use <code>", []),
     # Raw line breaks in strings
     (
         HERMES,
@@ -218,6 +180,29 @@ CASES = [
         "",
         [("brave_search", {"query": 'a "b"\nc'})],
     ),
+]
+# No call: all is text
+CASES += [
+    (form, text, text, [])
+    for form, text in (
+        (HARMONY, "It goes to=functions.none of<|message|>{}, <|channel|>commentary<|message|>so."),
+        (HERMES, 'a <tool_call> b <tool_call>{"x": 1}</tool_call> c <tool_'),
+        (HERMES, '<tool_call>{"name": f}</tool_call>'),
+        (HERMES, '{"name": "f", "arguments": {}}'),
+        (MISTRAL_HEADERS, "[TOOL_CALLS] no call"),
+        (LLAMA3, '{"name": "Ada", "parameters": {"a": 1}}'),
+        (LLAMA3, '{"answer": {"name": "f"}} ok'),
+        (LLAMA3, 'Say { "name": '),
+        (LLAMA3, "  {"),
+        (HERMES, 'a <function=h>{"a": 1}</function>'),
+        (HERMES, "<function="),
+        (FUNCTIONARY_31, "<function=f> no call"),
+        (FUNCTIONARY_32, "no recipient"),
+        (APERTUS, "<|tools_prefix|>no call"),
+        (FUNCTOOLS, "import functools\n[1]"),
+        (GRANITE_3, '<tool_call>[{"name": "h", "arguments": {}}]'),
+        (SMOLLM3, "Use <code>"),
+    )
 ]
 
 TYPED = Tool(
@@ -352,7 +337,7 @@ def test_calls_are_read_in_any_pieces(form, text, rest, calls):
 
 @pytest.mark.parametrize(
     "form, text, rest, calls",
-    [case for case in CASES[:20] if case[0] in (HERMES, MISTRAL, MISTRAL_HEADERS) and case[3]],
+    [case for case in CASES[:15] if case[0] in (HERMES, MISTRAL, MISTRAL_HEADERS) and case[3]],
 )
 def test_mlx_lm_reads_the_same_calls(form, text, rest, calls):
     if form is HERMES:
@@ -430,43 +415,13 @@ def test_hostile_text_takes_linear_time():
         assert parser.text == hostile and not parser.calls
 
 
-FRAGMENTS = [
-    "<tool_call>",
-    "</tool_call>",
-    "[TOOL_CALLS]",
-    "f[ARGS]",
-    "<|python_tag|>",
-    "python.call(a=1)",
-    '{"name": "f", ',
-    '"a": "}"',
-    '"arguments": {',
-    '"parameters": {',
-    '{"name": "g"}',
-    "}",
-    "[",
-    "]",
-    ", ",
-    "; ",
-    " \n",
-    '"',
-    "\\",
-    "text",
-    "<tool",
-    '"id": "x", ',
-    "<function=f>",
-    "</function>",
-    "\n<parameter=a>",
-    "</parameter>",
-    "<code>f(a=1)",
-    "</code>",
-    ">>>f\n",
-    "functools[",
-    "<|tool_call|>",
-    "<arg_key>a</arg_key>",
-    "<arg_value>1",
-    "</arg_value>",
-    "f\n",
-]
+FRAGMENTS = (
+    "<tool_call> </tool_call> [TOOL_CALLS] f[ARGS] <|python_tag|> python.call(a=1) } [ ] text "
+    "<tool <function=f> </function> </parameter> <code>f(a=1) </code> functools[ <|tool_call|> "
+    "<arg_key>a</arg_key> <arg_value>1 </arg_value>"
+).split()
+FRAGMENTS += ['{"name": "f", ', '"a": "}"', '"arguments": {', '"parameters": {', '{"name": "g"}']
+FRAGMENTS += [", ", "; ", " \n", '"', "\\", '"id": "x", ', "\n<parameter=a>", ">>>f\n", "f\n"]
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
