@@ -50,24 +50,12 @@ def built(tracked, tmp_path_factory) -> tuple[Path, Path]:
     for name in tracked:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    done = run_python(
-        "-m",
-        "build",
-        "--no-isolation",
-        "--outdir",
-        out,
-        source,
-        timeout=600,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
-    )
+    flags = ("-m", "build", "--no-isolation", "--outdir", out, source)
+    done = run_python(*flags, timeout=600, env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""})
     output = done.stdout + done.stderr
     # MANIFEST.in leaves out compiled files, of which this copy has none.
-    warnings = [
-        line
-        for line in output.splitlines()
-        if "warning" in line.lower() and "'*.py[cod]'" not in line
-    ]
-    assert done.returncode == 0 and not warnings, output
+    lines = [line for line in output.splitlines() if "'*.py[cod]'" not in line]
+    assert done.returncode == 0 and "warning" not in "\n".join(lines).lower(), output
     [archive], [wheel] = out.glob("*.tar.gz"), out.glob("*.whl")
     return archive, wheel
 
@@ -98,12 +86,8 @@ def test_the_wheel_holds_the_packages_and_their_data(tracked, built):
 
 def test_their_metadata_are_valid(built):
     # twine wraps its lines, so a long path takes the space before the verdict.
-    assert (
-        run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built).count(
-            "PASSED"
-        )
-        == 2
-    )
+    words = "-m twine --no-color check --strict".split()
+    assert run(sys.executable, *words, *built).count("PASSED") == 2
 
 
 @pytest.fixture(scope="module")
@@ -146,21 +130,16 @@ def python(built, outside) -> Path:
 def test_the_wheel_answers_in_an_empty_environment(python, outside):
     from mlx_llama import load
 
-    places = run(
-        python,
-        "-c",
-        "import mlx_llama, cpu_fallback; print(mlx_llama.__file__); print(cpu_fallback.__file__)",
-        **outside,
-    )
+    code = "import mlx_llama, cpu_fallback as cpu; print(mlx_llama.__file__); print(cpu.__file__)"
+    places = run(python, "-c", code, **outside)
     assert all(place.startswith(str(python.parents[1])) for place in places.splitlines())
-    found = run(
-        python,
-        "-c",
+    code = (
         "from mlx_llama.core.text.manual import load_manual; "
-        "print(load_manual().find('externally-managed-environment'))",
-        **outside,
+        "print(load_manual().find('externally-managed-environment'))"
     )
-    assert found.startswith("See docs/troubleshooting.md, Installing: `externally")
+    assert run(python, "-c", code, **outside).startswith(
+        "See docs/troubleshooting.md, Installing: `externally"
+    )
     wanted = load(backend="cpu").generate([{"role": "user", "content": QUESTION}]).text
     for command in (
         [python, "-m", "mlx_llama.generate"],

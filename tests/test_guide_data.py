@@ -79,9 +79,8 @@ def test_every_command_of_the_shell_and_of_the_repl_has_a_fact():
         assert f"mlx_llama.{door}" in answers
     for command in REPL:
         names = [command, *(other for other, meant in OTHER_NAMES.items() if meant == command)]
-        assert any(re.search(rf"`/{name}[ `]", answers) for name in names if name.isalpha()), (
-            command
-        )
+        names = filter(str.isalpha, names)
+        assert any(re.search(rf"`/{name}[ `]", answers) for name in names), command
 
 
 def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anything_written(
@@ -96,10 +95,8 @@ def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anythi
     monkeypatch.setitem(facts.ARCHITECTURES, "GemmaForCausalLM", FAMILIES["LlamaForCausalLM"])
     monkeypatch.setitem(facts.BY_MODEL_TYPE, "gemma", FAMILIES["LlamaForCausalLM"])
     known = facts.every.__wrapped__()
-    assert (
-        known["--frobnicate"].answer
-        == "`--frobnicate N`: Twists of the flange (default: 3). In `chat`."
-    )
+    answer = "`--frobnicate N`: Twists of the flange (default: 3). In `chat`."
+    assert known["--frobnicate"].answer == answer
     assert known["/twist"].answer.startswith("`/twist` in the REPL: ")
     assert "`GemmaForCausalLM`" in known["supported"].answer
 
@@ -158,18 +155,7 @@ def test_flags_commands_and_scripts_in_the_answers_exist():
 
 
 def test_repl_commands_in_the_answers_exist():
-    routes = {
-        "completion",
-        "tokenize",
-        "detokenize",
-        "props",
-        "slots",
-        "docs",
-        "health",
-        "live",
-        "ready",
-        "metrics",
-    }
+    routes = "completion tokenize detokenize props slots docs health live ready metrics".split()
     for fact in talk.FACTS.values():
         for text in (fact.answer, fact.more):
             assert set(re.findall(r"`/([a-z]+)[ `]", text)) <= {*REPL, *OTHER_NAMES, *routes}, (
@@ -236,28 +222,19 @@ def test_a_held_out_question_is_seen_in_disguise(disguise):
 
 @pytest.mark.parametrize("part", ["", "2"])
 def test_the_judged_questions_were_not_trained_on(part):
-    judged = [
-        json.loads(line)
-        for line in (EVALUATION / f"answers{part}.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    judged, questions = (
+        list(map(json.loads, (EVALUATION / f"{name}{part}.jsonl").read_text("utf-8").splitlines()))
+        for name in ("answers", "questions")
+    )
     assert len(judged) == 200
     assert {question["verdict"] for question in judged} <= {"right", "half", "wrong", "unknown"}
-    questions = [
-        json.loads(line)
-        for line in (EVALUATION / f"questions{part}.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    assert [question["question"] for question in judged] == [
-        question["question"] for question in questions
-    ]
+    asked = [question["question"] for question in questions]
+    assert [question["question"] for question in judged] == asked
     trained = {
         talk.normal(line) for fact in talk.FACTS.values() for line in fact.ask + fact.newcomers
     }
     # by chance, as other writers' lines
-    met = [
-        question["question"]
-        for question in questions
-        if talk.normal(question["question"]) in trained
-    ]
+    met = [question for question in asked if talk.normal(question) in trained]
     assert [question["question"] for question in judged if question.get("met")] == met
     assert len(met) <= 20
     verdicts = [question["verdict"] for question in judged if not question.get("met")]
@@ -339,17 +316,8 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch,
     import torch
     import train_guide
 
-    args = argparse.Namespace(
-        seed=1,
-        steps=53,
-        batch=256,
-        questions=500,
-        lr=2.5e-3,
-        device="cpu",
-        bfloat16=False,
-        drawers=0,
-        threads=1,
-    )
+    args = argparse.Namespace(seed=1, steps=53, batch=256, questions=500, lr=2.5e-3, device="cpu")
+    args.bfloat16, args.drawers, args.threads = False, 0, 1
     monkeypatch.setitem(train_guide.SHAPE, "num_hidden_layers", 1)
     monkeypatch.setattr(train_guide, "POOL", 400)
     batches, threads, taken = train_guide.batches, torch.get_num_threads(), []

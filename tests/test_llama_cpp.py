@@ -51,14 +51,8 @@ VARIANTS = {
     "as many key-value heads": dict(num_key_value_heads=4),
     "tied head": dict(tie_word_embeddings=True),
     "head size of its own": dict(head_dim=32, num_attention_heads=6, num_key_value_heads=3),
-    "odd sizes": dict(
-        hidden_size=120,
-        intermediate_size=172,
-        num_attention_heads=5,
-        num_key_value_heads=5,
-        head_dim=24,
-        vocab_size=317,
-    ),
+    "odd sizes": dict(hidden_size=120, intermediate_size=172, head_dim=24, vocab_size=317)
+    | dict(num_attention_heads=5, num_key_value_heads=5),
     "other rope base": dict(rope_theta=500000.0),
     "biases": dict(attention_bias=True),
     "frequency factors": dict(),
@@ -133,15 +127,8 @@ def test_logits(backend, files, kind):
 
 @pytest.mark.parametrize("kind", TOLERANCES)
 def test_logits_at_the_default_width(files, kind):
-    from mlx_llama.core.backends.selection import select
-
-    assert (
-        distance(
-            logits(select("cpu"), files(kind), "auto"),
-            compare_peers.reference_logits(files(kind), TOKENS),
-        )
-        < 5e-4
-    )
+    wanted = compare_peers.reference_logits(files(kind), TOKENS)
+    assert distance(logits(select("cpu"), files(kind), "auto"), wanted) < 5e-4
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -188,14 +175,8 @@ def apply(sampler, scores: np.ndarray, tokens=()) -> np.ndarray:
 @pytest.mark.parametrize("window", [7, 64, 1000])
 def test_penalties_of_dry(breakers, chosen, window, vocabulary):
     model, tokenizer = vocabulary
-    o = resolve(
-        {
-            "dry_multiplier": 0.8,
-            "dry_penalty_last_n": window,
-            "dry_sequence_breakers": breakers,
-            **chosen,
-        }
-    ).options
+    fields = {"dry_penalty_last_n": window, "dry_sequence_breakers": breakers}
+    o = resolve({"dry_multiplier": 0.8, **fields, **chosen}).options
     heads = Breakers(tokenizer).find(breakers)
     texts = [
         "The llama sang. The llama sang. The llama",

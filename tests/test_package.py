@@ -6,8 +6,6 @@ import importlib.util
 import inspect
 import pydoc
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,20 +17,10 @@ from mlx_llama.core import errors
 ROOT = Path(mlx_llama.__file__).resolve().parents[1]
 FIRST = {"load", "LLM", "Session", "Stream", "Completion", "errors"}
 # Classes that programs call or read; the engine and other parts are not among them.
-CALLED = {
-    "load",
-    "LLM",
-    "Session",
-    "Stream",
-    "ToolStream",
-    "ToolCall",
-    "Handle",
-    "Completion",
-    "Token",
-    "Options",
-    "GenerationOptions",
-    "LoadOptions",
-}
+CALLED = set(
+    "load LLM Session Stream ToolStream ToolCall Handle Completion Token Options "
+    "GenerationOptions LoadOptions".split()
+)
 ERRORS = {
     name
     for name, value in vars(errors).items()
@@ -57,13 +45,8 @@ def annotations(thing: object) -> list[str]:
     Results of the package are not built by users, so __init__ does not count."""
     if not isinstance(thing, type):
         signature = inspect.signature(thing)
-        return [
-            inspect.formatannotation(part)
-            for part in (
-                signature.return_annotation,
-                *(parameter.annotation for parameter in signature.parameters.values()),
-            )
-        ]
+        parts = [parameter.annotation for parameter in signature.parameters.values()]
+        return [inspect.formatannotation(part) for part in (signature.return_annotation, *parts)]
     members = [
         getattr(member, "fget", getattr(member, "func", member))
         for name, member in vars(thing).items()
@@ -153,25 +136,14 @@ SLIPS = [
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 def test_a_type_checker_sees_slips_and_only_these(tmp_path):
     (tmp_path / "snippet.py").write_text(SNIPPET + "\n".join(SLIPS) + "\n")
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file=",
-        "--follow-imports=silent",
-        "--cache-dir",
-        str(tmp_path / "cache"),
-        "--no-error-summary",
-        str(tmp_path / "snippet.py"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    flags = "-m mypy --config-file= --follow-imports=silent --no-error-summary --cache-dir"
+    done = run_python(*flags.split(), tmp_path, tmp_path / "snippet.py", cwd=ROOT, timeout=300)
     errors = [
         line.split("snippet.py:")[1] for line in done.stdout.splitlines() if ": error: " in line
     ]
     first = SNIPPET.count("\n") + 1
-    assert [int(line.split(":")[0]) for line in errors] == list(range(first, first + len(SLIPS))), (
-        done.stdout + done.stderr
-    )
+    lines = [int(line.split(":")[0]) for line in errors]
+    assert lines == list(range(first, first + len(SLIPS))), done.stdout + done.stderr
     assert 'Unexpected keyword argument "max_tokenz"' in errors[0]
     assert 'did you mean "max_tokens"' in errors[0]
 

@@ -16,32 +16,22 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.parity import command as parity
 
-ASK = (
-    "--backend",
-    "cpu",
-    "-p",
-    "Once upon a time",
-    *"--ignore-chat-template -m 8 --logit-bias 1=-100 --logit-bias 2=-100".split(),
-)
+BIASED = {"max_tokens": 8, "logit_bias": {1: -100, 2: -100}}
+FLAGS = "--backend cpu --ignore-chat-template -m 8 --logit-bias 1=-100 --logit-bias 2=-100 -p"
+ASK = (*FLAGS.split(), "Once upon a time")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
-    base = make_checkpoint(
-        folder / "toy", hidden_size=64, intermediate_size=128, max_position_embeddings=256
-    )
-    return base, [
-        write_random(base, folder / name, seed) for seed, name in enumerate(("sea", "sky"))
-    ]
+    base = make_checkpoint(folder / "toy", intermediate_size=128)
+    names = enumerate(("sea", "sky"))
+    return base, [write_random(base, folder / name, seed) for seed, name in names]
 
 
-def text(base, adapters, **options):
-    return (
-        load(base, backend="cpu", adapters=adapters)
-        .generate("Once upon a time", max_tokens=8, logit_bias={1: -100, 2: -100}, **options)
-        .text
-    )
+def text(base, adapters):
+    llm = load(base, backend="cpu", adapters=adapters)
+    return llm.generate("Once upon a time", **BIASED).text
 
 
 def test_generate_with_an_adapter_and_a_scale(door, folders):
@@ -57,46 +47,23 @@ def test_generate_with_an_adapter_and_a_scale(door, folders):
         )
     ]
     assert [done.code for done in runs] == [0] * 5, [done.err for done in runs]
-    wanted = [
-        text(base, None),
-        text(base, sea),
-        text(base, f"{sea}=0.25"),
-        text(base, sky),
-        text(base, None),
-    ]
+    wanted = [text(base, adapters) for adapters in (None, sea, f"{sea}=0.25", sky, None)]
     assert [done.out for done in runs] == [f"{text}\n" for text in wanted] and len(set(wanted)) == 4
 
 
 def test_lines_of_a_batch_name_their_adapters(door, folders, tmp_path):
     base, adapters = folders
-    lines = [
-        {
-            "prompt": "Once upon a time",
-            "max_tokens": 8,
-            "logit_bias": {"1": -100, "2": -100},
-            "adapter": name,
-        }
-        for name in ("sky", "base", "sea")
-    ]
-    (tmp_path / "in").write_text("\n".join(map(json.dumps, lines)))
-    done = door(
-        generate.main,
-        *(
-            f"--model {base} --backend cpu --ignore-chat-template --prompts {tmp_path}/in --output "
-            f"{tmp_path}/out"
-        ).split(),
-        *(f"--adapter={adapter}" for adapter in adapters),
-    )
+    asked = {"prompt": "Once upon a time", **BIASED}
+    lines = [json.dumps({**asked, "adapter": name}) for name in ("sky", "base", "sea")]
+    (tmp_path / "in").write_text("\n".join(lines))
+    flags = f"--backend cpu --ignore-chat-template --prompts {tmp_path}/in --output {tmp_path}/out"
+    named = (f"--adapter={adapter}" for adapter in adapters)
+    done = door(generate.main, "--model", base, *flags.split(), *named)
     assert done.code == 0, done.err
-    texts = {
-        line["index"]: line["text"]
-        for line in map(json.loads, (tmp_path / "out").read_text().splitlines())
-    }
-    assert [texts[i] for i in range(3)] == [
-        text(base, adapters[1]),
-        text(base, None),
-        text(base, adapters[0]),
-    ]
+    lines = map(json.loads, (tmp_path / "out").read_text().splitlines())
+    texts = {line["index"]: line["text"] for line in lines}
+    sea, sky = adapters
+    assert [texts[i] for i in range(3)] == [text(base, wanted) for wanted in (sky, None, sea)]
 
 
 def test_chat_sets_the_adapter(door, folders):
@@ -104,26 +71,17 @@ def test_chat_sets_the_adapter(door, folders):
     flags = ("--model", base, "--backend", "cpu", "-m", "6", "--adapter", sea, "--adapter", sky)
     done = door(chat.main, *flags, stdin=b"/set adapter sky\nhi\n")
     assert done.code == 0, done.err
-    assert done.out.rstrip("\n") == load(base, backend="cpu", adapters=sky).chat().send(
-        "hi", max_tokens=6
-    ).text.rstrip("\n")
+    chosen = load(base, backend="cpu", adapters=sky).chat()
+    assert done.out.rstrip("\n") == chosen.send("hi", max_tokens=6).text.rstrip("\n")
 
 
 def test_errors_are_one_line(door, folders):
-    base, adapters = folders
+    base, (sea, sky) = folders
     for main, flags, wanted in (
         (generate.main, (*ASK, "--adapter", "nowhere"), "no such folder"),
         (generate.main, (*ASK, "--use-adapter", "sea"), "none was loaded: load it with --adapters"),
-        (
-            bench.main,
-            ("--backend", "cpu", *(f"--adapter={adapter}" for adapter in adapters)),
-            "--adapters: there are 2",
-        ),
-        (
-            parity.main,
-            ("--check", "--adapter", adapters[0]),
-            "--adapters has no meaning with --check",
-        ),
+        (bench.main, f"--backend cpu --adapter={sea} --adapter={sky}".split(), "there are 2"),
+        (parity.main, ("--check", "--adapter", sea), "--adapters has no meaning with --check"),
     ):
         done = door(main, "--model", base, *flags)
         assert done.code == 2 and done.err.count("\n") == 1 and wanted in done.err, done.err
@@ -131,19 +89,14 @@ def test_errors_are_one_line(door, folders):
 
 def test_bench_and_parity_run_the_adapted_model(door, folders):
     base, (sea, _) = folders
-    done = door(
-        bench.main, *f"--model {base} --backend cpu --adapter {sea} -p 8 -n 4 -r 1 --json".split()
-    )
-    assert done.code == 0, done.err
-    done = door(
-        bench.main, *f"--model {base} --backend cpu --adapter {sea} -n 4 -r 1 --profile".split()
-    )
-    assert done.code == 0 and "adapters" in done.out, done.err
-    done = door(
-        parity.main,
-        *f"--model {base} --backends cpu,cuda --device cpu --adapter {sea} --tokens 12".split(),
-    )
-    assert done.code == 0, done.out + done.err
+    for main, flags in (
+        (bench.main, "--backend cpu -p 8 -n 4 -r 1 --json"),
+        (bench.main, "--backend cpu -n 4 -r 1 --profile"),
+        (parity.main, "--backends cpu,cuda --device cpu --tokens 12"),
+    ):
+        done = door(main, "--model", base, "--adapter", sea, *flags.split())
+        assert done.code == 0, done.out + done.err
+        assert "--profile" not in flags or "adapters" in done.out
 
 
 @pytest.mark.parametrize(
@@ -173,16 +126,11 @@ def test_merging_into_gguf_and_from_a_low_bit_model(door, folders, tmp_path):
     np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
     assert door(quantize.main, base, tmp_path / "base.gguf", "--format", "gguf:F32").code == 0
     # its rows are permuted
-    logits = load(tmp_path / "base.gguf", backend="cpu", dtype="float32", adapters=sea).logits(
-        tokens
-    )
+    adapted = load(tmp_path / "base.gguf", backend="cpu", dtype="float32", adapters=sea)
+    logits = adapted.logits(tokens)
     np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
     low = door(quantize.main, base, tmp_path / "low", "--bits", "8", "--group-size", "32")
     assert low.code == 0, low.err
-    done = door(
-        quantize.main,
-        tmp_path / "low",
-        tmp_path / "again",
-        *f"--merge {sea} --bits 8 --group-size 32".split(),
-    )
+    flags = f"{tmp_path}/low {tmp_path}/again --merge {sea} --bits 8 --group-size 32"
+    done = door(quantize.main, *flags.split())
     assert done.code == 0 and "dequantized and are rounded again" in done.err, done.err

@@ -7,8 +7,8 @@ import io
 import json
 
 import pytest
-from machine import device_of
 
+from doors.test_bench import flags, parse_table
 from mlx_llama.bench import command as bench
 from mlx_llama.bench.measure import Case, HostMemory, load
 from mlx_llama.bench.profile import HOST, SAMPLING, Profiled, measure_profiles
@@ -25,14 +25,6 @@ def small_probe(monkeypatch):
     monkeypatch.setattr(HostMemory, "bandwidth", lambda self: 1e9)
 
 
-def flags(backend) -> list[str]:
-    return [
-        "--backend",
-        backend.name,
-        *([] if backend.name == "cpu" else ["--device", device_of(backend)]),
-    ]
-
-
 def profiled(door, toy, *arguments: str) -> str:
     done = door(bench.main, "--model", toy, "--profile", "-r", "2", *" ".join(arguments).split())
     assert done.code == 0, done.err
@@ -42,12 +34,8 @@ def profiled(door, toy, *arguments: str) -> str:
 def test_a_token_and_a_prompt_on_every_backend(backend, door, toy):
     checkpoint = open_checkpoint(toy)
     report = json.loads(profiled(door, toy, "-p 9 -n 4 -d 0,30", "-o json", *flags(backend)))
-    assert [profile["test"] for profile in report["profiles"]] == [
-        "pp9",
-        "pp9 @ d30",
-        "tg4",
-        "tg4 @ d30",
-    ]
+    names = [profile["test"] for profile in report["profiles"]]
+    assert names == ["pp9", "pp9 @ d30", "tg4", "tg4 @ d30"]
     weights = sum(tensor.nbytes for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
     embedding = checkpoint.tensors["model.embed_tokens.weight"].nbytes
     for profile in report["profiles"]:
@@ -55,23 +43,17 @@ def test_a_token_and_a_prompt_on_every_backend(backend, door, toy):
         between = {line["operation"]: line for line in profile["between"]}
         assert list(lines)[-1] == "head" and HOST in between
         assert (SAMPLING in between) == (not backend.runs_ahead)
-        assert sum(line["us"] for line in (*lines.values(), *between.values())) == pytest.approx(
-            profile["us"]
-        )
-        assert sum(line["share"] for line in (*lines.values(), *between.values())) == pytest.approx(
-            1
-        )
+        every = (*lines.values(), *between.values())
+        assert sum(line["us"] for line in every) == pytest.approx(profile["us"])
+        assert sum(line["share"] for line in every) == pytest.approx(1)
         # float32, whole panels
         assert sum(lines[name]["nbytes"] for name in PRODUCTS) == weights - embedding
         read = lines[ATTENTION]["nbytes"]
         if profile["n_gen"]:  # 4 tokens of 2 layers, 2 heads of 16 float32, keys and values
             assert read == (profile["n_depth"] + 2.5) * 2 * 2 * 2 * 16 * 4
         assert profile["nbytes"] == weights - embedding + (read or 0)
-        assert (
-            (profile["slower_us"] is None)
-            == (backend.name != "cpu")
-            == (lines["down"]["waiting_us"] is None)
-        )
+        for figure in (profile["slower_us"], lines["down"]["waiting_us"]):
+            assert (figure is None) == (backend.name != "cpu")
 
 
 def test_rows_are_one_step(backend, door, toy):
@@ -101,10 +83,8 @@ def test_a_sliding_window_bounds_what_attention_reads(tmp_path):
     made = make_checkpoint(tmp_path / "m", architectures=["MistralForCausalLM"], sliding_window=7)
     loaded = load(open_checkpoint(made), select("cpu"), LoadOptions(dtype="float32"))
     [profile] = measure_profiles(loaded, [Case("tg", 2, 30)], [1], 1)
-    assert (
-        profile.figures()["operations"][3]["nbytes"]
-        == 7 * loaded.model.make_cache(1).position_nbytes
-    )
+    read = profile.figures()["operations"][3]["nbytes"]
+    assert read == 7 * loaded.model.make_cache(1).position_nbytes
 
 
 def test_every_format_has_every_operation(door, toy):
@@ -119,11 +99,7 @@ def test_every_format_has_every_operation(door, toy):
     listed = list(csv.DictReader(io.StringIO(profiled(door, toy, asked, "csv"))))
     assert [row["operation"] for row in listed] == names
     assert all(float(row["us"]) or row["operation"] for row in listed)
-    table = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in profiled(door, toy, asked, "md").splitlines()
-        if line.startswith("|")
-    ]
+    table = parse_table(profiled(door, toy, asked, "md"))
     assert [row[0] for row in table if row[0] not in ("operation", "---")] == names
     assert {len(row) for row in table} == {8}
     text = profiled(door, toy, asked, "text")
@@ -156,10 +132,7 @@ def test_figures_of_known_seconds():
 def test_the_lazy_graph_is_said_to_be_broken(door, toy):
     pytest.importorskip("mlx.core")
     out = profiled(door, toy, "-n 4 --backend mlx --device cpu")
-    assert (
-        "an evaluation after each operation, which breaks the lazy graph: shares count, not sums"
-        in out
-    )
+    assert "an evaluation after each operation, which breaks the lazy graph: shares count" in out
 
 
 def test_a_traced_step_is_not_profiled(toy):

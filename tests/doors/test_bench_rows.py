@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rows_toy import CONFIG, ToyBackend, ToyModel
 
+from doors.test_bench import check_curve, parse_table
 from mlx_llama.bench import command as bench, report as bench_report
 from mlx_llama.bench.host import SKIPPED, TOKENS, measure_host
 from mlx_llama.bench.measure import Batch, BatchRow, Loaded, measure, measure_batches
@@ -27,13 +28,9 @@ PUBLISHED = """
 HEADER = ["PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s"]
 
 
-def loaded(runs_ahead: bool = False) -> Loaded:
-    return Loaded(
-        SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}, formats=""),
-        ToyBackend(runs_ahead),
-        ToyModel(),
-        0.5,
-    )
+def loaded(runs_ahead: bool = False, backend=None) -> Loaded:
+    checkpoint = dict(name="toy", config=CONFIG, nbytes=10**6, tensors={}, formats="")
+    return Loaded(SimpleNamespace(**checkpoint), backend or ToyBackend(runs_ahead), ToyModel(), 0.5)
 
 
 @pytest.mark.parametrize("line", PUBLISHED.split("\n")[1:-1])
@@ -61,15 +58,10 @@ def test_a_batch_is_one_step_for_all_rows(runs_ahead):
     once = [((1, 512), [0]), ((1, 88), [512])] * 4 + [((4, 1), [600 + i] * 4) for i in range(3)]
     # the first run is not timed
     assert [(shape, starts) for shape, starts, _ in it.model.calls] == 3 * once
-    assert [rows for _, _, rows in it.model.calls[:8]] == [
-        [row] for row in (0, 0, 1, 1, 2, 2, 3, 3)
-    ]
+    assert [rows for _, _, rows in it.model.calls[:8]] == [[i // 2] for i in range(8)]
     assert len(row.seconds) == 2 and np.min(row.seconds) > 0
-    steps = (
-        ["launch", "launch", "read", "launch", "read", "read"]
-        if runs_ahead
-        else ["launch", "read"] * 3
-    )
+    ahead = ["launch", "launch", "read", "launch", "read", "read"]
+    steps = ahead if runs_ahead else ["launch", "read"] * 3
     assert it.backend.events == 3 * (["launch"] * 8 + ["read"] + steps)
 
 
@@ -115,12 +107,7 @@ def whole(runs_ahead: bool = False, primitives=None) -> Loaded:
         }
     )
     sampling = SimpleNamespace(SamplingBatch=lambda options, device: toy.sampling_batch(options))
-    return Loaded(
-        SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}, formats=""),
-        Backend("toy", "toy", runtime, None, sampling),
-        ToyModel(),
-        0.5,
-    )
+    return loaded(backend=Backend("toy", "toy", runtime, None, sampling))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
@@ -165,11 +152,7 @@ def test_every_format_has_every_row(run):
         assert row["speed_tg"] == pytest.approx(row["pl"] * row["tg"] / row["t_tg"])
     listed = list(csv.DictReader(io.StringIO(run(asked, "csv").out)))
     assert [[int(row[name]) for name in ("pp", "tg", "pl", "n_kv")] for row in listed] == wanted
-    table = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in run(asked, "md").out.splitlines()
-        if line.startswith("|")
-    ]
+    table = parse_table(run(asked, "md").out)
     assert table[0][3:] == HEADER and [list(map(int, row[3:7])) for row in table[2:]] == wanted
     assert {len(row) for row in table} == {13}
     lines = run(asked, "text").out.splitlines()
@@ -187,11 +170,8 @@ def test_names_of_both_programs(run):
         json.loads(run(words, "-o json").out)["rows"][0]
         for words in ("-b 2 -p 8 -n 4", "-npl 2 -npp 8 -ntg 4")
     )
-    assert (
-        [ours[name] for name in ("pp", "tg", "pl")]
-        == [other[name] for name in ("pp", "tg", "pl")]
-        == [8, 4, 2]
-    )
+    for row in (ours, other):
+        assert [row[name] for name in ("pp", "tg", "pl")] == [8, 4, 2]
 
 
 @pytest.mark.parametrize(
@@ -221,9 +201,8 @@ def test_keys_and_values_in_8_bits_reach_the_model_and_the_title(door, toy, monk
         return it
 
     monkeypatch.setattr(bench, "load", load)
-    done = door(
-        bench.main, *f"--model {toy} --backend cpu -b 2 -p 4 -n 2 -r 1 --cache-bits 8".split()
-    )
+    flags = f"--model {toy} --backend cpu -b 2 -p 4 -n 2 -r 1 --cache-bits 8"
+    done = door(bench.main, *flags.split())
     assert seen == {"cache_bits": 8} and "keys and values in 8 bits" in done.out
 
 
@@ -233,10 +212,7 @@ def test_a_picture_of_the_throughput(run, tmp_path):
     file = tmp_path / "rows.png"
     done = run("-b 1,2,4 -p 8 -n 4 --plot", str(file))
     assert done.code == 0 and done.err == f"wrote {file}\n"
-    picture = image.open(file)
-    assert picture.size == (1200, 750)
-    shades = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    assert (shades == (0x2A, 0x6F, 0x97)).all(axis=1).sum() > 300  # the color of the curve
+    check_curve(image.open(file))
     assert run("-b 1,2,4 -p 8,12 -n 4 --plot", str(tmp_path / "rows.svg")).code == 0
     text = (tmp_path / "rows.svg").read_text(encoding="utf-8")
     assert "<!-- rows decoded together -->" in text

@@ -56,14 +56,12 @@ def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypa
     from cpu_fallback.model import Llama
 
     asked, load = [], Llama.load
-    monkeypatch.setattr(
-        Llama,
-        "load",
-        lambda checkpoint, options, *rest: (
-            asked.append(options.batch_invariant),
-            load(checkpoint, replace(options, batch_invariant=False), *rest),
-        )[1],
-    )
+
+    def noted(checkpoint, options, *rest):
+        asked.append(options.batch_invariant)
+        return load(checkpoint, replace(options, batch_invariant=False), *rest)
+
+    monkeypatch.setattr(Llama, "load", noted)
     for flags in ((), ("--batch-invariant",)):
         done = door(main, "--model", toy, *arguments, *flags)
         assert done.code == 0, done.err
@@ -72,25 +70,18 @@ def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypa
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2"), ("--verify-cache",), ("--repeat", "2")])
 def test_8_bits_reach_the_models_of_a_comparison_but_the_reference(mode, door, toy, models):
-    done = door(
-        parity_command.main,
-        *f"--model {toy} --backends cpu --tokens 16".split(),
-        *mode,
-        "--cache-bits",
-        "8",
-        "--json",
-    )
+    flags = f"--model {toy} --backends cpu --tokens 16 --cache-bits 8 --json"
+    done = door(parity_command.main, *flags.split(), *mode)
     assert done.code == 0, done.out + done.err
     assert [model.cache_bits for model in models] == ([8] if mode else [None, 8])
 
 
 def test_a_cache_without_memory_for_a_prompt_is_refused_with_the_numbers(door, toy):
-    done = door(generate.main, "--model", toy, "--backend", "cpu", *PROMPT, "--cache-memory", "1kB")
+    flags = ("--model", toy, "--backend", "cpu", "--cache-memory", "1kB")
+    done = door(generate.main, *flags, *PROMPT)
     assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
     assert "tokens take 0." in done.err and "raise --cache-memory" in done.err
-    done = door(
-        chat.main, "--model", toy, "--backend", "cpu", "--cache-memory", "1kB", stdin=b"hello\n"
-    )
+    done = door(chat.main, *flags, stdin=b"hello\n")
     assert done.code == 2 and "raise --cache-memory" in done.err
     with pytest.raises(ContextError, match="raise `cache_memory`"):
         load(toy, backend="cpu", cache_memory=1000).generate("Once upon a time")
@@ -130,8 +121,7 @@ def test_a_bad_value_is_one_line_before_loading(main, arguments, part, door, mod
 
 def test_the_number_of_rows_at_the_door(door, tmp_path, models):
     (tmp_path / "in").write_text(json.dumps({"prompt": "a"}))
-    done = door(
-        generate.main, "--prompts", tmp_path / "in", "-o", tmp_path / "out", "--max-rows", "0"
-    )
+    flags = f"--prompts {tmp_path}/in -o {tmp_path}/out --max-rows 0"
+    done = door(generate.main, *flags.split())
     assert done.code == 2 and "--max-rows '0': must be a whole number, 1 to 512" in done.err
     assert models == []

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import weakref
 from collections import Counter
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import example, given, strategies as st
+from launching import run_python
 from making import make_checkpoint
 from markdown_it import MarkdownIt
 from prompt_toolkit.completion import CompleteEvent
@@ -67,6 +66,18 @@ def command(session, line):
     return outcome.finish() if isinstance(outcome, Stream) else outcome
 
 
+@pytest.fixture
+def talk(door, toy):
+    """talk(lines, *flags, model): a script's run in this process."""
+
+    def run(lines: str | bytes, *flags, model=toy):
+        stdin = lines if isinstance(lines, bytes) else lines.encode()
+        flags = ("--model", model, "--backend", "cpu", "-m", "3", *flags)
+        return door(repl.main, *flags, stdin=stdin)
+
+    return run
+
+
 def state(session):
     return copy.deepcopy((session.messages, session.system, session.options, session.dropped))
 
@@ -115,38 +126,34 @@ def test_a_bad_command_is_one_line_and_changes_nothing(session, line, words):
 
 
 def test_set_shows_sets_and_resets(session):
+    def set(line: str) -> str:
+        return command(session, f"/set {line}")
+
     everything = command(session, "/set")
     assert re.search(r"max_tokens +4 +user", everything)
     assert re.search(r"seed +random +default", everything)
-    assert (
-        command(session, "/set temp")
-        == "temperature = 0 (default): softmax temperature; 0 is greedy"
-    )
-    assert command(session, "/set temp 0.7") == "temperature = 0.7 (user)"
+    assert set("temp") == "temperature = 0 (default): softmax temperature; 0 is greedy"
+    assert set("temp 0.7") == "temperature = 0.7 (user)"
     assert session.resolve().options.temperature == 0.7
-    assert command(session, "/set --temp default") == "temperature = 0 (default)"
-    assert command(session, "/set n 9") == "max_tokens = 9 (user)"
-    assert command(session, "/set seed 5") == "seed = 5 (user)"
-    assert command(session, "/set seed random") == "seed = random (default)"
+    assert set("--temp default") == "temperature = 0 (default)"
+    assert set("n 9") == "max_tokens = 9 (user)"
+    assert set("seed 5") == "seed = 5 (user)"
+    assert set("seed random") == "seed = random (default)"
     # as it must be typed
     for name in ("speculate", "logprobs", "schema", "regex", "grammar"):
         assert re.search(rf"{name} +none +default", everything)
-        assert (
-            command(session, f"/set {name} none")
-            == f"{name} = none ({'user' if name == 'speculate' else 'default'})"
-        )
+        origin = "user" if name == "speculate" else "default"
+        assert set(f"{name} none") == f"{name} = none ({origin})"
     session.defaults.lift_limit()
-    assert command(session, "/set max_tokens none") == "max_tokens = none (default)"
-    assert command(session, "/set regex a+") == "regex = a+ (user)"
-    assert command(session, "/set regex none") == "regex = none (default)"
-    assert (
-        command(session, '/set schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
-    )
-    command(session, "/set schema default")
-    assert command(session, r"/set stop 'a b' \n") == r"stop = 'a b' n (user)"
-    assert command(session, r"/set stop '\n\n' User:") == r"stop = '\n\n' User: (user)"
+    assert set("max_tokens none") == "max_tokens = none (default)"
+    assert set("regex a+") == "regex = a+ (user)"
+    assert set("regex none") == "regex = none (default)"
+    assert set('schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
+    set("schema default")
+    assert set(r"stop 'a b' \n") == r"stop = 'a b' n (user)"
+    assert set(r"stop '\n\n' User:") == r"stop = '\n\n' User: (user)"
     assert session.resolve().options.stop == ("\n\n", "User:")
-    assert command(session, "/set logit_bias 5=-2 7+1") == "logit_bias = 5=-2 7=1 (user)"
+    assert set("logit_bias 5=-2 7+1") == "logit_bias = 5=-2 7=1 (user)"
     assert session.resolve().options.logit_bias == {5: -2, 7: 1}
 
 
@@ -202,20 +209,13 @@ def test_regen_of_a_stopped_answer_has_no_notice(session):
 # Cut answers
 
 
-def test_continue_of_a_character_that_was_cut(toy_bytes):
-    """An answer of the two halves of a character, cut between them."""
-    session = toy_bytes.chat(grammar='start: "aé and b"')
+def test_continue_of_a_character_that_was_cut(model):
+    """An answer of the two halves of a character, cut between them: é is two byte tokens."""
+    assert len(model.tokenizer.encode("aé")) >= 3, "no cut inside the character"
+    session = model.chat(grammar='start: "aé and b"')
     cut = session.send("hello", max_tokens=2).text
     text = cut + command(session, "/continue").text[len(cut) :]
     assert session.messages[-1]["content"] == "aé and b" and text.endswith(" and b")
-
-
-@pytest.fixture(scope="module")
-def toy_bytes(model):
-    """The toy writes é as two byte tokens, so that a limit of two tokens cuts it."""
-    ids = model.tokenizer.encode("aé")
-    assert len(ids) >= 3, "no cut inside the character"
-    return model
 
 
 def test_a_complete_answer_does_not_go_on(session):
@@ -278,9 +278,8 @@ def test_another_model_goes_on_with_the_conversation(session, other, capsys):
     assert f"{other} on cpu" in capsys.readouterr().err
     assert state(chat.session)[:3] == state(session)[:3] and chat.session is not session
     chat.take("what is next?")
-    assert all(
-        words in seen(chat.session) for words in ("Be kind.", "once upon a time", "what is next?")
-    )
+    for words in ("Be kind.", "once upon a time", "what is next?"):
+        assert words in seen(chat.session)
     chat.take("/continue")
     chat.take("/undo")
     assert len(chat.session.messages) == 4
@@ -347,15 +346,10 @@ def test_stats_have_the_notices_of_the_model(session, monkeypatch):
 
 def test_stats_tell_speed_reuse_and_evaluations(session):
     text = command(session, "/stats")
-    for words in (
-        "tokens/s",
-        "reused",
-        "evaluations per token: 1 ",
-        f"of {session.engine.context} tokens cached",
-        "MiB",
-        "4 messages",
-    ):
+    context = session.engine.context
+    for words in ("tokens/s", "evaluations per token: 1 ", "MiB", "4 messages"):
         assert words in text
+    assert f"of {context} tokens cached" in text
     assert int(re.search(r"(\d+) reused", text)[1]) > 0
     assert "no answer yet" in command(session, "/clear") + command(session, "/stats")
 
@@ -416,46 +410,36 @@ def test_completion(session, tmp_path):
 # Scripts
 
 
-def test_a_script_prints_answers_and_nothing_else(toy, model, door, tmp_path):
+def test_a_script_prints_answers_and_nothing_else(model, talk, tmp_path):
     saved = tmp_path / "saved.json"
-    lines = [
-        "\ufeffhello",
-        "/system Be kind.",
-        "",
-        "two\\",
-        "lines",
-        "//usr",
-        f"/save {saved}",
-        "/set logit_bias 2=99",
-        "nothing",
-        "/exit",
-        "never",
-    ]
-    stdin = "\r\n".join(lines).encode()
-    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "6", "--stats", stdin=stdin)
+    lines = f"""\ufeffhello
+/system Be kind.
+
+two\\
+lines
+//usr
+/save {saved}
+/set logit_bias 2=99
+nothing
+/exit
+never"""
+    result = talk(lines.replace("\n", "\r\n"), "-m", "6", "--stats")
     session = model.chat(max_tokens=6)
     answers = [session.send("hello").text]
     session.system = "Be kind."
     # the last begins with the end token
     answers += [session.send(text).text for text in ("two\nlines", "/usr")] + [""]
     assert result.out == "".join(answer + "\n" for answer in answers)
-    messages = json.loads(saved.read_text())["messages"]
-    assert [message["content"] for message in messages[::2]] == ["hello", "two\nlines", "/usr"]
+    assert contents(saved)[::2] == ["hello", "two\nlines", "/usr"]
     assert result.err.count("evaluations per token: 1 ") == 4
     assert "cut off after 6 tokens" in result.err
     assert result.code == 0
 
 
-def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
-    long = "once upon a time " * 100
-    stdin = f"/frob\n/load /nowhere\n{long}\nhello\\".encode()
-    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=stdin)
+def test_a_failing_line_is_told_and_the_rest_still_runs(talk):
+    result = talk(f"/frob\n/load /nowhere\n{'once upon a time ' * 100}\nhello\\")
     errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
-    assert [error.partition(":")[2].partition(":")[0] for error in errors] == [
-        " line 1",
-        " line 2",
-        " line 3",
-    ]
+    assert [error.split(":")[1] for error in errors] == [" line 1", " line 2", " line 3"]
     assert "the context holds 256" in errors[2]
     assert result.out.strip() and result.code == 2
 
@@ -471,18 +455,18 @@ def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
         (["--model", "/nowhere"], b"", "/nowhere"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(toy, door, arguments, stdin, words):
-    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "2", *arguments, stdin=stdin)
+def test_bad_input_is_one_line_and_exit_code_2(talk, arguments, stdin, words):
+    result = talk(stdin, *arguments)
     *_, last = result.err.splitlines()
     assert last.startswith("error: ") and words in last
     assert result.err.count("error: ") == 1 and "Traceback" not in result.err
     assert result.code == 2
 
 
-def test_a_model_without_template_is_told_before_anything_is_asked(door, tmp_path):
-    make_checkpoint(tmp_path / "bare")
-    os.remove(tmp_path / "bare" / "tokenizer_config.json")
-    result = door(repl.main, "--model", tmp_path / "bare", "--backend", "cpu", stdin=b"hello\n")
+def test_a_model_without_template_is_told_before_anything_is_asked(talk, tmp_path):
+    bare = make_checkpoint(tmp_path / "bare")
+    (bare / "tokenizer_config.json").unlink()
+    result = talk("hello\n", model=bare)
     assert (result.code, result.out) == (2, "")
     assert "no chat template" in result.err and "--template" in result.err
     assert result.err.count("\n") == 1
@@ -490,20 +474,15 @@ def test_a_model_without_template_is_told_before_anything_is_asked(door, tmp_pat
 
 def test_a_pipe_needs_neither_prompt_toolkit_nor_rich(toy):
     program = (
-        "import sys; from mlx_llama import cli; from mlx_llama.chat import repl; code = "
-        "cli.run(repl.main);"
-        "sys.exit(code or sum(name in sys.modules for name in ('rich', 'prompt_toolkit')))"
+        "import sys; from mlx_llama import cli; from mlx_llama.chat import repl; "
+        "sys.exit(cli.run(repl.main) or not {'rich', 'prompt_toolkit'}.isdisjoint(sys.modules))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program, "--model", toy, "--backend", "cpu", "-m", "2"],
-        input=b"hello\n",
-        capture_output=True,
-        timeout=60,
-    )
+    flags = f"--model {toy} --backend cpu -m 2".split()
+    result = run_python("-c", program, *flags, input="hello\n")
     assert result.returncode == 0 and result.stdout.strip(), result.stderr
 
 
-def test_ctrl_c_in_a_script_ends_it(roomy, door, monkeypatch):
+def test_ctrl_c_in_a_script_ends_it(roomy, talk, monkeypatch):
     shown = []
 
     def push(self, piece):
@@ -512,9 +491,7 @@ def test_ctrl_c_in_a_script_ends_it(roomy, door, monkeypatch):
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(dialogue.Plain, "push", push)
-    result = door(
-        repl.main, "--model", roomy, "--backend", "cpu", "-m", "90000", stdin=b"hello\nagain\n"
-    )
+    result = talk("hello\nagain\n", "-m", "90000", model=roomy)
     assert result.code == 130 and len(shown) == 3
     assert result.err.splitlines() == ["(stopped)"]
 
@@ -615,7 +592,7 @@ def test_ctrl_c_during_the_last_step_is_not_lost(session, capsys):
         assert capsys.readouterr() == ("shown\n", "")
 
 
-def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch):
+def test_ctrl_c_during_the_last_step_of_a_script_ends_it(model, talk, monkeypatch):
     take, ends = Writer.push, []
 
     def push(self, *args):
@@ -625,13 +602,9 @@ def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch)
             signal.raise_signal(signal.SIGINT)
 
     # An answer whose last step brings no text
-    end = int(load(toy, backend="cpu").chat().send("hello", max_tokens=12).tokens[8])
+    end = int(model.chat().send("hello", max_tokens=12).tokens[8])
     monkeypatch.setattr(Writer, "push", push)
-    result = door(
-        repl.main,
-        *f"--model {toy} --backend cpu -m 12 --stop-token-ids {end}".split(),
-        stdin=b"hello\nagain\n",
-    )
+    result = talk("hello\nagain\n", "-m", "12", "--stop-token-ids", end)
     assert result.code == 130 and result.out.strip() and ends == ["stop"], result.err
 
 
@@ -695,39 +668,11 @@ def test_plain_progress_is_a_line_now_and_then(capsys, monkeypatch):
 # Markdown, block by block
 
 LINES = st.sampled_from(
-    [
-        "",
-        "",
-        "",
-        "text",
-        "more *text*",
-        "- item",
-        "  below",
-        "1. one",
-        "12) twelve",
-        "   deep",
-        "```",
-        "```python",
-        "~~~",
-        "    indented",
-        "  ```",
-        "- ```",
-        "> quote",
-        "> ```",
-        "# title",
-        "---",
-        "===",
-        "| a | b |",
-        "|---|---|",
-        "<b>",
-        "*",
-        "`x`",
-        "```x``` y",
-        "\t- tab",
-        "+ ",
-        "````",
-        "- - nested",
-    ]
+    (
+        "¶¶¶text¶more *text*¶- item¶  below¶1. one¶12) twelve¶   deep¶```¶```python¶~~~¶"
+        "    indented¶  ```¶- ```¶> quote¶> ```¶# title¶---¶===¶| a | b |¶|---|---|¶<b>¶*¶`x`¶"
+        "```x``` y¶\t- tab¶+ ¶````¶- - nested"
+    ).split("¶")
 )
 MARKDOWN = st.lists(LINES, max_size=14).map("\n".join)
 PARSER = MarkdownIt("commonmark", {"html": False}).enable("table").disable("reference")
@@ -767,10 +712,8 @@ def test_a_cut_changes_no_meaning(text):
 
 
 def test_blocks_finish_soon():
-    assert cut("one\n\ntwo\n```\na\n\nb\n```\nthree") == (
-        ["one\n\n", "two\n```\na\n\nb\n```\n"],
-        "three",
-    )
+    blocks = ["one\n\n", "two\n```\na\n\nb\n```\n"]
+    assert cut("".join(blocks) + "three") == (blocks, "three")
     assert cut("- a\n\n  more\n\n- b\n\nend\n") == (["- a\n\n  more\n\n- b\n\n"], "end\n")
 
 
@@ -850,25 +793,17 @@ the *end"""
 
 def test_markdown_is_rendered_and_nothing_is_left_out():
     shown = plain(rendered(SAMPLE))
-    for words in (
-        "link (http://a.b/c?d=1)",
-        "[bold red]markup[/]",
-        "<b>html</b>",
-        "img.png",
-        ":smile:\n",
-        "with bold and code <x>\n",
-        "http://ref.example",
-        "• one\n",
-        "• two",
-        "<script>alert(1)</script>",
-        "the *end",
-    ):
-        assert words in shown, words
+    words = (
+        "link (http://a.b/c?d=1)¶[bold red]markup[/]¶<b>html</b>¶img.png¶:smile:\n¶"
+        "with bold and code <x>\n¶http://ref.example¶• one\n¶• two¶<script>alert(1)</script>¶"
+        "the *end"
+    )
+    for part in words.split("¶"):
+        assert part in shown, part
     assert "```" not in shown and "**" not in shown
     assert shown.count("verylongword") + len(re.findall("veryl?o?n?g?w?o?r?\n", shown)) >= 8
-    assert re.search(r"\x1b\[[0-9;]*m *def", rendered("```python\ndef f(): pass\n```")), (
-        "no colours"
-    )
+    code = rendered("```python\ndef f(): pass\n```")
+    assert re.search(r"\x1b\[[0-9;]*m *def", code), "no colours"
 
 
 def test_text_from_a_model_is_data():
@@ -903,12 +838,9 @@ def test_a_streamed_answer_stays_on_the_screen_once(size):
     lines = on_screen(screen.file.getvalue(), height=12)
     finished, rest = cut(SAMPLE)
     wanted = "\n".join(plain(rendered(block)) for block in [*finished, rest])
-    assert [line.strip() for line in "\n".join(lines).strip().splitlines()] == [
-        line.strip() for line in wanted.strip().splitlines()
-    ]
-    assert re.findall(r"\x1b\[\?25[hl]", screen.file.getvalue())[-1][-1] == "h", (
-        "the cursor stayed hidden"
-    )
+    shown, wanted = "\n".join(lines).strip().splitlines(), wanted.strip().splitlines()
+    assert [line.strip() for line in shown] == [line.strip() for line in wanted]
+    assert re.findall(r"\x1b\[\?25[hl]", screen.file.getvalue())[-1][-1] == "h"  # not hidden
 
 
 def test_a_finished_block_is_shown_once_at_any_moment():
@@ -963,11 +895,8 @@ def test_a_thought_is_dimmed_and_folded_to_a_line():
         assert "\x1b[2;3m" in screen.file.getvalue()
         view.fold("thought for 90 tokens")
         view.push("The **answer**.")
-    assert on_screen(screen.file.getvalue(), height=12)[:3] == [
-        "(thought for 90 tokens)",
-        "",
-        "The answer.",
-    ]
+    shown = on_screen(screen.file.getvalue(), height=12)[:3]
+    assert shown == ["(thought for 90 tokens)", "", "The answer."]
 
 
 def make_thinker(folder, template):
@@ -991,14 +920,13 @@ def test_thoughts_are_folded_shown_and_turned_off(tmp_path, session, capsys):
     assert capsys.readouterr() == ("Hi.\n", "")
     assert script.prompts[1].endswith("<think>\n\n</think>\n\n")
     assert command(chat.session, "/show thoughts") == "(the last answer has no thought)"
-    for line, words in (
-        ("/think maybe", "/think needs on or off"),
-        ("/show answers", "/show shows thoughts"),
+    for where, line, words in (
+        (chat.session, "/think maybe", "/think needs on or off"),
+        (chat.session, "/show answers", "/show shows thoughts"),
+        (session, "/think on", "has no thoughts"),
     ):
         with pytest.raises(LlamaError, match=words):
-            command(chat.session, line)
-    with pytest.raises(LlamaError, match="has no thoughts"):
-        command(session, "/think on")
+            command(where, line)
 
 
 def test_ctrl_c_in_a_thought_keeps_it_for_resume(tmp_path, capsys):
@@ -1089,6 +1017,11 @@ def press(child, keys, *shown):
         child.expect_exact(text)
 
 
+def contents(path: Path) -> list[str]:
+    """The texts of a saved conversation."""
+    return [message["content"] for message in json.loads(path.read_text())["messages"]]
+
+
 def leave(child):
     """Press Ctrl-D; returns all output."""
     child.sendcontrol("d")
@@ -1135,13 +1068,9 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child.expect_exact(PROMPT)
     press(child, f"/save {tmp_path}/saved.json\r", "saved 6 messages")
     assert "xyzzy" not in leave(child)
-    messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
-    assert [message["content"] for message in messages[::2]] == [
-        "hello",
-        "second\nline\nthird",
-        "pasted\nlines",
-    ]
-    assert messages[1]["content"]  # the text before Ctrl-C
+    texts = contents(tmp_path / "saved.json")
+    assert texts[::2] == ["hello", "second\nline\nthird", "pasted\nlines"]
+    assert texts[1]  # the text before Ctrl-C
 
 
 def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path):
@@ -1150,13 +1079,8 @@ def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path
     child.expect_exact("so")
     child.send(f"typed ahead\r/save {tmp_path}/saved.json\r\x04")
     child.read()
-    messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
-    assert [message["content"] for message in messages] == [
-        "hello",
-        "so slow",
-        "typed ahead",
-        "so slow",
-    ]
+    texts = contents(tmp_path / "saved.json")
+    assert texts == ["hello", "so slow", "typed ahead", "so slow"]
 
 
 def test_history_across_runs(terminal, toy, tmp_path):
@@ -1207,19 +1131,19 @@ def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
     "environment, markdown", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
 def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environment, markdown):
-    child = parrot(
-        terminal, toy, **environment, ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend."
-    )
+    answer = "some **bold** text\x1b[2J\n\n- item\x07\n\nend."
+    child = parrot(terminal, toy, **environment, ANSWER=answer)
     press(child, "hello\r", "end.")
     output = leave(child)
-    answer = output[output.index("some ") : output.rindex("end.")]
-    assert ("some bold text␛[2J" in plain(answer)) == ("• item␇" in plain(answer)) == markdown
-    assert (
-        ("some **bold** text␛[2J" in plain(answer))
-        == ("- item␇" in plain(answer))
-        == (not markdown)
-    )
-    assert "\x1b[2J" not in answer and "\x07" not in answer
+    shown = output[output.index("some ") : output.rindex("end.")]
+    for words, is_rendered in (
+        ("some bold text␛[2J", True),
+        ("• item␇", True),
+        ("some **bold** text␛[2J", False),
+        ("- item␇", False),
+    ):
+        assert (words in plain(shown)) == (is_rendered == markdown), words
+    assert "\x1b[2J" not in shown and "\x07" not in shown
 
 
 def test_commands_in_a_terminal(terminal, toy, tmp_path):
@@ -1277,10 +1201,8 @@ def test_lines_wrap_in_a_narrow_terminal(terminal, toy):
     shown = plain(child.before).split("(Ctrl-D", 1)[-1]
     lines = shown[shown.index("  /help") :].split("\n")
     assert max(map(len, lines)) <= 40
-    assert (
-        " ".join(lines).split()
-        == chat_commands.COMMANDS["help"].run(None, "").split()[: len(" ".join(lines).split())]
-    )
+    words = " ".join(lines).split()
+    assert words == chat_commands.COMMANDS["help"].run(None, "").split()[: len(words)]
     child.expect_exact(PROMPT)
     leave(child)
 
@@ -1302,48 +1224,29 @@ def test_a_typed_line_is_erased_in_the_rows_of_a_resized_terminal(terminal, toy,
     leave(child)
 
 
-def test_a_pipe_gets_no_escape_sequences(toy, door, tmp_path):
-    lines = [
-        "hello",
-        "/set",
-        "/continue",
-        "/undo",
-        "/undo",
-        "/model guide",
-        f"/save {tmp_path}/s.json",
-        f"/load {tmp_path}/s.json",
-        "/edit",
-        "/help",
-    ]
-    result = door(
-        repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin="\n".join(lines).encode()
-    )
+def test_a_pipe_gets_no_escape_sequences(talk, tmp_path):
+    files = f"/save {tmp_path}/s.json\n/load {tmp_path}/s.json\n"
+    result = talk(f"hello\n/set\n/continue\n/undo\n/undo\n/model guide\n{files}/edit\n/help")
     assert "\x1b" not in result.out + result.err
     assert "(loaded 0 messages, max_tokens = 3)" in result.err
     assert "needs the new text" not in result.err
 
 
-def test_edit_in_a_script_needs_its_text(toy, door):
-    result = door(
-        repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=b"hello\n/edit\n/edit ho\n"
-    )
+def test_edit_in_a_script_needs_its_text(talk):
+    result = talk("hello\n/edit\n/edit ho\n")
     assert result.err.count("error: ") == 1
     assert "/edit needs the new text here: /edit TEXT" in result.err
     assert result.out.count("\n") >= 2 and result.code == 2
 
 
-def test_a_prompt_cache_of_another_model_is_not_saved(toy, other, door, tmp_path):
+def test_a_prompt_cache_of_another_model_is_not_saved(talk, other, tmp_path):
     path = tmp_path / "cache.safetensors"
-    result = door(
-        repl.main,
-        *f"--model {toy} --backend cpu -m 3 --prompt-cache {path}".split(),
-        stdin=f"hello\n/model {other}\nhello\n".encode(),
-    )
+    result = talk(f"hello\n/model {other}\nhello\n", "--prompt-cache", path)
     assert result.code == 0 and "is not saved: /model chose another model" in result.err
     assert not path.exists()
 
 
-@pytest.mark.parametrize("word", ["exit", "Quit", "/bye"])
+@pytest.mark.parametrize("word", ["exit", "Quit"])
 def test_a_word_of_other_programs_leaves(terminal, toy, word):
     child = parrot(terminal, toy, ANSWER="an answer")
     child.send(f"{word}\r")

@@ -18,20 +18,35 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
-# by tests/doors/test_guide.py and compare_peers.py
-RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py", "peers_rows.py"}
-RUN_ELSEWHERE |= {"peers_gguf.py"}  # by compare_peers.py
-RUN_ELSEWHERE |= {"openai_client.py", "load.py"}  # by tests/doors/server/test_scripts.py
-# by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
-RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py", "peers_gpu.py", "random_weights.py"}
-
-
+# by test_guide.py, compare_peers.py, server/test_scripts.py, test_measure_gpu.py and
+# tests/backends/test_captured_step.py
+RUN_ELSEWHERE = (
+    "train_guide.py peers_checkpoint.py peers_rows.py peers_gguf.py openai_client.py load.py "
+    "measure_gpu.py gpu_kernels.py peers_gpu.py random_weights.py"
+).split()
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 
 
 def start(name: str, *arguments: str) -> subprocess.CompletedProcess:
     file = next(EXAMPLES.rglob(name))
     return run_python(file, *arguments, timeout=300)
+
+
+def compare(name: str, *arguments: str) -> dict:
+    """The JSON of a comparison."""
+    return json.loads(run(name, *arguments, "--json"))
+
+
+def check_pairs(result: dict, counts: dict[str, int]) -> None:
+    """Each comparison has as many pairs of figures, all positive."""
+    for key, count in counts.items():
+        summary = result[key]["all"]
+        assert summary["pairs"] == count == len(result[key]["pairs"]), key
+        assert summary["ours"] > 0 and summary["peer"] > 0, key
+
+
+def keys_of_pairs(result: dict) -> set[str]:
+    return {key for key, value in result.items() if isinstance(value, dict) and "pairs" in value}
 
 
 def run(name: str, *arguments: str) -> str:
@@ -112,23 +127,15 @@ def test_a_random_checkpoint_of_a_family(shape, tmp_path, monkeypatch):
     import make_random_gguf
 
     fields = make_random_checkpoint.SHAPES[shape]
-    small = dict(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=1000,
-        pad_token_id=0,
-    )
+    small = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    small |= dict(num_key_value_heads=2, vocab_size=1000, pad_token_id=0)
     monkeypatch.setitem(make_random_checkpoint.SHAPES, shape, fields | small)
     make_random_checkpoint.write(tmp_path / "m", shape, "float32", 0)
     model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     assert model.config.model_type == fields["model_type"]
-    assert (
-        len(PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "m" / "tokenizer.json"))) == 1000
-    )
+    file = str(tmp_path / "m" / "tokenizer.json")
+    assert len(PreTrainedTokenizerFast(tokenizer_file=file)) == 1000
     make_random_gguf.write_family(tmp_path / "m.gguf", shape, "F16", 0)
     names = gguf.GGUFReader(tmp_path / "m.gguf").fields
     assert len(names["tokenizer.ggml.tokens"].data) == 1000
@@ -189,39 +196,22 @@ def test_compare_peers(tmp_path):
         assert done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
         return
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
-    asked = [
-        str(tmp_path / "tiny-F16.gguf"),
-        *(
-            "--rounds 2 --prompt 8 --generate 4 --starts 1 --depth 40 60 --accuracy 4 --threads 1 "
-            "--llama-bench none"
-        ).split(),
-    ]
-    figures = json.loads(run("compare_peers.py", *asked, "--json"))
+    asked = (
+        f"{tmp_path}/tiny-F16.gguf --rounds 2 --prompt 8 --generate 4 --starts 1 --depth 40 60 "
+        "--accuracy 4 --threads 1 --llama-bench none"
+    ).split()
+    figures = compare("compare_peers.py", *asked)
     [result] = figures["results"]
     assert figures["threads"] == 1
     assert result["bytes"] == (tmp_path / "tiny-F16.gguf").stat().st_size
-    for key, pairs in {
-        "decode": 2,
-        "prompt": 2,
-        "deep 40": 2,
-        "deep 60": 2,
-        "start": 1,
-        "peak": 1,
-        "error": 1,
-    }.items():
-        comparison = result[key]["all"]
-        assert (
-            comparison["pairs"] == pairs == len(result[key]["pairs"])
-            and comparison["ours"] > 0
-            and comparison["peer"] > 0
-        ), key
+    twice = dict.fromkeys(("decode", "prompt", "deep 40", "deep 60"), 2)
+    check_pairs(result, twice | dict.fromkeys(("start", "peak", "error"), 1))
     error = result["error"]["all"]
     assert error["ours"] < 1e-5 < error["peer"] < 3e-3  # llama.cpp rounds activations to float16
     out = run("compare_peers.py", *asked, "--accuracy", "16", "--cache-bits", "8")
     assert "keys and values of 8 bits" in out
-    [line] = [
-        line.split() for line in out.splitlines() if line.startswith("relative error of logits")
-    ]
+    lines = [line.split() for line in out.splitlines()]
+    [line] = [line for line in lines if line[:4] == "relative error of logits".split()]
     # both programs round keys and values to 8 bits
     assert all(3e-4 < float(error) < 0.1 for error in line[4:6])
 
@@ -247,15 +237,9 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
     file, program = tmp_path / "tiny-F16.gguf", tmp_path / "bench"
     program.write_text(BENCH.format(python=sys.executable))
     program.chmod(0o755)
-    asked = [
-        str(file),
-        "--llama-bench",
-        str(program),
-        *"--rounds 2 --prompt 8 --generate 4 --threads 1 --starts 0".split(),
-    ]
-    figures = json.loads(
-        run("compare_peers.py", *asked, *"--depth 40 --cache-bits 8 --busy 1 --json".split())
-    )
+    flags = "--rounds 2 --prompt 8 --generate 4 --threads 1 --starts 0"
+    asked = [str(file), "--llama-bench", str(program), *flags.split()]
+    figures = compare("compare_peers.py", *asked, *"--depth 40 --cache-bits 8 --busy 1".split())
     assert (figures["cache_bits"], figures["busy"]) == (8, 1)
     [result] = figures["results"]
     for key, speed in {"prompt": 1008, "decode": 1080, "deep 40": 1400}.items():
@@ -271,7 +255,7 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
         nbytes = weights + 42 * 2 * layers * int(width) * 8.5 / 8
         _, between, after = pair["bandwidth"]
         assert pair["peer_share"] == pytest.approx(1400 * nbytes * (1 / between + 1 / after) / 2)
-    [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
+    [result] = compare("compare_peers.py", *asked)["results"]
     assert result["decode"]["pairs"][0]["peer"] == pytest.approx(1180)  # flash attention is slower
     out = run("compare_peers.py", *asked)
     assert "llama-bench" in out and "share of GB/s" in out
@@ -316,7 +300,7 @@ def test_compare_batches_with_a_program_of_known_speed(tmp_path):
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)
     asked = [file, *BATCHES, "--llama-batched-bench", str(program)]
-    for record in json.loads(run("compare_batches.py", *asked, "--json"))["results"]:
+    for record in compare("compare_batches.py", *asked)["results"]:
         assert record["runs"]["peer"] == [1000.0 * record["rows"]] * 2
         assert record["ratio"] == pytest.approx(sum(record["runs"]["ours"]) / 2 / record["peer"])
     lines = run("compare_batches.py", *asked).splitlines()
@@ -344,30 +328,18 @@ PEERS = [
 def test_compare_peers_on_a_checkpoint(backend, tmp_path):
     folder = tmp_path / "tiny"
     run("make_random_checkpoint.py", "tiny", str(folder))
-    asked = [
-        str(folder),
-        *f"--pairs {backend} --device cpu --threads 1".split(),
-        *"--rounds 2 --prompt 8 --generate 6 --depth 40".split(),
-    ]
-    [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
+    asked = (
+        f"{folder} --pairs {backend} --device cpu --threads 1 --rounds 2 --prompt 8 --generate 6 "
+        "--depth 40"
+    ).split()
+    [result] = compare("compare_peers.py", *asked)["results"]
     assert result["bytes"] == (folder / "model.safetensors").stat().st_size
     assert "float32" in result["about"]
     assert result["same_tokens"] == 7
-    keys = {"decode", "prompt", "deep 40"} | (
-        {"build", "host", "primitives"} if backend == "mlx" else set()
-    )
-    assert keys == {
-        key
-        for key, pairs_of_key in result.items()
-        if isinstance(pairs_of_key, dict) and "pairs" in pairs_of_key
-    }
-    for key in keys:
-        pairs_of_key = result[key]["all"]
-        assert (
-            pairs_of_key["pairs"] == 2 == len(result[key]["pairs"])
-            and pairs_of_key["ours"] > 0
-            and pairs_of_key["peer"] > 0
-        ), key
+    keys = {"decode", "prompt", "deep 40"}
+    keys |= {"build", "host", "primitives"} if backend == "mlx" else set()
+    assert keys == keys_of_pairs(result)
+    check_pairs(result, dict.fromkeys(keys, 2))
     if backend == "mlx":
         assert {pair["peer"] for pair in result["primitives"]["pairs"]} == {graph_of_mlx_lm(folder)}
 
@@ -377,24 +349,16 @@ def test_compare_peers_on_several_rows(tmp_path):
     pytest.importorskip("mlx_lm")
     folder = tmp_path / "tiny"
     run("make_random_checkpoint.py", "tiny", str(folder))
-    asked = [
-        str(folder),
-        *"--pairs mlx-rows --rows 3 --device cpu --rounds 1 --prompt 12 --generate 6".split(),
-    ]
-    [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
+    flags = "--pairs mlx-rows --rows 3 --device cpu --rounds 1 --prompt 12 --generate 6"
+    [result] = compare("compare_peers.py", str(folder), *flags.split())["results"]
     assert result["same_tokens"] == 7 and "3 rows" in result["about"]
-    assert {"decode", "build", "host", "primitives"} == {
-        key
-        for key, pairs_of_key in result.items()
-        if isinstance(pairs_of_key, dict) and "pairs" in pairs_of_key
-    }
+    assert keys_of_pairs(result) == {"decode", "build", "host", "primitives"}
     assert 0 < result["primitives"]["all"]["ratio"] < 0.55
 
 
 def graph_of_mlx_lm(folder: Path) -> int:
     """Number of operations of a decoded token: one per array of the graph."""
     import io
-    import re
 
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
@@ -428,14 +392,10 @@ def test_a_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):
     assert "mlx_lm is not installed: pip install mlx-lm" in reasons[0]
     with pytest.raises(SystemExit, match="no peer is installed"):
         compare_peers.main([str(EXAMPLES), "--pairs", "mlx"])
-    assert capsys.readouterr().err.startswith(
-        "left out: mlx_llama/mlx against mlx-lm (mlx_lm is not installed"
-    )
-    assert (
-        peers_checkpoint.agreement([1, 2, 3], [1, 2, 4])
-        == 2
-        == peers_checkpoint.agreement([1, 2], [1, 2, 4])
-    )
+    words = "left out: mlx_llama/mlx against mlx-lm (mlx_lm is not installed"
+    assert capsys.readouterr().err.startswith(words)
+    for tokens in ([1, 2, 3], [1, 2]):
+        assert peers_checkpoint.agreement(tokens, [1, 2, 4]) == 2
 
 
 def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
@@ -449,41 +409,33 @@ def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
         dict(ours=9.0, peer=1.0, bandwidth=[60e9, 38e9, 41e9]),
         dict(ours=6.0, peer=4.0, bandwidth=[38e9, 40e9, 39e9]),
     ]
-    states = comparison.states()
-    assert {
-        name: compare_peers.summary(pairs, *between)["ratio"] for name, between in states.items()
-    } == {"fast": 2.0, "slow": 1.5}
-    assert compare_peers.summary(pairs) == dict(
-        ours=6.0, peer=1.0, ratio=2.0, bandwidth=41e9, pairs=3
-    )
+    summary, states = compare_peers.summary, comparison.states()
+    ratios = {name: summary(pairs, *between)["ratio"] for name, between in states.items()}
+    assert ratios == {"fast": 2.0, "slow": 1.5}
+    assert summary(pairs) == dict(ours=6.0, peer=1.0, ratio=2.0, bandwidth=41e9, pairs=3)
     comparison.bandwidths = [50e9, 55e9, 52e9]
     assert compare_peers.summary(pairs, *comparison.states()["steady"])["pairs"] == 3
 
 
 def test_the_cost_of_ticks_is_measured():
-    rows = json.loads(run("measure_ticks.py", "--rows", "1,3", "--ticks", "20", "--json"))
+    rows = compare("measure_ticks.py", "--rows", "1,3", "--ticks", "20")
     assert [row["rows"] for row in rows] == [1] * 4 + [3] * 4
     assert all(0 < row["median"] <= row["90%"] for row in rows)
 
 
 @pytest.mark.parametrize("kind", ["schema", "regex"])
 def test_the_cost_of_grammars_is_measured(kind):
-    figures = json.loads(
-        run("measure_grammar.py", *f"--kind {kind} --rows 3 --tokens 6 --pairs 1 --json".split())
-    )
+    flags = f"--kind {kind} --rows 3 --tokens 6 --pairs 1"
+    figures = compare("measure_grammar.py", *flags.split())
     assert (figures["kind"], figures["rows"]) == (kind, 3)
     assert figures["share"] == figures["bound"] / figures["free"] - 1 > -1
 
 
 def test_prefixes_and_memory_are_measured():
-    first, ten, last = run(
-        "measure_prefix.py", "--prefix", "100", "--requests", "20", "--rounds", "2"
-    ).splitlines()
-    assert re.fullmatch(
-        r"first token after a known prefix of 100: [\d.]+ ms, after a prompt of 1: [\d.]+ ms, "
-        r"ratio [\d.]+",
-        first,
-    )
+    flags = "--prefix 100 --requests 20 --rounds 2"
+    first, ten, last = run("measure_prefix.py", *flags.split()).splitlines()
+    words = "first token after a known prefix of 100: N ms, after a prompt of 1: N ms, ratio N"
+    assert re.fullmatch(words.replace("N", r"[\d.]+"), first)
     assert ten.startswith("after 10 requests: ") and last.startswith("after 20 requests: ")
 
 
@@ -496,12 +448,11 @@ def test_starts_are_measured(tmp_path):
         f"import sys; assert sys.argv[1:] == ['-m', {str(file)!r}, '-p', '9', '-n', '0', '-r', "
         "'1', '--no-warmup', '-t', '1']"
     )
-    _, name, ours, theirs, ratio = run(
-        "measure_start.py",
-        *f"{file} --prompt 9 --rounds 2 --threads 1".split(),
-        "--peer",
+    flags = [
+        *f"{file} --prompt 9 --rounds 2 --threads 1 --peer".split(),
         f"{sys.executable} {peer}",
-    ).splitlines()
+    ]
+    _, name, ours, theirs, ratio = run("measure_start.py", *flags).splitlines()
     assert name == f"{file.name}, warm" and ours.split()[0] == "mlx_llama"
     assert theirs.split()[0] == "llama-bench"
     assert float(re.search(r"neighbours ([\d.]+) ", ratio)[1]) > 1
@@ -509,14 +460,9 @@ def test_starts_are_measured(tmp_path):
 
 def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch):
     """The guide's, of text that it was not taught. The score is torch's cross entropy."""
-    first, full, eight, *formats = run(
-        "measure_perplexity.py",
-        *f"{guide_q8} --tokens 400 --window 128".split(),
-        "--widths",
-        "float32,8-bit keys and values",
-        "--formats",
-        "Q4_0,mlx-8",
-    ).splitlines()
+    flags = f"{guide_q8} --tokens 400 --window 128 --formats Q4_0,mlx-8 --widths".split()
+    out = run("measure_perplexity.py", *flags, "float32,8-bit keys and values")
+    first, full, eight, *formats = out.splitlines()
     assert first == f"{guide_q8.name}: 384 tokens in windows of 128"
     changes = [
         float(re.fullmatch(r"[^:]+: [\d.]+ \(([+-][\d.]+) %\)(, \d+ MB)?", line)[1])

@@ -24,12 +24,11 @@ def flags(*words: str) -> dict:
 
 def test_flags_are_the_options():
     assert flags() == {}
-    parsed = flags(
-        *(
-            "--temp 0.5 -m 9 --repeat-penalty 1.1 --stop a --stop b -s 3 --logit-bias 15=1.5 "
-            "--logit-bias 16-2 --logit-bias 17+3 --logit-bias 18=-1e2"
-        ).split()
+    words = (
+        "--temp 0.5 -m 9 --repeat-penalty 1.1 --stop a --stop b -s 3 --logit-bias 15=1.5 "
+        "--logit-bias 16-2 --logit-bias 17+3 --logit-bias 18=-1e2"
     )
+    parsed = flags(*words.split())
     assert parsed["temperature"] == "0.5"
     o = resolve(parsed).options
     assert o.temperature == 0.5 and o.max_tokens == 9 and o.repetition_penalty == 1.1
@@ -122,9 +121,8 @@ def test_schema_and_grammar_are_files_on_the_command_line_or_text(tmp_path):
     assert flags("--regex", "a+")["regex"] == "a+"
     (tmp_path / "latin").write_bytes(b"\xff")
     for name, reason in (("missing", "No such file"), ("latin", "not UTF-8"), (".", "directory")):
-        with pytest.raises(
-            OptionsError, match=f"option `grammar`: the file .* cannot be read .*{reason}"
-        ):
+        words = f"option `grammar`: the file .* cannot be read .*{reason}"
+        with pytest.raises(OptionsError, match=words):
             flags("--grammar", str(tmp_path / name))
     # A value from elsewhere (HTTP, Python) is never a file's name.
     with pytest.raises(OptionsError, match="valid JSON"):
@@ -137,9 +135,7 @@ def test_load_flags_are_the_parameters_of_load():
 
     parser = flag_tables.Parser()
     flag_tables.add_load_flags(parser, without=())
-    parsed = parser.parse_args(
-        ["--kv-bits", "8", "--cache-memory", "2GB", "-np", "4", "--adapter", "a", "--lora", "b"]
-    )
+    parsed = parser.parse_args("--kv-bits 8 --cache-memory 2GB -np 4 --adapter a --lora b".split())
     options = flag_tables.load_options(parsed)
     assert options.cache_bits == "8" and options.cache_memory == "2GB" and options.max_rows == "4"
     assert options.adapters == ["a", "b"]
@@ -154,9 +150,8 @@ def test_load_flags_are_the_parameters_of_load():
 def test_what_llama_cpp_writes_for_unset_is_unset():
     parser = flag_tables.Parser()
     flag_tables.add_load_flags(parser)
-    assert (
-        flag_tables.load_options(parser.parse_args(["-c", "0", "--threads", "-1"])) == LoadOptions()
-    )
+    parsed = parser.parse_args(["-c", "0", "--threads", "-1"])
+    assert flag_tables.load_options(parsed) == LoadOptions()
 
 
 def test_every_option_has_a_flag():

@@ -11,99 +11,91 @@ from mlx_llama.chat import repl as chat
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.server import command as server
 
-PROMPT = ("--backend", "cpu", "-p", "Once upon a time", "--ignore-chat-template")
+PROMPT = ("-p", "Once upon a time", "--ignore-chat-template")
+
+
+@pytest.fixture
+def run(door, toy):
+    """run(*flags, main, **more): a command with the toy on the CPU."""
+
+    def run(*flags, main=generate.main, **more):
+        return door(main, "--model", toy, "--backend", "cpu", *flags, **more)
+
+    return run
+
+
+@pytest.fixture
+def llm(toy):
+    return load(toy, backend="cpu")
+
+
+def check_logprobs(lines: list[str], completion) -> None:
+    """The lines of tokens tell their probabilities."""
+    rates = [float(line.split("  of ")[0].rsplit(" ", 1)[1]) for line in lines if "  of " in line]
+    wanted = [token.logprobs.logprob for token in completion.tokens]
+    assert rates == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     "flags", [("--seed", "-1"), ("--threads", "-1"), ("--ctx-size", "0"), ("--repeat-last-n", "-1")]
 )
-def test_default_values_of_llama_cpp_change_nothing(flags, door, toy):
-    plain = door(generate.main, "--model", toy, *PROMPT, "-m", "5")
-    done = door(generate.main, "--model", toy, *PROMPT, "-m", "5", *flags)
+def test_default_values_of_llama_cpp_change_nothing(flags, run):
+    plain, done = run(*PROMPT, "-m", "5"), run(*PROMPT, "-m", "5", *flags)
     assert (done.code, done.out) == (0, plain.out), done.err
 
 
-def test_no_limit_of_tokens_goes_to_the_end_of_the_context(door, toy):
-    done = door(
-        generate.main,
-        "--model",
-        toy,
-        *PROMPT,
-        *"-n -1 --ctx-size 40 --jsonl --logit-bias 1=-100 --logit-bias 2=-100".split(),
-    )
+def test_no_limit_of_tokens_goes_to_the_end_of_the_context(run):
+    flags = "-n -1 --ctx-size 40 --jsonl --logit-bias 1=-100 --logit-bias 2=-100"
+    done = run(*PROMPT, *flags.split())
     receipt = json.loads(done.out.splitlines()[-1])["receipt"]
     assert receipt["finish_reason"] == "context"
     assert receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
 
 
-def test_a_template_may_be_text(door, toy):
+def test_a_template_may_be_text(run, toy):
     text = "{% for message in messages %}Q {{ message.content }} A{% endfor %}"
-    done = door(
-        generate.main,
-        *f"--model {toy} --backend cpu -p hello -m 5".split(),
-        "--chat-template",
-        text,
-    )
-    wanted = load(toy, backend="cpu", template=text).generate(
-        [{"role": "user", "content": "hello"}], max_tokens=5
-    )
-    assert (done.code, done.out) == (0, wanted.text + "\n"), done.err
-    done = door(
-        generate.main,
-        *f"--model {toy} --backend cpu -p hello".split(),
-        "--chat-template",
-        "{% for %}",
-    )
+    done = run("-p", "hello", "-m", "5", "--chat-template", text)
+    llm = load(toy, backend="cpu", template=text)
+    wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=5).text
+    assert (done.code, done.out) == (0, wanted + "\n"), done.err
+    done = run("-p", "hello", "--chat-template", "{% for %}")
     assert done.code == 2 and done.err.count("\n") == 1
 
 
-def test_logprobs_of_an_answer_are_printed_beside_it(door, toy):
-    llm = load(toy, backend="cpu")
+def test_logprobs_of_an_answer_are_printed_beside_it(run, llm):
     wanted = llm.generate("Once upon a time", max_tokens=5, logprobs=2)
-    done = door(generate.main, "--model", toy, *PROMPT, "-m", "5", "--logprobs", "2")
+    done = run(*PROMPT, "-m", "5", "--logprobs", "2")
     assert done.out == wanted.text + "\n"
-    lines = [line for line in done.err.splitlines() if "  of " in line]
-    assert [float(line.split("  of ")[0].rsplit(" ", 1)[1]) for line in lines] == [
-        pytest.approx(token.logprobs.logprob, abs=1e-4) for token in wanted.tokens
-    ]
-    assert all(line.count(", ") >= 1 for line in lines)
-    assert "  of " not in door(generate.main, "--model", toy, *PROMPT, "-m", "5").err
+    check_logprobs(done.err.splitlines(), wanted)
+    assert all(", " in line for line in done.err.splitlines() if "  of " in line)
+    assert "  of " not in run(*PROMPT, "-m", "5").err
 
 
-def test_logprobs_of_a_batch_are_in_its_lines(door, toy, tmp_path):
+def test_logprobs_of_a_batch_are_in_its_lines(run, llm, tmp_path):
     (tmp_path / "in").write_text('{"prompt": "Once upon a time", "max_tokens": 4}\n')
+    asked = f"--ignore-chat-template --prompts {tmp_path}/in --output {tmp_path}/out"
     for flags in ((), ("--logprobs", "2")):
-        done = door(
-            generate.main,
-            *f"--model {toy} --backend cpu --ignore-chat-template --prompts {tmp_path}/in".split(),
-            "--output",
-            tmp_path / f"out{len(flags)}",
-            *flags,
-        )
+        done = run(*f"{asked}{len(flags)}".split(), *flags)
         assert done.code == 0, done.err
-    wanted = load(toy, backend="cpu").generate("Once upon a time", max_tokens=4, logprobs=2)
+    wanted = llm.generate("Once upon a time", max_tokens=4, logprobs=2).tokens
     assert "logprobs" not in json.loads((tmp_path / "out0").read_text())
     line = json.loads((tmp_path / "out2").read_text())
-    assert line["tokens"] == list(wanted.tokens)
-    assert line["logprobs"] == [
-        [token.logprobs.logprob, [list(entry) for entry in token.logprobs.top]]
-        for token in wanted.tokens
-    ]
+    assert line["tokens"] == list(wanted)
+    tops = [[list(entry) for entry in token.logprobs.top] for token in wanted]
+    rates = [token.logprobs.logprob for token in wanted]
+    assert line["logprobs"] == list(map(list, zip(rates, tops)))
 
 
 @pytest.mark.parametrize("asked", ["flag", "command"])
-def test_logprobs_of_a_conversation_follow_its_answer(door, toy, asked):
-    llm = load(toy, backend="cpu")
+def test_logprobs_of_a_conversation_follow_its_answer(run, llm, asked):
     wanted = llm.chat().send("hi", max_tokens=5, logprobs=2)
-    flags, script = (
-        (("--logprobs", "2"), b"hi\n") if asked == "flag" else ((), b"/set logprobs 2\nhi\n")
-    )
-    done = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "5", *flags, stdin=script)
+    flags, script = {
+        "flag": (("--logprobs", "2"), b"hi\n"),
+        "command": ((), b"/set logprobs 2\nhi\n"),
+    }[asked]
+    done = run("-m", "5", *flags, main=chat.main, stdin=script)
     assert done.code == 0 and done.out.rstrip("\n") == wanted.text.rstrip("\n")
-    lines = [line for line in done.err.splitlines() if "  of " in line]
-    assert [float(line.split("  of ")[0].rsplit(" ", 1)[1]) for line in lines] == [
-        pytest.approx(token.logprobs.logprob, abs=1e-4) for token in wanted.tokens
-    ]
+    check_logprobs(done.err.splitlines(), wanted)
 
 
 def test_logprobs_of_a_server_are_asked_for_by_its_clients():
@@ -112,10 +104,10 @@ def test_logprobs_of_a_server_are_asked_for_by_its_clients():
             server.make_settings(server.parser().parse_args(flags))
 
 
-def test_keys_stand_between_commas():
-    assert server.make_settings(
-        server.parser().parse_args(["--api-key", "a,b", "--api-key", "c"])
-    ).api_keys == ("a", "b", "c")
+def test_keys_stand_between_commas_and_slots_in_a_folder(tmp_path):
+    flags = ["--api-key", "a,b", "--api-key", "c", "--slot-save-path", str(tmp_path)]
+    settings = server.make_settings(server.parser().parse_args(flags))
+    assert settings.api_keys == ("a", "b", "c") and settings.slot_folder == str(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from launching import run_python
@@ -14,27 +13,17 @@ from launching import run_python
 from mlx_llama import generate, load
 from mlx_llama.__main__ import COMMANDS
 
+HELLO = [{"role": "user", "content": "hello"}]
 
-def run_process(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "mlx_llama.generate", *arguments],
-        input=stdin,
-        capture_output=True,
-        timeout=120,
-    )
+
+def run_process(*arguments: object, **options) -> subprocess.CompletedProcess:
+    return run_python("-m", "mlx_llama.generate", *arguments, timeout=120, **options)
 
 
 @pytest.fixture
-def run(door):
-    """As run_process, in this process."""
-
-    def in_process(*arguments: str, stdin: bytes = b"") -> SimpleNamespace:
-        done = door(generate.main, *arguments, stdin=stdin)
-        return SimpleNamespace(
-            returncode=done.code, stdout=done.out.encode(), stderr=done.err.encode()
-        )
-
-    return in_process
+def run(door, toy):
+    """run(*arguments, stdin=b""): the command in this process, by default with the toy."""
+    return lambda *arguments, **more: door(generate.main, "--model", toy, *arguments, **more)
 
 
 @pytest.fixture(scope="module")
@@ -43,39 +32,34 @@ def llm(toy):
 
 
 def test_the_answer_goes_to_stdout_and_nothing_else_does(toy, llm):
-    done = run_process(
-        "--model", str(toy), "--backend", "cpu", "-p", "hello", "-m", "12", "--stats"
-    )
-    wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=12).text
-    assert done.returncode == 0 and done.stdout.decode() == wanted + "\n"
-    assert b"evaluations per token: 1 " in done.stderr and b"reused" in done.stderr
+    done = run_process(*f"--model {toy} --backend cpu -p hello -m 12 --stats".split())
+    assert done.returncode == 0 and done.stdout == llm.generate(HELLO, max_tokens=12).text + "\n"
+    assert "evaluations per token: 1 " in done.stderr and "reused" in done.stderr
 
 
-def test_prompt_from_standard_input_system_prompt_and_plain_continuation(toy, llm, run):
-    done = run("--model", str(toy), "-p", "-", "-sys", "be kind", "-n", "9", stdin="Vögel".encode())
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Vögel"}]
-    assert done.stdout.decode() == llm.generate(messages, max_tokens=9).text + "\n"
-    done = run("--model", str(toy), "-p", "Once upon", "--ignore-chat-template", "-n", "9")
-    assert done.stdout.decode() == llm.generate("Once upon", max_tokens=9).text + "\n"
-
-
-def test_prompt_from_a_file(toy, llm, run, tmp_path):
+def test_prompts_of_standard_input_and_files_system_prompts_and_plain_continuations(
+    llm, run, tmp_path
+):
     (tmp_path / "prompt.txt").write_text("hello", encoding="utf-8")
-    done = run("--model", str(toy), "-f", str(tmp_path / "prompt.txt"), "-n", "9")
-    wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=9).text
-    assert done.stdout.decode() == wanted + "\n"
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Vögel"}]
+    for prompt, flags in (
+        (messages, ("-p", "-", "-sys", "be kind")),
+        ("Once upon", ("-p", "Once upon", "--ignore-chat-template")),
+        (HELLO, ("-f", tmp_path / "prompt.txt")),
+    ):
+        done = run(*flags, "-n", "9", stdin="Vögel".encode())
+        assert done.out == llm.generate(prompt, max_tokens=9).text + "\n", flags
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals like these")
 @pytest.mark.parametrize("command", [[], ["-n", "-1"], ["-n", "3"]])
-def test_an_answer_ends_with_the_context(command, toy, run):
+def test_an_answer_ends_with_the_context(command, run):
     """As llama.cpp's -n -1, its default."""
-    done = run("--model", str(toy), "-p", "hello", "--logit-bias", "2=-100", "--jsonl", *command)
-    receipt = json.loads(done.stdout.splitlines()[-1])["receipt"]
+    done = run("-p", "hello", "--logit-bias", "2=-100", "--jsonl", *command)
+    receipt = json.loads(done.out.splitlines()[-1])["receipt"]
     count = receipt["prompt_tokens"] + len(receipt["tokens"])
-    assert (receipt["finish_reason"], count == 256) == (
-        ("length", False) if "3" in command else ("context", True)
-    )
+    assert receipt["finish_reason"] == ("length" if "3" in command else "context")
+    assert (count == 256) == ("3" not in command)
     assert receipt["origins"]["max_tokens"] == ("user" if command else "default")
 
 
@@ -83,27 +67,19 @@ def test_an_answer_does_not_command_the_terminal(toy):
     import pty
 
     arguments = ["--model", str(toy), "-p", "hello", "--regex", "\x1b\\[2J"]
-    assert run_process(*arguments).stdout == b"\x1b[2J\n"  # a pipe gets the bytes
+    assert run_process(*arguments).stdout == "\x1b[2J\n"  # a pipe gets the bytes
+    command = [sys.executable, "-m", "mlx_llama.generate", *arguments]
     ours, theirs = pty.openpty()
-    subprocess.run(
-        [sys.executable, "-m", "mlx_llama.generate", *arguments],
-        stdout=theirs,
-        timeout=120,
-        check=True,
-    )
+    subprocess.run(command, stdout=theirs, timeout=120, check=True)
     os.close(theirs)
     assert os.read(ours, 999).decode().strip() == "\u241b[2J"
     os.close(ours)
 
 
-def test_jsonl_is_pieces_and_a_receipt(toy, llm, run):
-    done = run(
-        "--model", str(toy), "-p", "hello", "-m", "10", "--jsonl", "--temp", "0.7", "--seed", "5"
-    )
-    *pieces, last = [json.loads(line) for line in done.stdout.decode().splitlines()]
-    wanted = llm.generate(
-        [{"role": "user", "content": "hello"}], max_tokens=10, temperature=0.7, seed=5
-    )
+def test_jsonl_is_pieces_and_a_receipt(llm, run):
+    done = run(*"-p hello -m 10 --jsonl --temp 0.7 --seed 5".split())
+    *pieces, last = [json.loads(line) for line in done.out.splitlines()]
+    wanted = llm.generate(HELLO, max_tokens=10, temperature=0.7, seed=5)
     assert "".join(piece["text"] for piece in pieces) == wanted.text
     assert last["receipt"]["tokens"] == wanted.tokens and last["receipt"]["seed"] == 5
     assert last["receipt"]["origins"]["temperature"] == "user"
@@ -115,7 +91,6 @@ def test_jsonl_is_pieces_and_a_receipt(toy, llm, run):
         (["-p", "hi", "--temp", "-3", "--top-p", "9", "--seed", "x"], b"", "option --temp: '-3'"),
         (["-p", "-"], b"\xff\xfeoops", "standard input: is not UTF-8 (byte 0"),
         ([], b"", "arguments --prompt/-p --file/-f --prompts is required"),
-        (["-p", "hi", "--nope"], b"", "--nope"),
         (["-p", "hi", "--backend", "tpu"], b"", "no backend 'tpu'"),
         (["-p", "hi", "--device", "tpu"], b"", "no device 'tpu'"),
         (["-p", "hi", "--backend", "cpu", "--device", "gpu"], b"", "the cpu backend has no GPU"),
@@ -130,22 +105,16 @@ def test_jsonl_is_pieces_and_a_receipt(toy, llm, run):
             "--system-prompt needs a chat template",
         ),
         (
-            ["-p", "hi", "--backend", "cpu", "--threads", "0"],
+            ["-p", "hi", "--backend", "cpu", "--threads", "0", "--model", "no/such/folder"],
             b"",
             "--threads '0': must be a whole number, 1 to 1024",
         ),
-        (
-            ["-p", "hi", "--backend", "cpu", "--threads", "0", "--model", "no/such/folder"],
-            b"",
-            "--threads '0'",
-        ),
     ],
 )
-def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy, run):
-    done = run("--model", str(toy), *arguments, stdin=stdin)
-    error = done.stderr.decode()
-    assert done.returncode == 2 and done.stdout == b""
-    assert error.startswith("error: ") and len(error.splitlines()) == 1 and message in error, error
+def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, run):
+    done = run(*arguments, stdin=stdin)
+    assert done.code == 2 and done.out == "" and done.err.startswith("error: ")
+    assert len(done.err.splitlines()) == 1 and message in done.err, done.err
 
 
 def test_threads_and_activation_bits_reach_the_model(guide_q8, run):
@@ -155,17 +124,17 @@ def test_threads_and_activation_bits_reach_the_model(guide_q8, run):
         pytest.skip(f"the compiled path is unavailable here: {compilation.find_target()[1]}")
     arguments = ["--model", str(guide_q8), "--backend", "cpu", "-p", "Who are you?", "-m", "20"]
     plain, other = run(*arguments), run(*arguments, "--threads", "1", "--activation-bits", "32")
-    assert other.returncode == 0 and other.stdout == plain.stdout, other.stderr
+    assert other.code == 0 and other.out == plain.out, other.err
 
 
-def test_no_gpu_here_says_so(toy, run):
+def test_no_gpu_here_says_so(run):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    done = run("--model", str(toy), "-p", "hi", "--backend", "cuda", "--device", "gpu")
-    assert done.returncode == 2 and b"no CUDA GPU" in done.stderr
-    done = run("--model", str(toy), "-p", "hi", "--backend", "cuda")
-    assert done.returncode == 2 and b"--device cpu" in done.stderr
+    done = run("-p", "hi", "--backend", "cuda", "--device", "gpu")
+    assert done.code == 2 and "no CUDA GPU" in done.err
+    done = run("-p", "hi", "--backend", "cuda")
+    assert done.code == 2 and "--device cpu" in done.err
 
 
 def test_a_reader_that_leaves_is_no_error(toy):

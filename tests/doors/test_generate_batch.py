@@ -5,7 +5,6 @@ again; bad input.
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from core.engine.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
@@ -26,15 +25,9 @@ class ToyLLM:
     def __init__(self, load_options=LoadOptions()):
         self.load_options = load_options
         self.defaults = options.Defaults()
-        self.backend = ToyBackend()
-        self.loop = Loop(
-            self.backend,
-            ToyModel(self.backend),
-            ToyTokenizer(),
-            frozenset(),
-            200,
-            max_rows=parse_rows(load_options.max_rows),
-        )
+        self.backend, rows = ToyBackend(), parse_rows(load_options.max_rows)
+        parts = (self.backend, ToyModel(self.backend), ToyTokenizer(), frozenset(), 200)
+        self.loop = Loop(*parts, max_rows=rows)
         self.prompts = []
 
     def require_template(self):
@@ -55,40 +48,37 @@ class ToyLLM:
 def toy_llm(monkeypatch):
     """The models that the door loaded."""
     made = []
-    monkeypatch.setattr(
-        loading, "load_model", lambda options: made.append(ToyLLM(options)) or made[-1]
-    )
+    load = lambda options: made.append(ToyLLM(options)) or made[-1]  # noqa: E731
+    monkeypatch.setattr(loading, "load_model", load)
     return made
 
 
+@pytest.fixture
+def run(door):
+    """run(*flags): the command."""
+    return lambda *flags, **more: door(generate.main, *flags, **more)
+
+
 def write(path, *lines):
-    path.write_text(
-        "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines),
-        encoding="utf-8",
-    )
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
     return path
 
 
 def results(path):
-    return {
-        line["index"]: line
-        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    }
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {line["index"]: line for line in lines}
 
 
-def test_a_batch_gives_what_each_request_gives_alone(door, toy_llm, tmp_path):
+def test_a_batch_gives_what_each_request_gives_alone(run, toy_llm, tmp_path):
     lines = [
         {"prompt": "one", "id": "a"},
         {"prompt": "two", "max_tokens": 3},
         {"prompt": "three", "temperature": 0.9, "seed": 5},
         {"messages": [{"role": "user", "content": "four"}]},
     ]
-    done = door(
-        generate.main,
-        "--prompts",
-        write(tmp_path / "in", *lines),
-        *f"-o {tmp_path}/out -m 20 --max-rows 3 --cache-memory 1GB --stats".split(),
-    )
+    flags = f"-o {tmp_path}/out -m 20 --max-rows 3 --cache-memory 1GB --stats".split()
+    done = run("--prompts", write(tmp_path / "in", *lines), *flags)
     assert done.code == 0 and done.out == "" and "4 requests, 63 tokens in " in done.err
     [llm], written = toy_llm, results(tmp_path / "out")
     assert llm.load_options.max_rows == "3" and llm.load_options.cache_memory == "1GB"
@@ -110,29 +100,29 @@ def test_a_batch_gives_what_each_request_gives_alone(door, toy_llm, tmp_path):
     assert next(iter(map(json.loads, (tmp_path / "out").read_text().splitlines())))["index"] == 1
 
 
-def test_the_rest_of_a_batch(door, toy_llm, tmp_path):
+def test_the_rest_of_a_batch(run, toy_llm, tmp_path):
     source = write(tmp_path / "in", *({"prompt": f"prompt {i}"} for i in range(10)))
-    asked = (generate.main, "--prompts", source, "--output", tmp_path / "out", "-m", "5")
-    assert door(*asked).code == 0
+    asked = ("--prompts", source, "--output", tmp_path / "out", "-m", "5")
+    assert run(*asked).code == 0
     whole = (tmp_path / "out").read_bytes()
     kept = whole.split(b"\n")[:4]
     (tmp_path / "out").write_bytes(b"\n".join(kept) + b"\n" + whole.split(b"\n")[4][:30])
-    done = door(*asked)
+    done = run(*asked)
     assert done.code == 0 and "has the results of 4 of 10 requests already" in done.err
     assert len(toy_llm[1].prompts) == 6 and (tmp_path / "out").read_bytes().split(b"\n")[:4] == kept
     assert {i: line["text"] for i, line in results(tmp_path / "out").items()} == {
         line["index"]: line["text"] for line in map(json.loads, whole.splitlines())
     }
-    done = door(*asked)
+    done = run(*asked)
     # nothing is loaded
     assert done.code == 0 and "the results of all 10 requests already" in done.err
     assert len(toy_llm) == 2
-    done = door(*asked, "--seed", "1")
+    done = run(*asked, "--seed", "1")
     assert done.code == 2
     assert "line 1 is not a result of these prompts, options and model" in done.err
 
 
-def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):
+def test_an_error_of_one_request_is_its_line(run, toy_llm, tmp_path):
     source = write(
         tmp_path / "in",
         {"prompt": "fine"},
@@ -140,21 +130,20 @@ def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):
         {"prompt": "x" * 300},
         {"prompt": "too"},
     )
-    done = door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4")
+    done = run("--prompts", source, "-o", tmp_path / "out", "-m", "4")
     lines = results(tmp_path / "out")
     assert done.code == 1 and "error: 2 requests failed: see the field error in" in done.err
     assert lines[1]["error"] == "--ctx-size 1: refused"
     assert "the context holds 200" in lines[2]["error"]
     assert lines[0]["text"] and lines[3]["text"]
     # and nothing is loaded
-    assert door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4").code == 1
+    assert run("--prompts", source, "-o", tmp_path / "out", "-m", "4").code == 1
     assert len(toy_llm) == 1
 
 
-def test_ctrl_c_keeps_what_is_finished(door, toy_llm, tmp_path, monkeypatch):
-    source = write(
-        tmp_path / "in", {"prompt": "short", "max_tokens": 2}, {"prompt": "long", "max_tokens": 50}
-    )
+def test_ctrl_c_keeps_what_is_finished(run, toy_llm, tmp_path, monkeypatch):
+    lines = {"prompt": "short", "max_tokens": 2}, {"prompt": "long", "max_tokens": 50}
+    source = write(tmp_path / "in", *lines)
     ticks = []
 
     def tick(self, tick=Loop.tick):
@@ -164,39 +153,28 @@ def test_ctrl_c_keeps_what_is_finished(door, toy_llm, tmp_path, monkeypatch):
         return tick(self)
 
     monkeypatch.setattr(Loop, "tick", tick)
-    done = door(generate.main, "--prompts", source, "-o", tmp_path / "out")
+    done = run("--prompts", source, "-o", tmp_path / "out")
     assert done.code == 130
     assert "(stopped after 1 of 2 requests; run the same command again for the rest)" in done.err
     assert list(results(tmp_path / "out")) == [0]
-    assert door(generate.main, "--prompts", source, "-o", tmp_path / "out").code == 0
+    assert run("--prompts", source, "-o", tmp_path / "out").code == 0
     assert list(results(tmp_path / "out")) == [0, 1]
 
 
-def test_prompts_from_standard_input_and_a_system_prompt(door, toy_llm, tmp_path):
-    lines = (
-        '{"prompt": "a"}\n{"messages": [{"role": "system", "content": "own"}, {"role": "user", '
-        '"content": "b"}]}\n'
-        '{"messages": [{"role": "user", "content": "c"}]}'
+def test_prompts_from_standard_input_and_a_system_prompt(run, toy_llm, tmp_path):
+    system, a, b, c = (
+        {"role": role, "content": text}
+        for role, text in (("system", "be brief"), ("user", "a"), ("user", "b"), ("user", "c"))
     )
-    done = door(
-        generate.main,
-        *f"--prompts - -o {tmp_path}/out -m 2".split(),
-        "-sys",
-        "be brief",
-        stdin=lines.encode(),
-    )
+    theirs = {"role": "system", "content": "theirs"}
+    lines = [{"prompt": "a"}, {"messages": [theirs, b]}, {"messages": [c]}]
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    flags = f"--prompts - -o {tmp_path}/out -m 2".split()
+    done = run(*flags, "-sys", "be brief", stdin=stdin)
     assert done.code == 0 and len(results(tmp_path / "out")) == 3
-    system = {"role": "system", "content": "be brief"}
-    assert toy_llm[0].prompts == [
-        [system, {"role": "user", "content": "a"}],
-        [{"role": "system", "content": "own"}, {"role": "user", "content": "b"}],
-        [system, {"role": "user", "content": "c"}],
-    ]
-    door(
-        generate.main,
-        *f"--prompts - -o {tmp_path}/plain -m 2 --ignore-chat-template".split(),
-        stdin=b'{"prompt": "a"}',
-    )
+    assert toy_llm[0].prompts == [[system, a], [theirs, b], [system, c]]
+    flags = f"--prompts - -o {tmp_path}/plain -m 2 --ignore-chat-template".split()
+    run(*flags, stdin=b'{"prompt": "a"}')
     assert toy_llm[1].prompts == ["a"]
 
 
@@ -223,10 +201,10 @@ def test_prompts_from_standard_input_and_a_system_prompt(door, toy_llm, tmp_path
     ],
 )
 def test_a_bad_line_or_flag_is_one_line_before_any_computing(
-    line, arguments, part, door, toy_llm, tmp_path
+    line, arguments, part, run, toy_llm, tmp_path
 ):
     source = write(tmp_path / "in", {"prompt": "fine"}, line)
-    done = door(generate.main, "--prompts", source, "-o", tmp_path / "out", *arguments)
+    done = run("--prompts", source, "-o", tmp_path / "out", *arguments)
     assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1
     assert toy_llm == [] and not (tmp_path / "out").exists()
 
@@ -240,8 +218,8 @@ def test_a_bad_line_or_flag_is_one_line_before_any_computing(
         (["--prompts", "none"], "--prompts needs --output FILE"),
     ],
 )
-def test_flags_that_do_not_belong_together(arguments, part, door, toy_llm):
-    done = door(generate.main, *arguments)
+def test_flags_that_do_not_belong_together(arguments, part, run, toy_llm):
+    done = run(*arguments)
     assert done.code == 2 and part in done.err and done.err.count("\n") == 1 and toy_llm == []
 
 
@@ -249,14 +227,10 @@ def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):
     source = write(
         tmp_path / "in", *({"prompt": f"number {i}", "max_tokens": 60} for i in range(40))
     )
-    child = terminal(
-        *(
-            f"-m mlx_llama.generate --model {roomy} --backend cpu --prompts {source} -o "
-            f"{tmp_path}/out"
-        ).split()
-    )
+    flags = f"--model {roomy} --backend cpu --prompts {source} -o {tmp_path}/out"
+    child = terminal("-m", "mlx_llama.generate", *flags.split())
     child.expect("generating")
     child.expect("/40")
     child.wait()
     assert child.exitstatus == 0
-    assert SimpleNamespace(**results(tmp_path / "out")[39]).completion_tokens == 60
+    assert results(tmp_path / "out")[39]["completion_tokens"] == 60

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import httpx
 import pytest
-from launching import ROOT, end, find_ranks, finish, free_ports, launch
+from launching import ROOT, end, find_ranks, finish, free_ports, launch, run_python
 
 pytestmark = pytest.mark.slow
 ON = ["--backend", "mlx", "--device", "cpu", "--dtype", "float32"]
@@ -23,30 +23,12 @@ def mlx():
 
 def alone(*command: str, **options) -> subprocess.CompletedProcess:
     """The same command in one process."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        **options,
-    )
+    return run_python(*command, cwd=ROOT, timeout=240, **options)
 
 
 def test_parity_with_one_process():
-    code, out, error = finish(
-        launch(
-            "mlx",
-            2,
-            *(
-                "-m mlx_llama.parity --backends mlx --device cpu --dtype float32 --tokens 24 --json"
-            ).split(),
-        )
-    )
-    import json
-
+    flags = "--backends mlx --device cpu --dtype float32 --tokens 24 --json"
+    code, out, error = finish(launch("mlx", 2, "-m", "mlx_llama.parity", *flags.split()))
     (report,) = json.loads(out)["backends"]
     assert report["within"] and report["device"] == "MLX on the CPU, 2 processes"
     assert len(report["probes"]) == 1 + 4 * 10 + 2 and report["decoded"]["first_difference"] is None
@@ -67,7 +49,6 @@ def test_parity_with_one_process():
             "--backend cpu computes in one process, and mlx.launch started several",
         ),
         (2, ["--backend", "cuda", "--device", "cpu"], "start with torchrun"),
-        (2, ["--nonsense"], "--nonsense"),
     ],
 )
 def test_refusals_are_said_once(size, command, said):
@@ -105,21 +86,16 @@ def test_server(tmp_path):
                     errors.seek(0) or errors.read()[-3000:]
                 )
                 time.sleep(0.2)
-            asked = {
-                "messages": [{"role": "user", "content": "Who are you?"}],
-                "max_tokens": 12,
-                "temperature": 0,
-                "n": 3,
-            }
-            answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120).json()
+            question = {"messages": [{"role": "user", "content": "Who are you?"}]}
+            asked, url = (
+                question | {"max_tokens": 12, "temperature": 0},
+                f"{url}/v1/chat/completions",
+            )
+            answer = httpx.post(url, json={**asked, "n": 3}, timeout=120).json()
             texts = {choice["message"]["content"] for choice in answer["choices"]}
-            wanted = alone(
-                "-m", "mlx_llama.generate", *ON, "-p", "Who are you?", "--max-tokens", "12"
-            ).stdout.strip()
-            assert texts == {wanted}
-            streamed = httpx.post(
-                f"{url}/v1/chat/completions", json={**asked, "n": 1, "stream": True}, timeout=120
-            ).text
+            flags = ("-m", "mlx_llama.generate", *ON, "-p", "Who are you?", "--max-tokens", "12")
+            assert texts == {alone(*flags).stdout.strip()}
+            streamed = httpx.post(url, json={**asked, "stream": True}, timeout=120).text
             assert streamed.strip().endswith("data: [DONE]")
             ranks = find_ranks(process)
             os.kill(ranks[0], signal.SIGTERM)

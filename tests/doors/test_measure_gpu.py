@@ -15,28 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 from machine import missing
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
-COMMAND = [sys.executable, str(EXAMPLES / "measure_gpu.py"), "--device", "cpu", "--shapes", "tiny"]
+COMMAND = [EXAMPLES / "measure_gpu.py", "--device", "cpu", "--shapes", "tiny"]
 HERE = [name for name in ("cuda", "mlx") if not missing(name)]
 PROOFS = {"low-bit products", "logits", "same bits", "steps", "same tokens", "peers' logits"}
+PLAIN = {("bf16", "ours eager"), ("4-bit", "ours eager")}
+PLAIN |= {("q8_0", "ours eager"), ("q4_k_m", "ours eager")}
 LINES = {
-    "cuda": {
-        ("bf16", "ours eager"),
-        ("bf16", "transformers static"),
-        ("4-bit", "ours eager"),
-        ("q8_0", "ours eager"),
-        ("q4_k_m", "ours eager"),
-    },
-    "mlx": {
-        ("bf16", "ours compiled"),
-        ("bf16", "ours eager"),
-        ("bf16", "mlx-lm"),
-        ("4-bit", "ours eager"),
-        ("q8_0", "ours eager"),
-        ("q4_k_m", "ours eager"),
-    },
+    "cuda": PLAIN | {("bf16", "transformers static")},
+    "mlx": PLAIN | {("bf16", "ours compiled"), ("bf16", "mlx-lm")},
 }
 HAS_LLAMA_CPP = shutil.which("llama-bench") or importlib.util.find_spec("llama_cpp")
 
@@ -63,19 +53,13 @@ def ours(request, example) -> Iterator:
 
 
 def test_all_of_it_on_cpus():
-    asked = [
-        *"--minutes 4 --prompt 32 --generate 8".split(),
-        "--backends",
-        ",".join(HERE),
-        "--json",
-    ]
-    done = subprocess.run([*COMMAND, *asked], capture_output=True, text=True, timeout=400)
+    asked = f"--minutes 4 --prompt 32 --generate 8 --json --backends {','.join(HERE)}"
+    done = run_python(*COMMAND, *asked.split(), timeout=400)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert not result["failed"] and not result["interrupted"] and result["seconds"] < 240
-    assert not [check for check in result["left_out"] if check["reason"].startswith("no time")], (
-        done.stderr
-    )
+    for check in result["left_out"]:
+        assert not check["reason"].startswith("no time"), done.stderr
     for name in HERE:
         checks = [check for check in result["checks"] if check["backend"] == name]
         assert {check["what"] for check in checks} == PROOFS
@@ -109,21 +93,15 @@ def test_a_wrong_scale_is_found(example, ours):
     scales[100, 3] += 1 << 7  # double the scale of one group: bfloat16's exponent starts at bit 7
     wrong = type(judge)("wrong", 4, 64, judge.packed, scales, judge.biases)
     for dtype, bound in example.PRODUCT_BOUNDS.items():
-        assert (
-            ours.product_error(judge, dtype=dtype)
-            <= bound
-            < ours.product_error(judge, wrong, dtype)
-        )
+        assert ours.product_error(judge, dtype=dtype) <= bound
+        assert bound < ours.product_error(judge, wrong, dtype)
 
     judge = example.random_weight("Q8_0", 264, 512)
     blocks = judge.blocks.copy()
     blocks[7, 0:2] = 0
     wrong = type(judge)("wrong", "Q8_0", judge.shape, blocks)
-    assert (
-        ours.product_error(judge)
-        <= example.PRODUCT_BOUNDS["float16"]
-        < ours.product_error(judge, wrong)
-    )
+    bound = example.PRODUCT_BOUNDS["float16"]
+    assert ours.product_error(judge) <= bound < ours.product_error(judge, wrong)
 
 
 @pytest.mark.parametrize("form", ["bf16", "4-bit", "q8_0"])
@@ -187,38 +165,14 @@ def test_the_table_is_markdown_with_ratios_to_the_fastest_peer(example):
     from markdown_it import MarkdownIt
 
     def row(side: str, rate: float | None) -> dict:
-        rates = dict.fromkeys(example.RATES, rate)
-        return {
-            "backend": "cuda",
-            "shape": "8b",
-            "form": "q4_k_m",
-            "side": side,
-            "decode_share": 0.5,
-            "prefill_share": None,
-            "host": 1e-3,
-            "waits": 1.0,
-            "peak": 1.234,
-            "operations": None,
-            **rates,
-        }
+        shares = dict(decode_share=0.5, prefill_share=None, host=1e-3, waits=1.0, peak=1.234)
+        names = dict(backend="cuda", shape="8b", form="q4_k_m", side=side, operations=None)
+        return names | shares | dict.fromkeys(example.RATES, rate)
 
-    result = {
-        "machine": {},
-        "bounds": {},
-        "checks": [],
-        "kernel_rates": {},
-        "processes": [],
-        "failed": [{"part": "a", "reason": "b"}],
-        "left_out": [{"part": "c", "reason": "d"}],
-        "seconds": 1.0,
-        "rows": [
-            row("ours compiled", 30.0),
-            row("slow", 10.0),
-            row("fast", 20.0),
-            row("broken", None),
-        ],
-        "interrupted": False,
-    }
+    rates = {"ours compiled": 30.0, "slow": 10.0, "fast": 20.0, "broken": None}
+    result = dict(machine={}, bounds={}, checks=[], kernel_rates={}, processes=[], seconds=1.0)
+    result |= dict(failed=[dict(part="a", reason="b")], left_out=[dict(part="c", reason="d")])
+    result |= dict(rows=[row(*rate) for rate in rates.items()], interrupted=False)
     tokens = MarkdownIt("js-default").parse(example.table(result))
     texts = {
         kind: [after.content for token, after in itertools.pairwise(tokens) if token.type == kind]
@@ -255,7 +209,7 @@ def test_llama_cpp_computes_the_same_model(example, tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
 def test_ctrl_c_prints_the_results_so_far():
     process = subprocess.Popen(
-        [*COMMAND, "--backends", HERE[0], "--json"],
+        [sys.executable, *COMMAND, "--backends", HERE[0], "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -277,12 +231,7 @@ def test_ctrl_c_prints_the_results_so_far():
 
 
 def test_without_the_device_it_says_so():
-    done = subprocess.run(
-        [*COMMAND[:2], "--backends", "cuda", "--minutes", "0.3"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = run_python(COMMAND[0], "--backends", "cuda", "--minutes", "0.3", timeout=200)
     if missing("cuda-gpu"):
         assert done.returncode == 1 and "\n- FAILED cuda: " in f"\n{done.stdout}"
 
@@ -296,9 +245,8 @@ def test_two_processes(example):
 
     if reason := missing("cuda"):
         pytest.skip(reason)
-    args = argparse.Namespace(
-        device="cpu", shapes=["tiny"], minutes=4.0, processes=2, generate=8, prompt=32
-    )
+    args = dict(device="cpu", shapes=["tiny"], minutes=4.0, processes=2, generate=8, prompt=32)
+    args = argparse.Namespace(**args)
     measurement = example.Measurement(args, ["cuda"], True)
     measurement.processes("cuda", example.Slot(math.inf, time.perf_counter() + 200))
     (processes,) = measurement.result["processes"]

@@ -8,6 +8,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from core.proofs.test_batches import Counting
@@ -26,7 +27,7 @@ LAYERS = 3
 
 
 @functools.cache
-def model() -> Path:
+def make_model() -> Path:
     return make_checkpoint(
         Path(tempfile.mkdtemp()) / "m", num_hidden_layers=LAYERS, max_position_embeddings=256
     )
@@ -40,16 +41,15 @@ def low_bit() -> Path:
 
 
 def run(door, *arguments, backends=BACKENDS, expect=0, path=None):
-    done = door(
-        parity.main,
+    flags = (
         "--model",
-        path or model(),
+        path or make_model(),
         "--backends",
         ",".join(backends),
         "--device=cpu",
-        *arguments,
         "--json",
     )
+    done = door(parity.main, *flags, *arguments)
     assert done.code == expect, done.err
     return json.loads(done.out)
 
@@ -61,22 +61,15 @@ def test_all_backends_agree(door):
     facts = run(door, "--dtype", "float32", "--tokens", "40")
     assert [entry["backend"] for entry in facts["backends"]] == BACKENDS
     assert len(facts["tokens"]) == 40
-    names = [
-        "embedding",
-        *(f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER),
-        "norm",
-        "logits",
-    ]
+    in_layers = (f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER)
+    names = ["embedding", *in_layers, "norm", "logits"]
     for entry in facts["backends"]:
         assert entry["within"] and entry["first_bad"] is None
         assert entry["verdict"] == "within 0.0001" and not entry["not_compared"]
         assert [probe["probe"] for probe in entry["probes"]] == names
-        assert all(
-            probe["worst_relative"] < 1e-5
-            and probe["cosine"] > 1 - 1e-9
-            and len(probe["positions"]) == 40
-            for probe in entry["probes"]
-        )
+        for probe in entry["probes"]:
+            assert probe["worst_relative"] < 1e-5 and probe["cosine"] > 1 - 1e-9
+            assert len(probe["positions"]) == 40
         assert entry["decoded"]["first_difference"] is None
         assert len(entry["decoded"]["tokens"]) == STEPS
         assert entry["logits"]["top5"] == 1 and entry["logits"]["kl_max"] < 1e-9
@@ -257,7 +250,7 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
 def open_cpu():
     from mlx_llama import load
 
-    return load(model(), backend="cpu").model
+    return load(make_model(), backend="cpu").model
 
 
 # The page
@@ -271,24 +264,7 @@ def test_the_page_is_whole_and_self_contained(door, tmp_path):
     assert not re.search(r"https?://|src=|href=", text)
     cells = 10 * LAYERS + (LAYERS + 3) * parity_report.COLUMNS
     assert text.count("<rect") == cells * len(BACKENDS) and 'class="within"' in text
-    import html.parser
-
-    class Reader(html.parser.HTMLParser):
-        open: list[str] = []
-
-        def handle_starttag(self, tag, attrs):
-            if tag != "meta":
-                self.open.append(tag)
-
-        def handle_startendtag(self, tag, attrs):
-            pass
-
-        def handle_endtag(self, tag):
-            assert self.open.pop() == tag
-
-    reader = Reader()
-    reader.feed(re.sub(r"<style>.*?</style>", "", text, flags=re.S))
-    assert reader.open == []
+    ElementTree.fromstring(re.sub(r"<!doctype html>|<meta[^>]*>|&\w+;", "", text, flags=re.I))
 
 
 # Traces
@@ -296,7 +272,7 @@ def test_the_page_is_whole_and_self_contained(door, tmp_path):
 
 def test_a_trace_is_checked_on_every_backend(door, tmp_path):
     file = tmp_path / "t.json"
-    assert door(parity.main, "--model", model(), "--record", file, "--tokens", "30").code == 0
+    assert door(parity.main, "--model", make_model(), "--record", file, "--tokens", "30").code == 0
     for dtype in ("float32", "auto"):
         rows = run(door, "--check", file, "--dtype", dtype)["rows"]
         assert [row["backend"] for row in rows] == BACKENDS and all(row["within"] for row in rows)
@@ -307,15 +283,8 @@ def test_a_trace_is_checked_on_every_backend(door, tmp_path):
 def test_a_full_disk_keeps_the_old_file(flag, door, full_disk, tmp_path):
     file = tmp_path / "old.json"
     file.write_text("precious")
-    arguments = (
-        "--model",
-        model(),
-        flag,
-        file,
-        "--tokens",
-        "8",
-        *(("--backends", "cpu") if flag == "--html" else ()),
-    )
+    backends = ("--backends", "cpu") if flag == "--html" else ()
+    arguments = ("--model", make_model(), flag, file, "--tokens", "8", *backends)
     with full_disk(4096):
         done = door(parity.main, *arguments)
     assert done.code == 2 and f"{file}: cannot be written: File too large" in done.err
@@ -349,9 +318,8 @@ def test_the_operation_that_differs_is_named(door, monkeypatch):
 
     original, calls = ops.gate, iter(range(10**9))
     monkeypatch.setattr(ops, "gate", lambda *x: original(*x) * (1 + 1e-6 * (next(calls) % 7 == 3)))
-    (row,) = run(
-        door, "--repeat", "2", "--tokens", "12", "--no-compile", backends=["cpu"], expect=1
-    )["rows"]
+    flags = "--repeat 2 --tokens 12 --no-compile".split()
+    (row,) = run(door, *flags, backends=["cpu"], expect=1)["rows"]
     assert row["first_difference"].split(".")[-1] == "ffn" and row["run"] == 2
     assert not row["in_a_fresh_process"]
     assert "differs first at" in parity_report.describe_repeat(row)
@@ -381,9 +349,7 @@ def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
     "arguments, wanted",
     [
         (["--backends", "tpu"], "--backends 'tpu': must be some of mlx, cpu, cuda"),
-        (["--backends", ","], "--backends"),
         (["--tokens", "1"], "--tokens '1': must be a whole number, 2 to 256"),
-        (["--tokens", "many"], "--tokens 'many'"),
         (["--prompt", ""], "--prompt: 1 token is too few"),
         (
             ["--prompt", "a " * 600, "--backends", "cpu"],
@@ -414,19 +380,18 @@ def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
             "--ctx-size '300': must be a whole number, 2 to 256",
         ),
         (["--verify-cache", "--tokens", "5"], "--verify-cache needs at least 8 tokens"),
-        (["--dtype", "int8"], "--dtype 'int8'"),
         (["--backends", "cpu", "--device", "gpu"], "the cpu backend has no GPU"),
     ],
 )
 def test_bad_input_gets_one_line(arguments, wanted, door):
-    done = door(parity.main, "--model", model(), *arguments)
+    done = door(parity.main, "--model", make_model(), *arguments)
     lines = [line for line in done.err.splitlines() if not line.startswith(("running", "("))]
     assert done.code == 2 and done.out == "" and len(lines) == 1, done.err
     assert lines[0].startswith("error: ") and wanted in lines[0]
 
 
 def test_the_table_for_people(door):
-    done = door(parity.main, "--model", model(), "--backends", "cpu", "--tokens", "20")
+    done = door(parity.main, "--model", make_model(), "--backends", "cpu", "--tokens", "20")
     assert done.code == 0
     assert "20 tokens, the last 10 one by one, against NumPy at float32" in done.out
     assert "all 24 greedy tokens are the same" in done.out and "within 0.0001" in done.out
@@ -470,14 +435,8 @@ def batch(door, monkeypatch):
 
     def go(model, *arguments, promises_bits=False):
         monkeypatch.setattr(Job, "load", lambda self, backend: Loaded(model, promises_bits))
-        return door(
-            parity.main,
-            "--model",
-            str(globals()["model"]()),
-            *"--backends cpu --dtype float32".split(),
-            "--batch",
-            *arguments,
-        )
+        flags = ("--model", make_model(), *"--backends cpu --dtype float32 --batch".split())
+        return door(parity.main, *flags, *arguments)
 
     return go
 
@@ -488,41 +447,32 @@ def test_a_broken_promise_is_exit_code_1_and_named(batch):
     lines = [line for line in done.out.splitlines() if line.startswith("OUTSIDE: ")]
     assert len(lines) == len(STARTS)
     assert all(line.startswith("OUTSIDE: cpu, 3 rows, ") for line in lines)
-    assert (
-        "the same bits are promised; the same tokens in 3 of 3, the same bits in 0 of 3" in lines[0]
-    )
+    words = "the same bits are promised; the same tokens in 3 of 3, the same bits in 0 of 3"
+    assert words in lines[0]
     assert "do not depend on the rest of the batch" not in done.out
     assert batch(Counting()).code == 0
 
 
 def test_kept_promises_are_said_in_a_line(batch):
     done = batch(ToyModel(), promises_bits=True)
+    words = "do not depend on the rest of the batch"
     assert done.code == 0
-    assert (
-        done.out.splitlines()[-1]
-        == "cpu: a row's tokens and bits do not depend on the rest of the batch"
-    )
+    assert done.out.splitlines()[-1] == f"cpu: a row's tokens and bits {words}"
     table = [line.split("│")[1:-1] for line in done.out.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in line][2:7] for line in table] == [
         [str(rows), start, f"{rows} of {rows}", f"{rows} of {rows}", "0"]
         for rows in (2, 3, 8, 32)
         for start in STARTS
     ]
-    done = batch(ToyModel(), "4,2", "--json")
-    assert [row["rows"] for row in json.loads(done.out)["rows"]] == [2] * len(STARTS) + [4] * len(
-        STARTS
-    )
-    assert (
-        batch(ToyModel(), "2").out.splitlines()[-1]
-        == "cpu: a row's tokens do not depend on the rest of the batch"
-    )
+    rows = [row["rows"] for row in json.loads(batch(ToyModel(), "4,2", "--json").out)["rows"]]
+    assert rows == [2] * len(STARTS) + [4] * len(STARTS)
+    assert batch(ToyModel(), "2").out.splitlines()[-1] == f"cpu: a row's tokens {words}"
 
 
 @pytest.mark.parametrize(
     "arguments, part",
     [
         (["1"], "--batch '1': must be a whole number, 2 to 256"),
-        (["2,x"], "--batch 'x'"),
         (["2,,3"], "--batch ''"),
         (["--tokens", "7"], "--batch needs at least 8 tokens"),
         (["--html", "x"], "--html has no meaning with --batch"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 from machine import device_of
@@ -51,10 +52,8 @@ def test_an_answer_goes_on_from_a_file(make_llm, tmp_path):
     assert warm.tokens == cold.tokens and warm.text == cold.text and cold.reused_tokens == 0
     # the last token was never stored
     assert 5 < warm.reused_tokens <= count == len(first.encode(text)) + 19
-    assert (
-        sum(shape[1] for shape, _, _ in again.model.calls)
-        == warm.prompt_tokens - warm.reused_tokens + 19
-    )
+    evaluated = sum(shape[1] for shape, _, _ in again.model.calls)
+    assert evaluated == warm.prompt_tokens - warm.reused_tokens + 19
 
 
 def test_files_of_others_change_nothing(make_llm, tmp_path):
@@ -63,9 +62,8 @@ def test_files_of_others_change_nothing(make_llm, tmp_path):
     made.save_cache(tmp_path / "it")
     for cls in (Wide, Narrow):
         other = make_llm(cls)
-        with pytest.raises(
-            SessionError, match="holds keys and values in 'float32', and this run has"
-        ):
+        words = "holds keys and values in 'float32', and this run has"
+        with pytest.raises(SessionError, match=words):
             other.load_cache(tmp_path / "it")
         assert other.generate("Once upon a time", max_tokens=5).reused_tokens == 0
     with pytest.raises(SessionError, match="there is nothing to save yet"):
@@ -102,9 +100,8 @@ def test_a_cache_that_does_not_belong_is_a_notice(make_llm, tmp_path):
     talk.save(path, cache=True)
     other = make_llm(Wide).chat()
     [notice] = other.load(path)
-    assert notice.startswith(
-        f"without its cache: {path}.safetensors: holds keys and values in 'float32'"
-    )
+    words = f"without its cache: {path}.safetensors: holds keys and values in 'float32'"
+    assert notice.startswith(words)
     assert other.messages == talk.messages
     assert other.send("and then?", max_tokens=3).reused_tokens == 0
     (tmp_path / "talk.safetensors").write_bytes(b"oops")
@@ -138,9 +135,8 @@ def test_generate_reads_and_writes_a_prompt_cache(door, loaded, make_llm, tmp_pa
     assert last["receipt"]["reused_tokens"] >= len(loaded[0].encode("Once upon a time")) - 1
     # from what the second one saved
     third = door(generate.main, "-p", "Once upon a time there was", *asked, "--jsonl")
-    assert (
-        json.loads(third.out.splitlines()[-1])["receipt"]["reused_tokens"] == cold.prompt_tokens - 1
-    )
+    receipt = json.loads(third.out.splitlines()[-1])["receipt"]
+    assert receipt["reused_tokens"] == cold.prompt_tokens - 1
     path.write_bytes(b"precious")
     done = door(generate.main, "-p", "x", *asked)
     assert done.code == 2 and "is not a complete prompt cache" in done.err
@@ -164,26 +160,15 @@ def test_chat_reads_and_writes_a_prompt_cache(door, loaded, make_llm, tmp_path):
 
 def test_the_repl_saves_and_loads_a_cache(door, loaded, tmp_path):
     path = tmp_path / "a talk"
-    done = door(
-        chat.main,
-        "-m",
-        "8",
-        stdin=f"/save {path} --cache\nhello there\n/save {path} --cache\n".encode(),
-    )
+    script = f"/save {path} --cache\nhello there\n/save {path} --cache\n"
+    done = door(chat.main, "-m", "8", stdin=script.encode())
     assert done.code == 2 and "there is nothing to save yet" in done.err  # the first line
     assert f"(saved 2 messages to {path}, their cache to {path}.safetensors)" in done.err
-    done = door(
-        chat.main,
-        "--stats",
-        stdin=f"/load '{path}'\nand then?\n/save '{path}' --cache\n/save {path}\n".encode(),
-    )
+    script = f"/load '{path}'\nand then?\n/save '{path}' --cache\n/save {path}\n"
+    done = door(chat.main, "--stats", stdin=script.encode())
     assert done.code == 0, done.err
-    [reused] = [
-        int(line.split(" tokens, ")[1].split()[0])
-        for line in done.err.splitlines()
-        if line.startswith("prompt: ")
-    ]
-    assert reused > 10 and f"(saved 4 messages to {path})" in done.err
+    [reused] = re.findall(r"^prompt: \d+ tokens, (\d+)", done.err, re.M)
+    assert int(reused) > 10 and f"(saved 4 messages to {path})" in done.err
     assert "/save FILE [--cache]" in door(chat.main, stdin=b"/help\n").err
 
 

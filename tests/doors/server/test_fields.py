@@ -46,60 +46,42 @@ NO_EFFECT = {
     "InputPart": {"logprobs"},
     "Call": {"index"},
 }
-FREE = {
-    "metadata",
-    "parameters",
-    "input_schema",
-    "input",
-    "schema",
-    "schema_",
-    "logit_bias",
-    "chat_template_kwargs",
-    "documents",
-}
+FREE = set(
+    "metadata parameters input_schema input schema schema_ logit_bias chat_template_kwargs "
+    "documents".split()
+)
 
 
 def known(body: type[BaseModel]) -> set[str]:
     return set(body.model_fields) | set(body.renamed) | set(body.refused)
 
 
-@pytest.mark.parametrize(
-    "route, body, theirs", TYPES, ids=lambda case: getattr(case, "__name__", None)
-)
+def each_route(names: str, cases):
+    return pytest.mark.parametrize(names, cases, ids=lambda case: getattr(case, "__name__", None))
+
+
+@each_route("route, body, theirs", TYPES)
 def test_every_other_field_of_the_client_is_ignored_and_noted(route, body, theirs, lenient):
     path, base = route
     fields = set(typing.get_type_hints(theirs)) | {"a_field_of_next_year"}
     assert len(fields & known(body)) > 5
     for name in fields - known(body) - {"functions", "function_call"}:
         done = lenient.post(path, **base, **{name: {"some": ["value"]}})
-        assert done.status_code == 200 and name in done.headers["x-mlx-llama-noted"], (
-            name,
-            done.text,
-        )
+        assert done.status_code == 200, (name, done.text)
+        assert name in done.headers["x-mlx-llama-noted"]
 
 
-@pytest.mark.parametrize(
-    "route, body",
-    [(route, body) for route, body, _ in TYPES[1:]],
-    ids=lambda case: getattr(case, "__name__", None),
-)
+@each_route("route, body", [(route, body) for route, body, _ in TYPES[1:]])
 def test_a_noted_field_with_a_value_that_does_not_fit_is_listed(route, body, lenient):
     path, base = route
-    for name in sorted(
-        place for place in body.noted if "." not in place and place in body.model_fields
-    ):
+    for name in sorted(set(body.noted) & set(body.model_fields)):
         done = lenient.post(path, **base, **{name: {"no": "such value"}})
         assert done.status_code == 200, (name, done.text)
-        assert name in done.headers.get("x-mlx-llama-noted", "") or is_free(
-            body.model_fields[name].annotation
-        ), name
+        noted = done.headers.get("x-mlx-llama-noted", "")
+        assert name in noted or is_free(body.model_fields[name].annotation), name
 
 
-@pytest.mark.parametrize(
-    "route, body",
-    [(route, body) for route, body, _ in TYPES[1:]],
-    ids=lambda case: getattr(case, "__name__", None),
-)
+@each_route("route, body", [(route, body) for route, body, _ in TYPES[1:]])
 def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
     path, base = route
     for name in body.refused:
@@ -109,8 +91,7 @@ def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
                 [fault] = done.json()["errors"]
                 assert done.status_code == 400 and fault["field"] == name
                 assert fault["constraint"] == "unsupported"
-    done = guide.post(path, **base, a_field_of_next_year=1)
-    assert done.status_code == 400 and done.json()["errors"][0]["field"] == "a_field_of_next_year"
+    assert guide.refuse(path, **base, a_field_of_next_year=1) == ["a_field_of_next_year"]
 
 
 def test_hints_and_identities_inside_of_messages_are_noted(lenient):
@@ -158,8 +139,7 @@ def test_values_that_switch_off_what_is_not_here_are_taken(guide, lenient):
         assert guide.post(path, **base, **off, max_tokens=2).status_code == 200
         off["samplers"] = []
     for field in ("lora", "image_data"):
-        done = lenient.post("/completion", prompt="hi", **{field: [{"id": 0}]})
-        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field
+        assert lenient.refuse("/completion", prompt="hi", **{field: [{"id": 0}]}) == [field]
 
 
 def models_of(kind, models: dict[str, type[BaseModel]]) -> dict[str, type[BaseModel]]:
@@ -187,14 +167,8 @@ def test_nothing_is_dropped_inside_a_field_either():
     models: dict[str, type[BaseModel]] = {}
     for _, body, _ in TYPES:
         models_of(body, models)
-    assert {
-        "Message",
-        "FunctionTool",
-        "InputItem",
-        "ToolResult",
-        "ResponseFormat",
-        "StreamOptions",
-    } <= set(models)
+    some = "Message FunctionTool InputItem ToolResult ResponseFormat StreamOptions"
+    assert set(some.split()) <= set(models)
     idle = {}
     for name, model in models.items():
         assert model.model_config.get("extra") == "forbid", name
@@ -208,14 +182,10 @@ def test_nothing_is_dropped_inside_a_field_either():
 def test_options_of_the_table_that_an_api_cannot_express_are_refused(guide):
     done = guide.post("/v1/messages", **MESSAGES[1], logprobs=2)
     assert done.status_code == 400 and "logprobs: not available in this API" in done.text
-    for path, base, name, value in (
-        (
-            "/v1/messages",
-            MESSAGES[1],
-            "output_config",
-            {"format": {"type": "json_schema", "schema": {}}},
-        ),
-        ("/v1/responses", RESPONSES[1], "text", {"format": {"type": "json_object"}}),
+    form = {"type": "json_schema", "schema": {}}
+    for (path, base), name, value in (
+        (MESSAGES, "output_config", {"format": form}),
+        (RESPONSES, "text", {"format": {"type": "json_object"}}),
     ):
         done = guide.post(path, **base, regex="a", **{name: value})
         assert done.status_code == 400 and f"{name}: cannot be combined with" in done.text
@@ -243,8 +213,7 @@ def test_a_strict_server_translates_and_refuses_what_would_be_ignored(guide):
     for field, value in (("reasoning_effort", "low"), ("stream_options", {"include_usage": True})):
         [fault] = guide.post(path, **body, **{field: value}).json()["errors"]
         assert (fault["field"], fault["constraint"]) == (field, "unsupported")
-    [fault] = guide.post("/api/chat", **body, options={"num_ctx": 9}).json()["errors"]
-    assert fault["field"] == "options.num_ctx"
+    assert guide.refuse("/api/chat", **body, options={"num_ctx": 9}) == ["options.num_ctx"]
 
 
 CUT = '{"a": 1, "b'  # arguments of a call that was cut

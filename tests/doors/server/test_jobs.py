@@ -9,7 +9,12 @@ import weakref
 
 from mlx_llama import load
 
-from .conftest import events
+from .conftest import QUESTION, events, text_of
+
+
+def lines_of(server, job: dict) -> list[dict]:
+    """The events of a job as lines of JSON."""
+    return [json.loads(line) for line in server.http.get(job["jsonl_url"]).text.splitlines()]
 
 
 def test_events_of_a_job(guide, llm):
@@ -27,48 +32,34 @@ def test_events_of_a_job(guide, llm):
 
 
 def test_lines_of_json(guide):
-    job = guide.post(
-        "/v1/jobs", messages=[{"role": "user", "content": "Who are you?"}], stop=["small"]
-    ).json()
-    for url, headers in (
-        (job["jsonl_url"], {}),
-        (job["sse_url"], {"Accept": "application/x-ndjson"}),
-    ):
+    job = guide.ask("/v1/jobs", messages=QUESTION, stop=["small"])
+    accept = {"Accept": "application/x-ndjson"}
+    for url, headers in ((job["jsonl_url"], {}), (job["sse_url"], accept)):
         done = guide.http.get(url, headers=headers)
         assert done.headers["content-type"].startswith("application/x-ndjson")
         lines = [json.loads(line) for line in done.text.splitlines()]
-        assert (
-            "".join(line["t"] for line in lines if line["event"] == "token")
-            == "I am the mlx_llama guide: a "
-        )
+        text = "".join(line["t"] for line in lines if line["event"] == "token")
+        assert text == "I am the mlx_llama guide: a "
         assert lines[-1]["stop_reason"] == "STOP_SEQUENCE"
         assert [line["id"] for line in lines] == list(range(len(lines)))
 
 
 def test_a_stream_is_taken_up_again_after_the_last_event(endless):
-    job = endless.post("/v1/jobs", prompt="hello", max_tokens=300).json()
-    first = []
-    with endless.http.stream("GET", job["jsonl_url"]) as response:
-        for line in response.iter_lines():
-            first.append(json.loads(line))
-            if len(first) == 7:
-                break  # the connection breaks
-    rest = endless.http.get(
-        job["jsonl_url"], headers={"Last-Event-ID": str(first[-1]["id"])}
-    ).text.splitlines()
-    streamed = first + [json.loads(line) for line in rest]
+    asked = {"prompt": "hello", "max_tokens": 300}
+    job = endless.ask("/v1/jobs", **asked)
+    with endless.http.stream("GET", job["jsonl_url"]) as response:  # the connection breaks
+        streamed = [json.loads(line) for _, line in zip(range(7), response.iter_lines())]
+    headers = {"Last-Event-ID": str(streamed[-1]["id"])}
+    rest = endless.http.get(job["jsonl_url"], headers=headers).text.splitlines()
+    streamed += map(json.loads, rest)
     assert [event["id"] for event in streamed] == list(range(len(streamed)))
-    whole = endless.post("/v1/completions", prompt="hello", max_tokens=300).json()["choices"][0][
-        "text"
-    ]
-    assert (
-        "".join(event.get("t", "") for event in streamed) == whole
-        and streamed[-1]["tokens_out"] == 300
-    )
+    whole = text_of(endless.ask("/v1/completions", **asked))
+    assert "".join(event.get("t", "") for event in streamed) == whole
+    assert streamed[-1]["tokens_out"] == 300
 
 
 def test_a_cancelled_job_frees_its_row_and_notifies_its_readers(endless):
-    job = endless.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
+    job = endless.ask("/v1/jobs", prompt="hello", max_tokens=90_000)
     with endless.http.stream("GET", job["sse_url"]) as response:
         lines = response.iter_lines()
         for _ in range(12):
@@ -93,8 +84,7 @@ def test_a_job_without_a_reader_is_cancelled(endless):
             count += next(lines).startswith("data:")
     assert count > 10
     endless.wait_idle(5)
-    end = endless.http.get(read["jsonl_url"]).text.splitlines()[-1]
-    assert json.loads(end)["stop_reason"] == "CANCELLED"
+    assert lines_of(endless, read)[-1]["stop_reason"] == "CANCELLED"
 
 
 def test_a_job_drops_the_oldest_turns(guide):
@@ -104,31 +94,30 @@ def test_a_job_drops_the_oldest_turns(guide):
     job = guide.post("/v1/jobs", **body, truncation="auto")
     chat = guide.post("/v1/chat/completions", **body, truncation="auto")
     assert job.headers["x-mlx-llama-noted"] == chat.headers["x-mlx-llama-noted"]
-    lines = guide.http.get(job.json()["jsonl_url"]).text.splitlines()
-    text = "".join(json.loads(line).get("t", "") for line in lines)
-    assert text == chat.json()["choices"][0]["message"]["content"]
+    text = "".join(line.get("t", "") for line in lines_of(guide, job.json()))
+    assert text == text_of(chat.json())
 
 
-def test_unknown_jobs_say_why(guide, serve):
-    other = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()["job_id"]
-    known = other.split("-")[0]
-    done = guide.http.get(f"/v1/jobs/{known}-0000/stream")
-    assert done.status_code == 404 and "or never existed" in done.json()["error"]["message"]
-    done = guide.http.get("/v1/jobs/invented/stream")
-    assert done.status_code == 404 and "restart of the server" not in done.text
-    assert "it is not a job id" in done.text
-    done = guide.http.get(f"/v1/jobs/01234567-{'0' * 16}/stream")
-    assert done.status_code == 404 and "restart of the server" in done.json()["error"]["message"]
+def test_unknown_jobs_say_why(guide):
+    known = guide.ask("/v1/jobs", prompt="hi", max_tokens=1)["job_id"].split("-")[0]
+    for name, reason in (
+        (f"{known}-0000", "or never existed"),
+        ("invented", "it is not a job id"),
+        (f"01234567-{'0' * 16}", "restart of the server"),
+    ):
+        done = guide.http.get(f"/v1/jobs/{name}/stream")
+        assert done.status_code == 404 and reason in done.json()["error"]["message"]
+        assert ("restart of the server" in done.text) == (reason == "restart of the server")
     assert guide.http.delete("/v1/jobs/x").status_code == 404
 
 
-def test_one_prompt(guide):
-    for body in ({}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}):
+def test_a_job_has_one_prompt(guide):
+    for body in ({}, {"prompt": "a", "messages": QUESTION}):
         done = guide.post("/v1/jobs", **body)
         assert done.status_code == 400
         assert "either prompt or messages" in done.json()["error"]["message"]
     assert guide.http.get("/v1/jobs/x/stream", headers={"Last-Event-ID": "x"}).status_code == 404
-    job = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()
+    job = guide.ask("/v1/jobs", prompt="hi", max_tokens=1)
     assert guide.http.get(job["sse_url"], headers={"Last-Event-ID": "1e9"}).status_code == 400
 
 
@@ -161,20 +150,12 @@ def test_the_log_has_the_receipt_of_a_job_when_it_ends(serve):
 
 
 def test_events_have_logprobs(guide, llm):
-    job = guide.post("/v1/jobs", prompt="Once upon", max_tokens=4, logprobs=2).json()
-    tokens = [
-        json.loads(data)
-        for name, data in events(guide.http.get(job["sse_url"]).text)
-        if name == "token"
-    ]
-    wanted = [
-        token.logprobs for token in llm.generate("Once upon", max_tokens=4, logprobs=2).tokens
-    ]
+    job = guide.ask("/v1/jobs", prompt="Once upon", max_tokens=4, logprobs=2)
+    tokens = [line for line in lines_of(guide, job) if line["event"] == "token"]
+    answer = llm.generate("Once upon", max_tokens=4, logprobs=2)
+    wanted = [token.logprobs for token in answer.tokens]
     assert [token["logprob"] for token in tokens] == [entry.logprob for entry in wanted]
-    assert [[other["logprob"] for other in token["top_logprobs"]] for token in tokens] == [
-        [value for _, value in entry.top] for entry in wanted
-    ]
-    # greedy
-    assert [token["token"] for token in tokens] == [
-        token["top_logprobs"][0]["token"] for token in tokens
-    ]
+    for token, entry in zip(tokens, wanted):
+        tops = [other["logprob"] for other in token["top_logprobs"]]
+        assert tops == [value for _, value in entry.top]
+        assert token["token"] == token["top_logprobs"][0]["token"]  # greedy

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ollama
 import pytest
 
-QUESTION = [{"role": "user", "content": "Who are you?"}]
+from .conftest import QUESTION
+
 GREEDY = {"temperature": 0, "seed": 1}
 
 
@@ -70,13 +71,12 @@ def test_the_model(client, lenient):
 
 
 def test_what_cannot_be_done_is_refused(client):
-    with pytest.raises(ollama.ResponseError, match="text only"):
-        client.generate("guide", "what is this?", images=[b"1234"])
-    with pytest.raises(ollama.ResponseError, match="text only"):
-        client.chat("guide", [{**QUESTION[0], "images": [b"1234"]}])
-    with pytest.raises(ollama.ResponseError, match="embeddings are not supported"):
-        client.embed("guide", "text")
-    with pytest.raises(ollama.ResponseError, match="--model"):
-        client.pull("llama3.2")
-    with pytest.raises(ollama.ResponseError, match="temperature"):
-        client.chat("guide", QUESTION, options={"temperature": -1})
+    for words, ask in (
+        ("text only", lambda: client.generate("guide", "what is this?", images=[b"1234"])),
+        ("text only", lambda: client.chat("guide", [{**QUESTION[0], "images": [b"1234"]}])),
+        ("embeddings are not supported", lambda: client.embed("guide", "text")),
+        ("--model", lambda: client.pull("llama3.2")),
+        ("temperature", lambda: client.chat("guide", QUESTION, options={"temperature": -1})),
+    ):
+        with pytest.raises(ollama.ResponseError, match=words):
+            ask()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -15,9 +17,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mlx_llama import CheckpointError, load
 
-from .conftest import Live, events
+from .conftest import QUESTION, Live, events, text_of
 
-QUESTION = {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3}
+ROUTE = "/v1/completions"
+LONG = {"prompt": "hello", "max_tokens": 90_000}
+
+
+def fetch(server, method: str, path: str, **body) -> tuple[int, str]:
+    """Status and text of an answer over a connection of its own; (0, "") if it breaks."""
+    with contextlib.suppress(httpx.HTTPError):
+        asked = {"json": body or None, "timeout": 60, "trust_env": False}
+        done = httpx.request(method, server.url + path, **asked)
+        return done.status_code, done.text
+    return 0, ""
 
 
 def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
@@ -33,15 +45,9 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
 
     server = inside(slowly)
     assert server.http.get("/live").json() == {"status": "ok"}
-    for path, method in (
-        ("/ready", "GET"),
-        ("/health", "GET"),
-        ("/v1/chat/completions", "POST"),
-        ("/props", "GET"),
-    ):
-        done = server.http.request(
-            method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None
-        )
+    asked = {"messages": QUESTION, "max_tokens": 3}
+    for path in ("/ready", "/health", "/props", "/v1/chat/completions"):
+        done = server.post(path, **asked) if "/v1" in path else server.http.get(path)
         assert done.status_code == 503 and done.json()["error"]["code"] == "model_loading"
         assert done.headers["retry-after"] == "1"
     states = []
@@ -53,7 +59,7 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
     assert states[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4}
     assert states[-1]["state"] == "ready"
     assert server.http.get("/ready").status_code == 200
-    assert server.post("/v1/chat/completions", **QUESTION).status_code == 200
+    assert server.ask("/v1/chat/completions", **asked)
 
 
 def test_a_model_that_fails_to_load_says_so(inside):
@@ -70,9 +76,8 @@ def test_a_model_that_fails_to_load_says_so(inside):
 
 def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     server = inside(lambda: load(toy, backend="cpu"), idle_unload=0.3).ready()
-    first = server.post("/v1/completions", prompt="hello", max_tokens=5).json()["choices"][0][
-        "text"
-    ]
+    asked = {"prompt": "hello", "max_tokens": 5}
+    first = text_of(server.ask(ROUTE, **asked))
     server.wait(lambda: server.keeper.state == "idle")
     assert server.keeper.llm is None and server.http.get("/ready").json()["state"] == "idle"
     props = server.http.get("/props").json()
@@ -81,24 +86,9 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     slots = server.http.get("/slots")
     assert slots.status_code == 503 and slots.json()["error"]["code"] == "model_idle"
     assert server.keeper.state == "idle"
-    responses = []
-    threads = [
-        threading.Thread(
-            target=lambda: responses.append(
-                httpx.post(
-                    f"http://127.0.0.1:{server.port}/v1/completions",
-                    json={"prompt": "hello", "max_tokens": 5},
-                    trust_env=False,
-                )
-            )
-        )
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [response.json()["choices"][0]["text"] for response in responses] == [first] * 4
+    with ThreadPoolExecutor(4) as pool:
+        texts = pool.map(lambda _: fetch(server, "POST", ROUTE, **asked)[1], range(4))
+        assert [text_of(json.loads(text)) for text in texts] == [first] * 4
     assert server.keeper.loads == 2
     assert server.http.get("/props").json() == {**props, "is_sleeping": False}
     names = [thread.name for thread in threading.enumerate()]
@@ -121,12 +111,10 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(inside
     assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
 
 
-def test_a_server_for_others_without_a_key_warns(serve):
-    assert "reach this server without a key" in serve("--host", "0.0.0.0").text()
-    assert (
-        "reach this server without a key"
-        not in serve("--host", "0.0.0.0", "--api-key", "x").text() + serve().text()
-    )
+def test_a_server_for_others_without_a_key_warns(serve, guide):
+    warning = "reach this server without a key"
+    assert warning in serve("--host", "0.0.0.0").text() and warning not in guide.text()
+    assert warning not in serve("--host", "0.0.0.0", "--api-key", "x").text()
 
 
 def scrape(server) -> dict[tuple, float]:
@@ -144,12 +132,8 @@ def test_metrics_of_one_request(guide):
     prompt = f"Once upon a time {time.time()} there was"  # not in the cache yet
     before = scrape(guide)
     guide.wait_idle()
-    first, used = [
-        guide.post(
-            "/v1/completions", prompt=prompt, max_tokens=90, logit_bias={"2": -100, "6": -100}
-        ).json()["usage"]
-        for _ in "12"
-    ]
+    asked = {"prompt": prompt, "max_tokens": 90, "logit_bias": {"2": -100, "6": -100}}
+    first, used = [guide.ask(ROUTE, **asked)["usage"] for _ in "12"]
     assert first["completion_tokens"] == used["completion_tokens"] == 90
     guide.http.post("/v1/completions", content=b"{")
     guide.wait_idle()
@@ -171,32 +155,21 @@ def test_metrics_of_one_request(guide):
     assert 0 < grown("first_token_seconds_sum") < 60
     assert after["rows",] == 32 and after["ready",] == 1
     assert 0 < after["cache_bytes",] <= after["cache_budget_bytes",]
-    assert (
-        after["queue",]
-        == after["rows_running",]
-        == after["active",]
-        == after["set_asides_total",]
-        == 0
-    )
+    for name in ("queue", "rows_running", "active", "set_asides_total"):
+        assert after[name,] == 0, name
 
 
 def test_metrics_count_set_asides_and_rows(inside, roomy):
     """Memory for one long answer and a half: the younger of two is set aside."""
     memory = load(roomy, backend="cpu").loop.scheduler.rows.nbytes_for(3 * 256)
-    server = inside(
-        lambda: load(roomy, backend="cpu", cache_memory=memory), idle_unload=0.2
-    ).ready()
+    opened = lambda: load(roomy, backend="cpu", cache_memory=memory)  # noqa: E731
+    server = inside(opened, idle_unload=0.2).ready()
     assert scrape(server)["set_asides_total",] == 0
-    ask = threading.Thread(
-        target=server.post,
-        args=["/v1/completions"],
-        kwargs={"prompt": "hello", "max_tokens": 520, "n": 3},
-    )
-    ask.start()
-    server.wait(
-        lambda: (figures := scrape(server))["rows_running",] >= 1 and figures["queue",] >= 1
-    )
-    ask.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.post, ROUTE, prompt="hello", max_tokens=520, n=3)
+        server.wait(
+            lambda: (figures := scrape(server))["rows_running",] >= 1 and figures["queue",] >= 1
+        )
     count = scrape(server)["set_asides_total",]
     assert count >= 1 and scrape(server)["requests_total", "done"] == 3
     server.wait(lambda: server.keeper.state == "idle")
@@ -204,61 +177,37 @@ def test_metrics_count_set_asides_and_rows(inside, roomy):
 
 
 def test_flags_set_defaults_of_requests(serve, llm):
-    server = serve(
-        *"--n-predict 6 --temp 0.8 --seed 3 --alias pet --no-slots --no-metrics --no-page".split()
-    )
+    flags = "--n-predict 6 --temp 0.8 --seed 3 --alias pet --no-slots --no-metrics --no-page"
+    server = serve(*flags.split())
     wanted = llm.generate("Once upon", max_tokens=6, temperature=0.8, seed=3).text
-    body = server.post("/v1/completions", model="pet", prompt="Once upon").json()
-    assert body["choices"][0]["text"] == wanted and body["model"] == "pet"
+    answer = server.ask(ROUTE, model="pet", prompt="Once upon")
+    assert text_of(answer) == wanted and answer["model"] == "pet"
     assert [each["id"] for each in server.http.get("/v1/models").json()["data"]] == ["pet"]
-    assert (
-        server.post("/v1/completions", prompt="Once upon", max_tokens=2).json()["usage"][
-            "completion_tokens"
-        ]
-        == 2
-    )
-    for path in ("/slots", "/metrics", "/", "/page/app.js"):
-        status = 501 if path == "/slots" else 404
+    usage = server.ask(ROUTE, prompt="Once upon", max_tokens=2)["usage"]
+    assert usage["completion_tokens"] == 2
+    for path, status in (("/slots", 501), ("/metrics", 404), ("/", 404), ("/page/app.js", 404)):
         assert server.http.get(path).status_code == status, path
 
 
-def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside):
-    server = inside(
-        lambda: load(backend="cpu"), options={"schema": {"enum": ["yes", "no"]}, "max_tokens": 8}
-    ).ready()
+def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside, llm):
+    options = {"schema": {"enum": ["yes", "no"]}, "max_tokens": 8}
+    server = inside(lambda: load(backend="cpu"), options=options).ready()
 
-    def ask(path="/v1/completions", **body):
-        done = server.post(
-            path,
-            **(
-                {"prompt": "Once upon"}
-                if "messages" not in body and path != "/v1/responses"
-                else {}
-            ),
-            **body,
-        )
-        assert done.status_code == 200, done.text
-        answer = done.json()
-        if "output" in answer:
-            return answer["output"][0]["content"][0]["text"]
-        return (
-            answer["content"]
-            if "content" in answer
-            else answer["choices"][0].get("text") or answer["choices"][0]["message"]["content"]
-        )
+    def ask(path=ROUTE, **body) -> str:
+        return text_of(server.ask(path, **body))
 
-    words = ('"yes"', '"no"')
-    free = load(backend="cpu").generate("Once upon", max_tokens=8).text
-    assert ask() in words and ask("/completion") in words
-    assert ask(regex="[x-z]{4}").strip("xyz") == "" and ask(schema={"const": 5}) == "5"
-    assert ask(grammar='start: "ab"') == "ab"
-    assert ask(schema=None) == free and ask("/completion", json_schema=None) == free
-    question = {"messages": QUESTION["messages"]}
-    assert ask("/v1/chat/completions", **question) in words
-    assert ask("/v1/chat/completions", **question, response_format={"type": "text"}) not in words
+    prompt, question = {"prompt": "Once upon"}, {"messages": QUESTION}
+    words, text = ('"yes"', '"no"'), {"type": "text"}
+    free = llm.generate("Once upon", max_tokens=8).text
+    assert ask(**prompt) in words and ask("/completion", **prompt) in words
+    assert ask(**prompt, regex="[x-z]{4}").strip("xyz") == ""
     assert (
-        ask("/v1/responses", input="Who are you?", text={"format": {"type": "text"}}) not in words
+        ask(**prompt, schema={"const": 5}) == "5" and ask(**prompt, grammar='start: "ab"') == "ab"
     )
+    assert ask(**prompt, schema=None) == ask("/completion", **prompt, json_schema=None) == free
+    assert ask("/v1/chat/completions", **question) in words
+    assert ask("/v1/chat/completions", **question, response_format=text) not in words
+    assert ask("/v1/responses", input="Who are you?", text={"format": text}) not in words
 
 
 @pytest.mark.parametrize(
@@ -272,136 +221,71 @@ def test_options_that_no_request_could_use_end_the_server(flags, message):
 
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
-    server = Live(tmp_path / "log", "--model", roomy)
-    seen: dict = {}
-
-    def read():
-        with httpx.stream(
-            "POST",
-            f"{server.url}/v1/completions",
-            json={"prompt": "hello", "max_tokens": 1500, "stream": True},
-            timeout=60,
-            trust_env=False,
-        ) as response:
-            seen["begun"] = True
-            seen["text"] = response.read().decode()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    server.wait(lambda: "begun" in seen)
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    with pytest.raises(httpx.HTTPError):
-        assert server.http.get("/ready").status_code != 503
-        raise httpx.HTTPError("refused")  # a kept connection may still answer
-    thread.join(60)
-    assert seen["text"].rstrip().endswith("data: [DONE]")
-    assert '"finish_reason":"length"' in seen["text"]
-    server.process.wait(20)
-    assert "Traceback" not in server.text(), server.text()
+    with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(1) as pool:
+        asked = {"prompt": "hello", "max_tokens": 1500, "stream": True}
+        running = pool.submit(fetch, server, "POST", ROUTE, **asked)
+        server.wait(lambda: server.metric("rows_running") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with contextlib.suppress(httpx.HTTPError):  # a kept connection may still answer
+            assert server.http.get("/ready").status_code == 503
+        text = running.result()[1]
+        assert text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text
+        server.process.wait(20)
 
 
 def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
-    server = Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "5")
-    # keeps the server alive for its grace
-    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
-    reader = threading.Thread(
-        target=lambda: httpx.get(server.url + job["sse_url"], timeout=60, trust_env=False).read()
-    )
-    reader.start()
     body = b'{"prompt": "hello", "max_tokens": 3}'
-    with socket.create_connection(("127.0.0.1", server.port)) as half:
-        half.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
-            % len(body)
-        )
-        time.sleep(0.2)
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        half.sendall(body)
-        answer = b""
-        while piece := half.recv(4000):
-            answer += piece
-    assert (
-        b" 503 " in answer.split(b"\r\n")[0]
-        and b"shutting_down" in answer
-        and b"retry-after" in answer.lower()
-    ), answer
-    reader.join(30)
-    server.process.wait(20)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with (
+        Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "5") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        job = server.ask("/v1/jobs", **LONG)  # keeps the server alive for its grace
+        pool.submit(fetch, server, "GET", job["sse_url"])
+        with socket.create_connection(("127.0.0.1", server.port)) as half:
+            half.sendall(head % len(body))
+            time.sleep(0.2)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            half.sendall(body)
+            answer = b"".join(iter(lambda: half.recv(4000), b""))
+    assert b" 503 " in answer.split(b"\r\n")[0], answer
+    assert b"shutting_down" in answer and b"retry-after" in answer.lower()
 
 
 def test_sigterm_stops_those_that_run_too_long(tmp_path, roomy):
-    server = Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "1")
-    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
-    answers: dict = {}
-
-    def read(name, method, path, **body):
-        with httpx.stream(
-            method, server.url + path, json=body or None, timeout=60, trust_env=False
-        ) as response:
-            answers[name] = response.read().decode(), response.status_code
-
-    threads = [
-        threading.Thread(
-            target=read,
-            args=("stream", "POST", "/v1/completions"),
-            kwargs={"prompt": "hello", "max_tokens": 90_000, "stream": True},
-        ),
-        threading.Thread(
-            target=read,
-            args=("whole", "POST", "/v1/completions"),
-            kwargs={"prompt": "hello", "max_tokens": 90_000},
-        ),
-        threading.Thread(target=read, args=("job", "GET", job["sse_url"])),
-    ]
-    for thread in threads:
-        thread.start()
-    server.wait(lambda: server.metric("rows_running") == 3)
-    server.process.send_signal(signal.SIGTERM)
-    for thread in threads:
-        thread.join(30)
-    server.process.wait(20)
-    assert "shutting_down" in answers["stream"][0].split("data: ")[-1]
-    assert answers["whole"][1] == 503 and "shutting down" in answers["whole"][0]
-    assert '"stop_reason":"CANCELLED"' in answers["job"][0]
-    assert "Traceback" not in server.text(), server.text()
+    with (
+        Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "1") as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        job = server.ask("/v1/jobs", **LONG)
+        stream = pool.submit(fetch, server, "POST", ROUTE, **LONG, stream=True)
+        whole = pool.submit(fetch, server, "POST", ROUTE, **LONG)
+        kept = pool.submit(fetch, server, "GET", job["sse_url"])
+        server.wait(lambda: server.metric("rows_running") == 3)
+        server.process.send_signal(signal.SIGTERM)
+        assert "shutting_down" in stream.result()[1].split("data: ")[-1]
+        assert whole.result()[0] == 503 and "shutting down" in whole.result()[1]
+        assert '"stop_reason":"CANCELLED"' in kept.result()[1]
+        server.process.wait(20)
 
 
 def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy):
-    server = Live(tmp_path / "log", "--model", roomy)
-    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()["job_id"]
-
-    def read():
-        try:
-            with httpx.stream(
-                "POST",
-                f"{server.url}/v1/completions",
-                json={"prompt": "hello", "max_tokens": 90_000, "stream": True},
-                timeout=60,
-                trust_env=False,
-            ) as stream:
-                stream.read()
-        except httpx.HTTPError:
-            pass
-
-    threads = [threading.Thread(target=read) for _ in range(32)]
-    for thread in threads:
-        thread.start()
-    server.wait(lambda: server.metric("active") == 33)
-    server.process.kill()
-    server.process.wait()
-    again = Live(tmp_path / "log2", "--model", roomy, "--port", str(server.port))
-    try:
+    with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(32) as pool:
+        job = server.ask("/v1/jobs", **LONG)["job_id"]
+        for _ in range(32):
+            pool.submit(fetch, server, "POST", ROUTE, **LONG, stream=True)
+        server.wait(lambda: server.metric("active") == 33)
+        server.process.kill()
+        server.process.wait()
+        again = Live(tmp_path / "log2", "--model", roomy, "--port", str(server.port))
+    with again:
         assert again.port == server.port
-        assert again.post("/v1/completions", prompt="hello", max_tokens=3).status_code == 200
+        assert again.ask(ROUTE, prompt="hello", max_tokens=3)
         done = again.http.get(f"/v1/jobs/{job}/stream")
         assert done.status_code == 404
         assert "a restart of the server ends" in done.json()["error"]["message"]
-        for thread in threads:
-            thread.join(20)
-    finally:
-        again.close()
 
 
 def test_https(tmp_path):
@@ -418,12 +302,10 @@ def test_https(tmp_path):
         "-addext subjectAltName=DNS:localhost"
     )
     subprocess.run(["openssl", *made.split()], check=True, capture_output=True)
-    server = Live(
-        tmp_path / "log", "--ssl-key-file", key, "--ssl-cert-file", certificate, ready=False
-    )
-    assert server.url.startswith("https://")
-    with httpx.Client(
-        verify=ssl.create_default_context(cafile=certificate), trust_env=False
-    ) as client:
-        assert client.get(f"https://localhost:{server.port}/live").json() == {"status": "ok"}
-    server.close()
+    flags = ("--ssl-key-file", key, "--ssl-cert-file", certificate)
+    context = ssl.create_default_context(cafile=certificate)
+    with Live(tmp_path / "log", *flags, ready=False) as server:
+        assert server.url.startswith("https://")
+        with httpx.Client(verify=context, trust_env=False) as client:
+            live = client.get(f"https://localhost:{server.port}/live")
+            assert live.json() == {"status": "ok"}

@@ -6,6 +6,7 @@ MLX_LLAMA_SCREENSHOTS names a folder for pictures to look at.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,13 +17,18 @@ from pathlib import Path
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pages are tested with selenium")
-from selenium.common.exceptions import NoAlertPresentException  # noqa: E402
+from selenium.common.exceptions import (  # noqa: E402
+    NoAlertPresentException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 from mlx_llama.server.page import render_markdown  # noqa: E402
 
-from .test_thoughts import ANSWER, TEXT, THOUGHT, Thinker  # noqa: E402
+from .conftest import QUESTION  # noqa: E402
+from .test_thoughts import ANSWER, TEXT, THOUGHT, make_thinker  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 in_browser = pytest.mark.skipif(
@@ -34,32 +40,21 @@ STORED = "localStorage[Object.keys(localStorage).find((key) => / conversation /.
 
 
 class Page:
-    """A tab of Chromium with the page of a server."""
+    """A tab of Chromium with the page of a server. downloads: the folder of saved files."""
 
-    def __init__(self, url: str, downloads: Path, is_locked: bool = False):
-        options = webdriver.ChromeOptions()
-        for argument in (
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-dev-shm-usage",
-            "--window-size=1100,900",
-            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    def __init__(self, driver, url: str, downloads: Path, is_locked: bool = False):
+        self.driver, self.url, self.run = driver, url, driver.execute_script
+        driver.set_window_size(1100, 900)
+        for command, more in (
+            ("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "all"}),
+            ("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}),
         ):
-            options.add_argument(argument)
-        options.binary_location = CHROMIUM
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-        self.url, self.downloads = url, downloads
-        self.requested: list[str] = []
-        self.driver.get(url + "/")
-        self.wait(
-            lambda: (
-                self.find("#key-dialog").is_displayed()
-                if is_locked
-                else "/" in self.find("#context-text").text
-            )
-        )
+            driver.execute_cdp_cmd(command, more)
+        driver.get(url + "/")
+        if is_locked:
+            self.wait(lambda: self.find("#key-dialog").is_displayed())
+        else:
+            self.wait(lambda: "/" in self.find("#context-text").text)
 
     def find(self, selector: str):
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -68,10 +63,17 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def texts(self, selector: str) -> list[str]:
-        return self.driver.execute_script(
-            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)",
-            selector,
-        )
+        code = "return [...document.querySelectorAll(arguments[0])].map((node) => node.textContent)"
+        return self.run(code, selector)
+
+    @property
+    def answers(self) -> list[str]:
+        """The paragraphs of all answers."""
+        return self.texts(".assistant .text p")
+
+    @property
+    def focused(self):
+        return self.driver.switch_to.active_element
 
     def wait(self, condition, seconds: float = 20):
         end = time.monotonic() + seconds
@@ -79,12 +81,8 @@ class Page:
             try:
                 if result := condition():
                     return result
-            except Exception as error:
-                if type(error).__name__ not in (
-                    "StaleElementReferenceException",
-                    "NoSuchElementException",
-                ):
-                    raise
+            except (StaleElementReferenceException, NoSuchElementException):
+                pass
             assert time.monotonic() < end, self.driver.page_source[-3000:]
             time.sleep(0.05)
 
@@ -94,12 +92,22 @@ class Page:
             self.wait_answer()
 
     def wait_answer(self) -> None:
-        self.wait(
-            lambda: (
-                self.find("#status").text in ("Answered.", "Stopped.", "The answer failed.")
-                and not self.all(".running")
-            )
-        )
+        ends = ("Answered.", "Stopped.", "The answer failed.")
+        self.wait(lambda: self.find("#status").text in ends and not self.all(".running"))
+
+    def wait_text(self, length: int = 20) -> None:
+        """Wait until the last answer is longer than that."""
+        self.wait(lambda: len(self.texts(".assistant .text")[-1]) > length)
+
+    def set(self, name: str, value: str) -> None:
+        """Set an option in the dialog of settings; "" is the default."""
+        self.find("#open-settings").click()
+        self.find(f"[name={name}]").clear()
+        self.find(f"[name={name}]").send_keys(value)
+        self.find("#settings-close").click()
+
+    def load(self, path: Path, field: str = "#import-file") -> None:
+        self.find(field).send_keys(str(path))
 
     def wait_alert(self):
         """The dialog of the browser: confirm or prompt."""
@@ -113,21 +121,15 @@ class Page:
         return self.wait(find)
 
     def press(self, label: str, which: int = -1) -> None:
-        self.wait(
-            lambda: [
-                button for button in self.all(f"[aria-label='{label}']") if button.is_enabled()
-            ]
-        )[which].click()
+        def enabled() -> list:
+            buttons = self.all(f"[aria-label='{label}']")
+            return [button for button in buttons if button.is_enabled()]
 
-    def narrow(self, width: int = 390, height: int = 760) -> None:
-        self.driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": True},
-        )
+        self.wait(enabled)[which].click()
 
     def stored(self) -> list[dict]:
         """The answers of the conversation, as the browser keeps them."""
-        nodes = json.loads(self.driver.execute_script(f"return {STORED}"))["nodes"].values()
+        nodes = json.loads(self.run(f"return {STORED}"))["nodes"].values()
         return [node for node in nodes if node["role"] == "assistant"]
 
     def picture(self, name: str) -> None:
@@ -136,54 +138,78 @@ class Page:
 
     def close(self) -> None:
         """Check that nothing was asked of another machine, and that the console has no error."""
-        for entry in self.driver.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                self.requested.append(message["params"]["request"]["url"])
+        messages = [json.loads(entry["message"]) for entry in self.driver.get_log("performance")]
+        requested = [
+            message["message"]["params"]["request"]["url"]
+            for message in messages
+            if message["message"]["method"] == "Network.requestWillBeSent"
+        ]
         # A server's refusals appear in the console, too, and what a test provokes.
         errors = [
             entry
             for entry in self.driver.get_log("browser")
             if entry["level"] == "SEVERE"
-            and "Failed to load resource" not in entry["message"]
-            and "TrustedHTML" not in entry["message"]
+            and not re.search("Failed to load resource|TrustedHTML", entry["message"])
         ]
-        self.driver.quit()
-        others = [
-            url
-            for url in self.requested
-            if not url.startswith((self.url, "blob:", "data:", "chrome"))
-        ]
-        assert self.requested and not others and not errors, (others, errors)
+        old = self.driver.current_window_handle
+        self.driver.switch_to.new_window("tab")
+        new = self.driver.current_window_handle
+        self.driver.switch_to.window(old)
+        self.driver.close()
+        self.driver.switch_to.window(new)
+        known = (self.url, "blob:", "data:", "chrome")
+        others = [url for url in requested if not url.startswith(known)]
+        assert requested and not others and not errors, (others, errors)
+
+
+@pytest.fixture(scope="module")
+def driver():
+    """A Chromium that reaches this machine alone."""
+    options = webdriver.ChromeOptions()
+    for argument in "--headless=new --no-sandbox --disable-dev-shm-usage".split():
+        options.add_argument(argument)
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
 
 
 @pytest.fixture
-def page(guide, tmp_path):
-    opened = Page(guide.url, tmp_path)
-    yield opened
-    opened.close()
+def browse(driver, tmp_path):
+    """browse(url, is_locked=False): the page of a server, closed with the test."""
+    with contextlib.ExitStack() as opened:
+
+        def browse(url: str, is_locked: bool = False) -> Page:
+            page = Page(driver, url, tmp_path, is_locked)
+            opened.callback(page.close)
+            return page
+
+        yield browse
+
+
+@pytest.fixture
+def page(guide, browse):
+    return browse(guide.url)
 
 
 @in_browser
 def test_a_chat_in_the_browser(page, llm):
-    question = [{"role": "user", "content": "Who are you?"}]
-    first = llm.generate(question).text
+    first = llm.generate(QUESTION).text
     page.ask("Who are you?")
-    assert page.texts(".assistant .text p") == [first]
+    assert page.answers == [first]
     assert page.find("#title").text == "Who are you?"
     assert "tokens/s" in page.find(".note").text
     assert page.find("#context-text").text.endswith("/ 512")
     page.picture("chat")
     page.ask("Tell me a story.")
-    asked = [
-        *question,
-        {"role": "assistant", "content": first},
-        {"role": "user", "content": "Tell me a story."},
-    ]
-    assert page.texts(".assistant .text p")[-1] == llm.generate(asked).text
+    session = llm.chat()
+    session.send("Who are you?")
+    assert page.answers[-1] == session.send("Tell me a story.").text
 
     page.driver.refresh()
-    page.wait(lambda: len(page.texts(".assistant .text p")) == 2)
+    page.wait(lambda: len(page.answers) == 2)
     page.press("Answer again")
     page.wait_answer()
     page.wait(lambda: "2/2" in page.texts(".tools span"))
@@ -236,68 +262,59 @@ def test_six_questions_outgrow_the_context_as_in_the_repl(page, llm):
 
 @in_browser
 def test_the_meter_is_amber_at_three_quarters_and_red_at_the_end(page):
-    meter = "const meter = document.getElementById('context-meter'); return meter."
-    read = page.driver.execute_script
-    assert (read(meter + "low"), read(meter + "optimum")) == (384, 0)
-    assert 480 < read(meter + "high") < 512 == read(meter + "max")
+    low, optimum, high, most = (
+        page.run(f"return document.getElementById('context-meter').{name}")
+        for name in ("low", "optimum", "high", "max")
+    )
+    assert (low, optimum) == (384, 0) and 480 < high < 512 == most
 
 
 @in_browser
 def test_a_cut_answer_can_be_continued(page, llm):
-    page.find("#open-settings").click()
-    page.find("[name=max_tokens]").send_keys("9")
-    page.find("#settings-close").click()
+    page.set("max_tokens", "9")
     page.ask("Who are you?")
-    question = [{"role": "user", "content": "Who are you?"}]
-    assert page.texts(".assistant .text p") == [llm.generate(question, max_tokens=9).text.strip()]
+    assert page.answers == [llm.generate(QUESTION, max_tokens=9).text.strip()]
     page.picture("continue")
-    page.press("Continue this answer")
-    wanted = llm.generate(question, max_tokens=18).text.strip()
-    page.wait(lambda: page.texts(".assistant .text p") == [wanted])
-    page.wait_answer()
-    page.find("#open-settings").click()
-    page.find("[name=max_tokens]").clear()
-    page.find("#settings-close").click()
-    page.press("Continue this answer")
-    page.wait(lambda: page.texts(".assistant .text p") == [llm.generate(question).text.strip()])
-    page.wait_answer()
+    for limit, wanted in (
+        ("9", llm.generate(QUESTION, max_tokens=18)),
+        ("", llm.generate(QUESTION)),
+    ):
+        page.set("max_tokens", limit)
+        page.press("Continue this answer")
+        page.wait(lambda: page.answers == [wanted.text.strip()])
+        page.wait_answer()
     assert not page.all("[aria-label='Continue this answer']")
 
 
 @in_browser
-def test_a_reload_takes_the_answer_up_again(endless, tmp_path):
+def test_a_reload_takes_the_answer_up_again(endless, browse):
     asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000}
-    made = endless.post("/v1/chat/completions", **asked).json()
-    page = Page(endless.url, tmp_path)
-    try:
-        page.find("#open-settings").click()
-        page.find("[name=max_tokens]").send_keys("2000")
-        page.find("#settings-close").click()
-        page.ask("hello", wait=False)
-        page.wait(lambda: len(page.texts(".assistant .text")[0]) > 40)
-        page.driver.refresh()
-        page.wait(lambda: page.all(".running"))
-        page.wait_answer()
-        (answer,) = page.stored()
-        assert answer["text"] == made["choices"][0]["message"]["content"]
-        assert answer["usage"] == made["usage"]["total_tokens"]
-        assert "2000 tokens" in page.find(".note").text  # the note of the answer's only job
+    made = endless.ask("/v1/chat/completions", **asked)
+    page = browse(endless.url)
+    page.set("max_tokens", "2000")
+    page.ask("hello", wait=False)
+    page.wait_text(40)
+    page.driver.refresh()
+    page.wait(lambda: page.all(".running"))
+    page.wait_answer()
+    (answer,) = page.stored()
+    assert answer["text"] == made["choices"][0]["message"]["content"]
+    assert answer["usage"] == made["usage"]["total_tokens"]
+    assert "2000 tokens" in page.find(".note").text  # the note of the answer's only job
 
-        # A job that the server has forgotten: the answer continues from its text.
-        forget = """'"job":"01234567-0123456789abcdef","isCut":true'"""
-        page.driver.execute_script(f"{STORED} = {STORED}.replace('\"isCut\":true', {forget})")
-        page.driver.refresh()
-        page.press("Continue this answer")
-        page.wait(lambda: page.stored()[0]["text"] > answer["text"])
-        page.find("#stop").click()
-        page.wait_answer()
-        page.driver.refresh()  # of an answer that was stopped: it stays so
-        page.wait(lambda: page.all("[aria-label='Continue this answer']"))
-        time.sleep(0.3)
-        assert not page.all(".running")
-        endless.wait_idle(3)
-    finally:
-        page.close()
+    # A job that the server has forgotten: the answer continues from its text.
+    forget = """'"job":"01234567-0123456789abcdef","isCut":true'"""
+    page.run(f"{STORED} = {STORED}.replace('\"isCut\":true', {forget})")
+    page.driver.refresh()
+    page.press("Continue this answer")
+    page.wait(lambda: page.stored()[0]["text"] > answer["text"])
+    page.find("#stop").click()
+    page.wait_answer()
+    page.driver.refresh()  # of an answer that was stopped: it stays so
+    page.wait(lambda: page.all("[aria-label='Continue this answer']"))
+    time.sleep(0.3)
+    assert not page.all(".running")
+    endless.wait_idle(3)
 
 
 @in_browser
@@ -312,7 +329,7 @@ def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
     page.wait_answer()
     answer = llm.generate([{"role": "user", "content": ideas[0]}]).text
     assert page.texts(".user .text") == ideas[:1] and not page.all(".welcome")
-    assert page.texts(".assistant .text p") == [answer.strip()]
+    assert page.answers == [answer.strip()]
 
 
 @in_browser
@@ -327,20 +344,16 @@ def test_a_passage_of_the_pages_stands_below_the_guides_answer(page):
 
 
 @in_browser
-def test_formulas_are_drawn(tmp_path):
-    thinker = Thinker("qwen3.jinja", tmp_path / "m")
-    page = Page(thinker.url, tmp_path)
-    try:
-        text = r"\[ x = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a} \]" + "\n\n" + r"with $a \ne 0$, for $5."
+def test_formulas_are_drawn(tmp_path, browse):
+    text = r"\[ x = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a} \]" + "\n\n" + r"with $a \ne 0$, for $5."
+    with make_thinker("qwen3.jinja", tmp_path / "m") as thinker:
+        page = browse(thinker.url)
         with thinker.script("<think>\n\n</think>\n\n" + text):
             page.ask("Roots?")
-            page.wait(lambda: len(page.all(".assistant math")) == 2)
-            assert page.find("math mfrac").rect["height"] > 30  # a fraction, not a line of text
-            assert "for $5." in page.find(".assistant .text").text
-            page.picture("formulas")
-    finally:
-        page.close()
-        thinker.server.close()
+        page.wait(lambda: len(page.all(".assistant math")) == 2)
+        assert page.find("math mfrac").rect["height"] > 30  # a fraction, not a line of text
+        assert "for $5." in page.find(".assistant .text").text
+        page.picture("formulas")
 
 
 @in_browser
@@ -349,15 +362,14 @@ def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
     file.write_text("A llama.\n```\ncode\n```\n")
     binary = tmp_path / "data.bin"
     binary.write_bytes(b"\x00\xff" * 9)
-    attach = page.find("#attach-file")
-    attach.send_keys(str(file))
+    page.load(file, "#attach-file")
     count = len(llm.tokenizer.encode(file.read_text(), add_bos=False))
     page.wait(lambda: f"animals.txt · {count} tokens" in page.find("#attached").text)
     page.picture("attached")
-    attach.send_keys(str(binary))
+    page.load(binary, "#attach-file")
     page.wait(lambda: "data.bin: only text files" in page.find("#status").text)
     assert len(page.all("#attached li")) == 1
-    page.driver.execute_script(
+    page.run(
         "const dataTransfer = new DataTransfer();"
         "dataTransfer.items.add(new File(['A duck.'], 'dropped.txt'));"
         "document.body.dispatchEvent(new DragEvent('drop', { dataTransfer, bubbles: true }))"
@@ -403,13 +415,13 @@ def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp
     page.find("[aria-label='Delete The guide']").click()
     page.wait_alert().accept()
     page.wait(lambda: page.all(".welcome"))
-    page.find("#import-file").send_keys(str(file))
+    page.load(file)
     page.wait(lambda: "2/2" in page.texts(".tools span"))
     assert page.find("#title").text == "The guide"
     broken = json.loads(file.read_text())
     broken["nodes"][0]["parent"] = broken["nodes"][-1]["id"]  # a circle
     file.write_text(json.dumps(broken))
-    page.find("#import-file").send_keys(str(file))
+    page.load(file)
     page.wait(lambda: "is damaged" in page.find("#status").text)
 
 
@@ -420,7 +432,7 @@ def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
     field.send_keys("many" + Keys.ENTER)
     error = page.wait(lambda: page.find("[name=top_k] + #settings-error"))
     assert error.text.startswith("top_k: a whole number")
-    assert page.driver.switch_to.active_element == field
+    assert page.focused == field
     assert field.get_attribute("aria-invalid") == "true"
     page.picture("settings-error")
     field.send_keys(Keys.ESCAPE)
@@ -429,28 +441,25 @@ def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
     field.clear()
     field.send_keys("5" + Keys.ENTER)
     page.wait(lambda: not page.find("#settings").is_displayed())
-    assert page.driver.switch_to.active_element.get_attribute("id") == "open-settings"
+    assert page.focused.get_attribute("id") == "open-settings"
     page.find("#open-settings").click()
-    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)  # nothing changed
+    page.focused.send_keys(Keys.ESCAPE)  # nothing changed
     page.wait(lambda: not page.find("#settings").is_displayed())
     page.ask("Who are you?")
     page.press("Edit this question")
     page.find(".edit textarea").send_keys(" Really?" + Keys.ESCAPE)
     page.wait_alert().accept()
     page.wait(lambda: not page.all(".edit"))
-    focused = page.driver.switch_to.active_element
+    focused = page.focused
     assert focused.get_attribute("aria-label") == "Edit this question"
 
 
 @in_browser
-def test_the_log_has_a_line_for_an_answer(serve, tmp_path):
+def test_the_log_has_a_line_for_an_answer(serve, browse):
     server = serve()
-    page = Page(server.url, tmp_path)
-    try:
-        page.ask("Who are you?")
-        assert page.texts(".assistant .text p")
-    finally:
-        page.close()
+    page = browse(server.url)
+    page.ask("Who are you?")
+    assert page.answers
     lines = [line for line in server.text().splitlines() if re.search(" POST |job", line)]
     begun, ended = (line for line in lines if "/page/" not in line)
     assert "POST /v1/jobs 201" in begun and " EOS prompt=" in ended
@@ -459,8 +468,8 @@ def test_the_log_has_a_line_for_an_answer(serve, tmp_path):
 @in_browser
 def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     page.find("#open-settings").click()
-    names = page.driver.execute_script(
-        "return [...document.querySelectorAll('#options [name]')].map((one) => one.name)"
+    names = page.run(
+        "return [...document.querySelectorAll('#options [name]')].map((field) => field.name)"
     )
     from mlx_llama.core.generation.options import FIELDS
 
@@ -476,11 +485,8 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     page.picture("settings")
     page.find("#settings-close").click()
     page.ask("Who are you?")
-    wanted = llm.generate(
-        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}],
-        max_tokens=9,
-    ).text
-    assert page.texts(".assistant .text p") == [wanted.strip()]
+    asked = [{"role": "system", "content": "Be kind."}, *QUESTION]
+    assert page.answers == [llm.generate(asked, max_tokens=9).text.strip()]
     assert "cut at the limit" in page.find(".note").text
 
 
@@ -496,82 +502,74 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     session.system = "Be kind."
     session.send("Tell me a story.", max_tokens=12)
     session.save(tmp_path / "longer.json")
-    page.find("#import-file").send_keys(str(tmp_path / "longer.json"))
+    page.load(tmp_path / "longer.json")
     page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
-    assert page.texts(".assistant .text p")[-1] == session.messages[-1]["content"].strip()
+    assert page.answers[-1] == session.messages[-1]["content"].strip()
     assert page.find("#title").text == "longer"
     page.find("#open-settings").click()
     assert page.find("#system").get_attribute("value") == "Be kind."
     page.find("#settings-close").click()
     (tmp_path / "broken.json").write_text('{"format": "mlx_llama session", "version": 2}')
-    page.find("#import-file").send_keys(str(tmp_path / "broken.json"))
-    page.wait(
-        lambda: (
-            "version is 2" in page.find("#status").text or "missing" in page.find("#status").text
-        )
-    )
+    page.load(tmp_path / "broken.json")
+    page.wait(lambda: re.search("version is 2|missing", page.find("#status").text))
     assert page.find("#title").text == "longer"
 
 
 @in_browser
 def test_a_narrow_screen_and_the_keyboard(page):
-    page.narrow()
-    assert page.driver.execute_script("return document.documentElement.scrollWidth") <= 390
+    screen = {"width": 390, "height": 760, "deviceScaleFactor": 2, "mobile": True}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    assert page.run("return document.documentElement.scrollWidth") <= 390
     page.ask("Who are you?")
     page.picture("narrow")
     assert not page.find("#sidebar").is_displayed()
     page.find("#open-sidebar").click()
-    page.wait(
-        lambda: (
-            page.find("#sidebar").is_displayed()
-            and page.driver.switch_to.active_element.get_attribute("id") == "new"
-        )
-    )
+    page.wait(page.find("#sidebar").is_displayed)
+    page.wait(lambda: page.focused.get_attribute("id") == "new")
     page.picture("narrow-list")
-    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    page.focused.send_keys(Keys.ESCAPE)
     page.wait(lambda: not page.find("#sidebar").is_displayed())
     page.find("#question").send_keys(Keys.ARROW_UP)  # the last question again
-    assert page.driver.switch_to.active_element.get_attribute("value") == "Who are you?"
-    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
-    page.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.CONTROL, Keys.SHIFT, "o")
+    assert page.focused.get_attribute("value") == "Who are you?"
+    page.focused.send_keys(Keys.ESCAPE)
+    page.find("body").send_keys(Keys.CONTROL, Keys.SHIFT, "o")
     page.wait(lambda: page.texts(".message") == [])
-    assert page.driver.switch_to.active_element.get_attribute("id") == "question"
-    # Everything that can be clicked can be reached by Tab.
-    unreachable = page.driver.execute_script(
-        "return [...document.querySelectorAll('button, input, textarea, a')].filter((one) => "
-        "one.tabIndex < 0).length"
-    )
-    assert unreachable == 0
-    unnamed = page.driver.execute_script(
-        "return [...document.querySelectorAll('button')].filter((one) => "
-        "!(one.textContent.trim() || one.ariaLabel)).length"
-    )
-    assert unnamed == 0
+    assert page.focused.get_attribute("id") == "question"
+    # Everything that can be clicked can be reached by Tab and has a name.
+    for kinds, fault in (
+        ("button, input, textarea, a", "node.tabIndex < 0"),
+        ("button", "!(node.textContent.trim() || node.ariaLabel)"),
+    ):
+        nodes = f"[...document.querySelectorAll('{kinds}')]"
+        assert page.run(f"return {nodes}.filter((node) => {fault}).length") == 0, fault
 
 
 @in_browser
 def test_a_long_name_of_a_model_leaves_room_for_the_settings(page):
-    run = page.driver.execute_script
-    run(
-        "document.getElementById('model').textContent = 'A-Long-Name-135M-Instruct.Q4_1.gguf · cpu'"
-    )
+    name = "A-Long-Name-135M-Instruct.Q4_1.gguf · cpu"
+    page.run(f"document.getElementById('model').textContent = '{name}'")
+    box = "document.getElementById('open-settings').getBoundingClientRect()"
     for width in (768, 900, 1280):
         page.driver.set_window_size(width, 800)
-        right = run("return document.getElementById('open-settings').getBoundingClientRect().right")
-        assert right <= run("return innerWidth"), width
+        assert page.run(f"return {box}.right") <= page.run("return innerWidth"), width
 
 
 @in_browser
 def test_light_and_dark(page):
     back = "return getComputedStyle(document.body).backgroundColor"
-    first = page.driver.execute_script(back)
+    first = page.run(back)
     page.find("#theme").click()
-    second = page.driver.execute_script(back)
+    second = page.run(back)
     assert {first, second} == {"rgb(255, 255, 255)", "rgb(22, 24, 28)"}
     page.driver.refresh()
-    page.wait(lambda: page.driver.execute_script(back) == second)
+    page.wait(lambda: page.run(back) == second)
 
 
+# A session file without messages
+SAVED = {
+    **{"format": "mlx_llama session", "version": 1, "model": "<b>m</b>"},
+    **{"system": None, "options": {}, "dropped": 0},
+}
 HOSTILE = """<script>window.broken = 1</script> <img src=x onerror="window.broken = 1">
 
 [link](javascript:window.broken=1) ![picture](http://192.0.2.1/spy.png) <b>bold</b>
@@ -588,138 +586,94 @@ HOSTILE = """<script>window.broken = 1</script> <img src=x onerror="window.broke
 
 @in_browser
 def test_hostile_text_is_shown_and_never_run(page, tmp_path):
-    session = {
-        "format": "mlx_llama session",
-        "version": 1,
-        "model": "<b>m</b>",
-        "system": None,
-        "options": {},
-        "dropped": 0,
-        "messages": [
-            {"role": "user", "content": HOSTILE},
-            {"role": "assistant", "content": HOSTILE},
-        ],
-    }
+    messages = [{"role": role, "content": HOSTILE} for role in ("user", "assistant")]
     file = tmp_path / "<img src=x onerror=window.broken=1>.json"
-    file.write_text(json.dumps(session))
-    page.find("#import-file").send_keys(str(file))
+    file.write_text(json.dumps({**SAVED, "messages": messages}))
+    page.load(file)
     page.wait(lambda: page.all(".assistant table"))
     time.sleep(0.3)
     page.picture("hostile")
-    assert page.driver.execute_script("return window.broken") is None
+    assert page.run("return window.broken") is None
     text = page.texts(".assistant .text")[0]
     assert "<script>window.broken = 1</script>" in text and "<b>bold</b>" in text and "<i>" in text
     assert not page.all("#log script, #log img, #log b, #log [onerror], #log [href^='javascript']")
     assert page.all(".assistant pre .nt") and page.texts(".user .text") == [HOSTILE]
     # A script that were inserted all the same: the policy stops it.
-    page.driver.execute_script(
+    page.run(
         "const one = document.createElement('p'); try { one.innerHTML = '<img src=x onerror=1>' } "
         "catch (error) { window.stopped = error.name }"
     )
-    assert page.driver.execute_script("return window.stopped") == "TypeError"
+    assert page.run("return window.stopped") == "TypeError"
 
 
 @in_browser
-def test_stop_and_errors_in_the_browser(endless, tmp_path):
-    page = Page(endless.url, tmp_path)
-    try:
-        page.find("#open-settings").click()
-        page.find("[name=max_tokens]").send_keys("90000")
-        page.find("#settings-close").click()
-        page.ask("hello", wait=False)
-        page.wait(lambda: len(page.texts(".assistant .text")[0]) > 20)
-        assert page.find("#stop").is_displayed() and endless.metric("rows_running") == 1
-        page.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
-        page.wait_answer()
-        endless.wait_idle(3)
-        assert page.find(".note").text == "stopped" and page.find("#send").is_displayed()
-        assert int(page.find("#context-meter").get_attribute("value")) > 20
-        kept = page.texts(".assistant .text")[0]
-        page.driver.refresh()
-        page.wait(
-            lambda: (
-                page.texts(".assistant .text")
-                and len(page.texts(".assistant .text")[0]) == len(kept)
-            )
-        )
-        # A question that does not fit: the error stands where the answer would.
-        page.driver.execute_script(
-            "arguments[0].value = 'word '.repeat(120000)", page.find("#question")
-        )
-        page.ask("")
-        error = page.find(".message .error")
-        assert "tokens and the context holds 100000" in error.text
-        shown = (
-            "const box = arguments[0].getBoundingClientRect(); return box.top >= 0 && box.bottom "
-            "<= innerHeight"
-        )
-        page.wait(lambda: page.driver.execute_script(shown, error))
-        # The next question is asked without the one that failed.
-        page.ask("hi", wait=False)
-        page.wait(lambda: len(page.texts(".assistant .text")[-1]) > 5)
-        page.find("#stop").click()
-        page.wait_answer()
-        assert len(page.texts(".message .error")) == 1
-        page.picture("error")
-    finally:
-        page.close()
+def test_stop_and_errors_in_the_browser(endless, browse):
+    page = browse(endless.url)
+    page.set("max_tokens", "90000")
+    page.ask("hello", wait=False)
+    page.wait_text()
+    assert page.find("#stop").is_displayed() and endless.metric("rows_running") == 1
+    page.find("body").send_keys(Keys.ESCAPE)
+    page.wait_answer()
+    endless.wait_idle(3)
+    assert page.find(".note").text == "stopped" and page.find("#send").is_displayed()
+    assert int(page.find("#context-meter").get_attribute("value")) > 20
+    kept = page.texts(".assistant .text")
+    page.driver.refresh()
+    page.wait(lambda: list(map(len, page.texts(".assistant .text"))) == list(map(len, kept)))
+    # A question that does not fit: the error stands where the answer would.
+    page.run("arguments[0].value = 'word '.repeat(120000)", page.find("#question"))
+    page.ask("")
+    error = page.find(".message .error")
+    assert "tokens and the context holds 100000" in error.text
+    box = "const box = arguments[0].getBoundingClientRect();"
+    page.wait(lambda: page.run(f"{box} return box.top >= 0 && box.bottom <= innerHeight", error))
+    # The next question is asked without the one that failed.
+    page.ask("hi", wait=False)
+    page.wait_text(5)
+    page.find("#stop").click()
+    page.wait_answer()
+    assert len(page.texts(".message .error")) == 1
+    page.picture("error")
 
 
 @in_browser
-def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, tmp_path):
+def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, browse):
     server = serve("--model", roomy)
-    page = Page(server.url, tmp_path)
-    try:
-        page.find("#open-settings").click()
-        page.find("[name=max_tokens]").send_keys("90000")
-        page.find("#settings-close").click()
-        page.ask("hello", wait=False)
-        page.wait(lambda: len(page.texts(".assistant .text")[0]) > 20)
-        server.process.kill()
-        page.wait_answer()
-        assert page.find(".message .error").text.startswith(
-            "The connection ended before the answer did."
-        )
-    finally:
-        page.close()
+    page = browse(server.url)
+    page.set("max_tokens", "90000")
+    page.ask("hello", wait=False)
+    page.wait_text()
+    server.process.kill()
+    page.wait_answer()
+    error = page.find(".message .error").text
+    assert error.startswith("The connection ended before the answer did.")
 
 
 @in_browser
-def test_a_key_is_asked_for(serve, tmp_path):
-    server = serve("--api-key", "sesame")
-    page = Page(server.url, tmp_path, is_locked=True)
-    try:
-        page.find("#key").send_keys("sesame" + Keys.ENTER)
-        page.wait(lambda: page.find("#context-text").text == "0 / 512")
-        page.ask("Who are you?")
-        assert page.texts(".assistant .text p")
-    finally:
-        page.close()
+def test_a_key_is_asked_for(serve, browse):
+    page = browse(serve("--api-key", "sesame").url, is_locked=True)
+    page.find("#key").send_keys("sesame" + Keys.ENTER)
+    page.wait(lambda: page.find("#context-text").text == "0 / 512")
+    page.ask("Who are you?")
+    assert page.answers
 
 
 # Without a browser
 
 
 def test_a_session_file_with_tool_calls_is_refused_with_the_reason(guide):
-    messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "3"}]
-    saved = {
-        "format": "mlx_llama session",
-        "version": 1,
-        "model": "m",
-        "system": None,
-        "options": {},
-        "dropped": 0,
-    }
-    done = guide.post("/page/session", text=json.dumps(saved | {"messages": messages}))
-    assert done.status_code == 200 and done.json()["messages"] == messages
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    function = {"name": "add", "arguments": "{}"}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
     calls = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "3", "tool_call_id": "abcdefghi"},
     ]
-    done = guide.post(
-        "/page/session", text=json.dumps(saved | {"messages": [messages[0], *calls, messages[1]]})
-    )
+    answer = {"role": "assistant", "content": "3"}
+    text = json.dumps(SAVED | {"messages": [*QUESTION, answer]})
+    assert guide.ask("/page/session", text=text)["messages"] == [*QUESTION, answer]
+    text = json.dumps(SAVED | {"messages": [*QUESTION, *calls, answer]})
+    done = guide.post("/page/session", text=text)
     assert done.status_code == 400
     assert "has tool calls, which the page cannot show" in done.json()["error"]["message"]
 
@@ -736,11 +690,8 @@ def test_headers_of_the_page(guide):
         done = guide.http.get(path)
         assert done.status_code == 200 and done.headers["content-type"].startswith(kind), path
         policy = done.headers["content-security-policy"]
-        assert (
-            "default-src 'none'" in policy
-            and "unsafe" not in policy
-            and "script-src 'self';" in policy
-        ), path
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy, path
+        assert "unsafe" not in policy, path
         assert done.headers["x-content-type-options"] == "nosniff"
     html = guide.http.get("/").text
     assert "http://" not in html and "https://" not in html and "onclick" not in html
@@ -823,14 +774,13 @@ def test_rendering_hostile_markdown_ends():
 
 
 @in_browser
-def test_a_thought_is_folded_and_can_be_turned_off(tmp_path):
-    thinker = Thinker("qwen3.jinja", tmp_path / "m")
-    page = Page(thinker.url, tmp_path)
-    try:
+def test_a_thought_is_folded_and_can_be_turned_off(tmp_path, browse):
+    with make_thinker("qwen3.jinja", tmp_path / "m") as thinker:
+        page = browse(thinker.url)
         with thinker.script(ANSWER, "Hi.") as script:
             page.ask("Hello?")
             assert page.texts(".thought div") == [THOUGHT]
-            assert page.texts(".assistant .text p") == [TEXT]
+            assert page.answers == [TEXT]
             summary = page.find(".thought summary")
             assert re.fullmatch(r"Thought for \d+\.\d s", summary.text)
             assert not page.find(".thought div").is_displayed()
@@ -844,10 +794,7 @@ def test_a_thought_is_folded_and_can_be_turned_off(tmp_path):
             page.wait(lambda: page.find("#think").is_displayed())
             page.find("#think-switch").click()
             page.ask("Again?")
-            assert page.texts(".assistant .text p") == [TEXT, "Hi."]
+            assert page.answers == [TEXT, "Hi."]
         first, second = script.prompts
         assert first.endswith("assistant\n")
         assert second.endswith("<think>\n\n</think>\n\n") and THOUGHT not in second
-    finally:
-        page.close()
-        thinker.server.close()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 
 import pytest
 
 from mlx_llama.core.generation.options import FIELDS
 
+CHAT = "/v1/chat/completions"
 ROUTES = (
-    "/v1/chat/completions",
+    CHAT,
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
@@ -39,30 +40,15 @@ def test_every_fault_is_reported_with_field_constraint_and_value(guide):
         "audio": {},
         "n": 99,
     }
-    done = guide.post("/v1/chat/completions", **body)
+    done = guide.post(CHAT, **body)
     faults = {fault["field"]: fault for fault in done.json()["errors"]}
     assert done.status_code == 400
-    assert set(faults) == {
-        "messages[0].role",
-        "messages[0].content",
-        "messages[1]",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "stop",
-        "logit_bias",
-        "seed",
-        "stream",
-        "tempreature",
-        "audio",
-        "n",
-    }
-    assert faults["max_tokens"] == {
-        "field": "max_tokens",
-        "constraint": ">= 0",
-        "message": "max_tokens: must be >= 0",
-        "value": -2,
-    }
+    places = {"messages[0].role", "messages[0].content", "messages[1]"}
+    assert set(faults) == places | (set(body) - {"messages"})
+    message = "max_tokens: must be >= 0"
+    assert faults["max_tokens"] == dict(
+        field="max_tokens", constraint=">= 0", message=message, value=-2
+    )
     assert faults["top_p"]["constraint"] == "<= 1.0" and "as sent" in faults["seed"]["message"]
     assert faults["messages[0].content"]["constraint"] == "string or array"
     assert "did you mean temperature" in faults["tempreature"]["message"]
@@ -72,17 +58,14 @@ def test_every_fault_is_reported_with_field_constraint_and_value(guide):
     assert error["code"] == "invalid_value"
 
 
-@pytest.mark.parametrize("theirs, ours", [("max_completion_tokens", "max_tokens")])
-def test_a_fault_has_the_name_that_the_request_used(theirs, ours, guide):
-    done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: -2})
-    assert done.json()["errors"][0]["field"] == theirs
-    assert ours not in done.json()["errors"][0]["message"].replace(theirs, "")
-    done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 3})
+def test_a_fault_has_the_name_that_the_request_used(guide):
+    done = guide.post(CHAT, messages=QUESTION, max_completion_tokens=-2)
+    [fault] = done.json()["errors"]
+    assert fault["field"] == "max_completion_tokens" and "max_tokens" not in fault["message"]
+    limits = {"max_completion_tokens": 2, "max_tokens": 3}
+    done = guide.post(CHAT, messages=QUESTION, **limits)
     assert done.status_code == 400 and "contradicts" in done.text
-    assert (
-        guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 2}).status_code
-        == 200
-    )
+    assert guide.ask(CHAT, messages=QUESTION, **limits | {"max_tokens": 2})
 
 
 HOSTILE = [
@@ -146,11 +129,7 @@ HOSTILE = [
 def test_hostile_bodies(path, guide):
     for raw in HOSTILE:
         done = guide.http.post(path, content=raw)
-        assert done.status_code == 400 or done.status_code < 300, (
-            raw[:80],
-            done.status_code,
-            done.text[:300],
-        )
+        assert done.status_code == 400 or done.status_code < 300, (raw[:80], done.text[:300])
         if done.status_code == 400:
             body = done.json()
             assert body["error"]["message"] and isinstance(body["errors"], list), raw[:80]
@@ -159,34 +138,23 @@ def test_hostile_bodies(path, guide):
 
 
 def test_nulls_count_as_left_out(guide):
-    body = {"messages": QUESTION, "max_tokens": 2} | dict.fromkeys(
-        [*FIELDS, "tools", "audio", "response_format", "user"], None
-    )
-    body["max_tokens"] = 2
-    assert guide.post("/v1/chat/completions", **body).status_code == 200
+    nulls = dict.fromkeys([*FIELDS, "tools", "audio", "response_format", "user"])
+    assert guide.ask(CHAT, **nulls | {"messages": QUESTION, "max_tokens": 2})
 
 
 def test_a_whole_number_may_be_written_as_json_allows(guide):
-    done = guide.http.post(
-        "/v1/completions", content=b'{"prompt": "x", "max_tokens": 2.0, "seed": 1e3, "top_k": 5}'
-    )
-    assert done.status_code == 200 and done.json()["usage"]["completion_tokens"] == 2
-    for text in ("2.5", "true", '"2"', "1e300"):
-        assert (
-            guide.http.post(
-                "/v1/completions", content=b'{"prompt": "x", "max_tokens": %s}' % text.encode()
-            ).status_code
-            == 400
-        )
+    for number, status in (("2.0", 200), ("2.5", 400), ("true", 400), ('"2"', 400), ("1e300", 400)):
+        body = f'{{"prompt": "x", "max_tokens": {number}, "seed": 1e3, "top_k": 5}}'
+        assert guide.http.post("/v1/completions", content=body).status_code == status, number
 
 
 def test_limits(guide):
-    done = guide.post("/v1/chat/completions", messages=QUESTION * 3000)
+    done = guide.post(CHAT, messages=QUESTION * 3000)
     assert done.status_code == 400 and "messages: must have at most 2048 items" in done.text
-    done = guide.post("/v1/completions", prompt=["a"] * 8, n=3)
-    assert done.status_code == 400 and done.json()["errors"][0]["field"] == "n"
-    done = guide.post("/v1/completions", prompt=["a"] * 17)
-    assert done.status_code == 400 and done.json()["errors"][0]["field"] == "prompt"
+    assert guide.refuse("/v1/completions", prompt=["a"] * 8, n=3) == ["n"]
+    assert guide.refuse("/v1/completions", prompt=["a"] * 17) == ["prompt"]
+    done = guide.post("/v1/completions", prompt={"x": "y" * 100_000})  # a value is shortened
+    assert len(done.content) < 2000 and done.json()["errors"][0]["value"].endswith("...")
 
 
 def test_routes_that_are_not_there(guide):
@@ -205,93 +173,61 @@ def test_routes_that_are_not_there(guide):
 
 # As the APIs' own references have them, beside the table's.
 NAMES = {
-    "LlamaCompletionRequest": {
-        "n_predict",
-        "repeat_penalty",
-        "repeat_last_n",
-        "json_schema",
-        "n_probs",
-        "n_cmpl",
-    },
-    "ChatRequest": {"max_completion_tokens", "max_tokens"},
-    "MessagesRequest": {"stop_sequences", "max_tokens"},
-    "ResponsesRequest": {"max_output_tokens"},
+    "ChatRequest": "max_completion_tokens max_tokens",
+    "CompletionRequest": "",
+    "JobRequest": "",
+    "MessagesRequest": "stop_sequences max_tokens",
+    "ResponsesRequest": "max_output_tokens",
+    "LlamaCompletionRequest": "n_predict repeat_penalty repeat_last_n json_schema n_probs n_cmpl",
 }
 
 
 def test_the_document_has_the_limits_of_the_table(guide):
-    fields = guide.http.get("/openapi.json").json()["components"]["schemas"]
-    for schema in (
-        "ChatRequest",
-        "CompletionRequest",
-        "ResponsesRequest",
-        "MessagesRequest",
-        "JobRequest",
-    ):
-        properties = fields[schema]["properties"]
-        assert set(FIELDS) <= set(properties), schema
-        assert (properties["top_p"]["minimum"], properties["top_p"]["maximum"]) == (1e-6, 1), schema
-        assert properties["min_p"]["description"] == FIELDS["min_p"].description
+    schemas = guide.http.get("/openapi.json").json()["components"]["schemas"]
     for schema, names in NAMES.items():
-        assert names <= set(fields[schema]["properties"]), schema
-    assert fields["LlamaCompletionRequest"]["properties"]["n_predict"]["minimum"] == -1
-    for schema, described in fields.items():
-        for name, field in described.get("properties", {}).items():
-            for word in ("FILE", "flag", "="):  # of a command line
-                assert word not in field.get("description", "").replace(">=", ""), (schema, name)
+        fields = schemas[schema]["properties"]
+        assert set(names.split()) <= set(fields), schema
+        if schema == "LlamaCompletionRequest":
+            assert fields["n_predict"]["minimum"] == -1
+            continue
+        assert set(FIELDS) <= set(fields), schema
+        assert (fields["top_p"]["minimum"], fields["top_p"]["maximum"]) == (1e-6, 1), schema
+        assert fields["min_p"]["description"] == FIELDS["min_p"].description
         for name in FIELDS:
-            words = properties[name].get("description", "").lower()
-            assert not any(cli_word in words for cli_word in ("file", "flag", "token_id=")), (
-                schema,
-                name,
-                words,
-            )
-    docs = guide.http.get("/docs")
-    assert "repetition_context_size" in docs.text and "<script" not in docs.text
-    assert "http://" not in docs.text
+            words = fields[name].get("description", "").lower()
+            assert not re.search("file|flag|token_id=", words), (schema, name, words)
+    for schema, described in schemas.items():
+        for name, field in described.get("properties", {}).items():
+            words = field.get("description", "").replace(">=", "")
+            assert not re.search("FILE|flag|=", words), (schema, name)  # of a command line
+    docs = guide.http.get("/docs").text
+    assert "repetition_context_size" in docs and "<script" not in docs and "http://" not in docs
 
 
-def faults_of(guide, path="/v1/chat/completions", **body):
+def faults_of(guide, path=CHAT, **body):
     """Faults by field; each has a constraint and a message that begins with the field."""
     done = guide.post(path, **body)
-    faults = done.json()["errors"]
-    assert done.status_code == 400 and len({fault["field"] for fault in faults}) == len(faults), (
-        done.text
-    )
-    for fault in faults:
-        assert (
-            fault["constraint"]
-            and fault["message"].startswith(f"{fault['field']}: ")
-            and "_type" not in str(fault)
-        ), fault
-        assert (
-            all(word not in fault["constraint"] for word in ("_", "Error", "error"))
-            or " " in fault["constraint"]
-        ), fault
-    return {fault["field"]: fault for fault in faults}
+    assert done.status_code == 400, done.text
+    faults = {fault["field"]: fault for fault in done.json()["errors"]}
+    assert len(faults) == len(done.json()["errors"]), done.text
+    for field, fault in faults.items():
+        assert fault["message"].startswith(f"{field}: ") and "_type" not in str(fault), fault
+        assert re.search(" |^(?!.*(_|[eE]rror))", fault["constraint"]), fault
+    return faults
 
 
 def test_faults_of_several_fields_together_are_reported_with_the_others(guide):
-    faults = faults_of(
-        guide,
-        messages=[],
-        stream_options={"include_usage": True},
-        logprobs=False,
-        top_logprobs=3,
-        model="nope",
-        regex="(",
-        logit_bias={"99999": 1},
-        speculate="model",
-    )
-    assert set(faults) == {
-        "messages",
-        "stream_options",
-        "top_logprobs",
-        "model",
-        "regex",
-        "logit_bias",
-        "speculate",
+    body = {
+        "messages": [],
+        "stream_options": {"include_usage": True},
+        "top_logprobs": 3,
+        "model": "nope",
+        "regex": "(",
+        "logit_bias": {"99999": 1},
+        "speculate": "model",
     }
+    faults = faults_of(guide, **body, logprobs=False)
+    assert set(faults) == set(body)
     assert faults["regex"]["value"] == "(" and faults["logit_bias"]["value"] == '{"99999": 1}'
     assert faults["stream_options"]["value"] == '{"include_usage": true}'
     assert set(faults_of(guide, "/v1/jobs", temperature=-1)) == {"prompt", "temperature"}
@@ -300,52 +236,41 @@ def test_faults_of_several_fields_together_are_reported_with_the_others(guide):
 def test_faults_that_the_model_reveals_are_reported_together(guide):
     faults = faults_of(guide, messages=QUESTION, regex="(", logit_bias={"99999": 1})
     assert set(faults) == {"regex", "logit_bias"}
-    assert faults["regex"]["value"] == "("
     assert faults["logit_bias"]["constraint"] == "token ids of the vocabulary"
-    faults = faults_of(
-        guide, messages=QUESTION, schema={"type": "string", "pattern": "^(?!a)"}, temperature=-1
-    )
-    assert set(faults) == {"schema", "temperature"}
-    done = guide.post("/v1/chat/completions", messages=QUESTION, model="nope")
+    done = guide.post(CHAT, messages=QUESTION, model="nope")
     assert done.status_code == 404 and done.json()["error"]["code"] == "model_not_found"
 
 
 UNENFORCEABLE = {"type": "string", "pattern": "^(?!a)"}
 
 
+NAMED = {"name": "x", "schema": UNENFORCEABLE}
+FORM = {"type": "json_schema", "schema": UNENFORCEABLE}
+
+
 @pytest.mark.parametrize(
     "path, field, body",
     [
         (
-            "/v1/chat/completions",
+            CHAT,
             "response_format.json_schema.schema",
             {
                 "messages": QUESTION,
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": UNENFORCEABLE},
-                },
+                "response_format": {"type": "json_schema", "json_schema": NAMED},
             },
         ),
         (
             "/v1/responses",
             "text.format.schema",
-            {
-                "input": "hi",
-                "text": {"format": {"type": "json_schema", "name": "x", "schema": UNENFORCEABLE}},
-            },
+            {"input": "hi", "text": {"format": {**FORM, "name": "x"}}},
         ),
         (
             "/v1/messages",
             "output_config.format.schema",
-            {
-                "messages": QUESTION,
-                "model": "guide",
-                "max_tokens": 3,
-                "output_config": {"format": {"type": "json_schema", "schema": UNENFORCEABLE}},
-            },
+            {"messages": QUESTION, "max_tokens": 3, "output_config": {"format": FORM}},
         ),
         ("/completion", "json_schema", {"prompt": "hi", "json_schema": UNENFORCEABLE}),
+        (CHAT, "schema", {"messages": QUESTION, "schema": UNENFORCEABLE}),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_reported_at_its_place(path, field, body, guide):
@@ -357,12 +282,10 @@ def test_a_schema_that_cannot_be_enforced_is_reported_at_its_place(path, field, 
 
 def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
     content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    faults = faults_of(
-        guide, messages=[{"role": "user", "content": content}, {"role": "user", "content": 3}]
-    )
+    messages = [{"role": "user", "content": content}, {"role": "user", "content": 3}]
+    faults = faults_of(guide, messages=messages)
     assert {"messages[0].content[0].type", "messages[1].content"} <= set(faults)
     assert "messages[0].content" not in faults
-    assert faults["messages[1].content"]["constraint"] == "string or array"
 
 
 @pytest.mark.parametrize(
@@ -387,12 +310,8 @@ def test_a_type_that_is_no_text_and_an_include_that_is_no_list_are_refused(guide
 
 
 def test_values_and_constraints_are_written_as_json(guide):
-    faults = faults_of(
-        guide,
-        messages=QUESTION,
-        tools=[{"type": "function", "function": {"name": "a b"}}],
-        max_tokens={"a": 1},
-    )
+    tools = [{"type": "function", "function": {"name": "a b"}}]
+    faults = faults_of(guide, messages=QUESTION, tools=tools, max_tokens={"a": 1})
     assert faults["max_tokens"]["value"] == '{"a": 1}'
     assert faults["tools[0].function.name"]["constraint"].startswith("matches ^")
 
@@ -400,15 +319,14 @@ def test_values_and_constraints_are_written_as_json(guide):
 def test_faults_are_bounded_in_number_and_found_soon(guide):
     keys = {f"presence_penalty_repetition_{i}": 1 for i in range(20_000)}
     parts = [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}] * 8000}]
-    for body in (
-        {**keys, "messages": []},
-        {"messages": parts},
-        {"messages": QUESTION, "prompt": [None] * 100_000},
+    for path, body in (
+        (CHAT, {"messages": parts}),
+        ("/v1/completions", {"prompt": [None] * 100_000}),
+        (CHAT, {**keys, "messages": []}),
     ):
-        done = guide.post("/v1/completions" if "prompt" in body else "/v1/chat/completions", **body)
+        done = guide.post(path, **body)
         assert done.status_code == 400 and len(done.json()["errors"]) <= 33
         assert len(done.content) < 50_000
-    done = guide.post("/v1/chat/completions", **keys, messages=[])
     assert done.json()["errors"][0]["field"] == "messages"
     assert done.json()["errors"][-1]["message"] == "and faults of 19969 more fields"
     for body in (
@@ -416,7 +334,7 @@ def test_faults_are_bounded_in_number_and_found_soon(guide):
         {f"k{i}": 1 for i in range(40_000)},
         {"messages": [{"x": [[1] * 20_000] * 2}]},
     ):
-        done = guide.post("/v1/chat/completions", **body)
+        done = guide.post(CHAT, **body)
         assert done.status_code == 400 and "more than 32768 values" in done.text
         assert len(done.content) < 2000
 
@@ -425,7 +343,7 @@ def test_more_answers_than_the_server_ever_takes_are_refused_for_good(inside, to
     from mlx_llama import load
 
     server = inside(lambda: load(toy, backend="cpu", max_rows=2), queue=1).ready()
-    assert server.post("/v1/completions", prompt="hello", n=3, max_tokens=2).status_code == 200
+    assert server.ask("/v1/completions", prompt="hello", n=3, max_tokens=2)
     for field, path, body in (
         ("n", "/v1/completions", {"prompt": "hello", "n": 4}),
         ("prompt", "/completion", {"prompt": ["a", "b", "c", "d"]}),
@@ -437,12 +355,5 @@ def test_more_answers_than_the_server_ever_takes_are_refused_for_good(inside, to
 
 def test_anthropics_errors_have_the_code(guide):
     question = [{"role": "user", "content": "word " * 3000}]
-    done = guide.post("/v1/messages", model="guide", max_tokens=3, messages=question)
-    assert done.status_code == 400 and done.json()["error"]["code"] == "context_length_exceeded"
-    assert done.json()["error"]["n_prompt_tokens"] > done.json()["error"]["n_ctx"]
-
-
-def test_a_value_in_an_error_is_short(guide):
-    done = guide.post("/v1/completions", prompt={"x": "y" * 100_000})
-    assert len(done.content) < 2000
-    assert json.loads(done.content)["errors"][0]["value"].endswith("...")
+    error = guide.post("/v1/messages", max_tokens=3, messages=question).json()["error"]
+    assert error["code"] == "context_length_exceeded" and error["n_prompt_tokens"] > error["n_ctx"]

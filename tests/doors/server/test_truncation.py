@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from .conftest import text_of
+
 LONG = "Tell me a story about a llama that crosses the mountains. " * 6
 SYSTEM = "Be kind."
 
@@ -53,39 +55,33 @@ def test_the_oldest_turns_are_dropped_on_request(path, guide, talk, llm):
     kept = [talk[0], *talk[1 + dropped :]]
     again = guide.post(path, **ask_all(path, kept))
     assert again.status_code == 200 and "x-mlx-llama-noted" not in again.headers
-    assert find_text(done.json()) == find_text(again.json())
-    assert find_text(again.json()) == llm.generate(kept, max_tokens=4).text
+    assert text_of(done.json()) == text_of(again.json())
+    assert text_of(again.json()) == llm.generate(kept, max_tokens=4).text
 
 
-def find_text(answer: dict) -> str:
-    """The text of an answer in any API."""
-    if "choices" in answer:
-        return answer["choices"][0]["message"]["content"]
-    if "output" in answer:
-        return answer["output"][0]["content"][0]["text"]
-    return answer["message"]["content"] if "message" in answer else answer["content"][0]["text"]
+def usages(done) -> list[dict | None]:
+    """The usage so far in each event of a stream."""
+    *data, end = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
+    assert end == "[DONE]"
+    return [json.loads(text)["usage"] for text in data]
 
 
 def test_a_stream_counts_what_was_dropped(guide, talk):
     body = ask_all(PATHS[0], talk, truncation="auto", stream=True)
     done = guide.post(PATHS[0], **body, stream_options={"include_usage": True})
-    *_, last, end = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
-    dropped = json.loads(last)["usage"]["prompt_tokens_details"]["dropped_messages"]
-    assert end == "[DONE]" and f"{dropped} messages" in done.headers["x-mlx-llama-noted"]
+    dropped = usages(done)[-1]["prompt_tokens_details"]["dropped_messages"]
+    assert f"{dropped} messages" in done.headers["x-mlx-llama-noted"]
 
 
 def test_every_event_of_a_stream_can_have_the_usage_so_far(guide, talk):
     body = ask_all(PATHS[0], talk[:2], stream=True)
     options = {"include_usage": True, "continuous_usage_stats": True}
-    done = guide.post(PATHS[0], **body, stream_options=options)
-    lines = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
-    usages = [json.loads(line)["usage"] for line in lines[:-1]]
-    counts = [usage["completion_tokens"] for usage in usages]
+    seen = usages(guide.post(PATHS[0], **body, stream_options=options))
+    counts = [usage["completion_tokens"] for usage in seen]
     assert counts == sorted(counts) and counts[-1] == 4
-    assert len({usage["prompt_tokens"] for usage in usages}) == 1
-    done = guide.post(PATHS[0], **body, stream_options={"include_usage": True})
-    lines = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
-    assert [json.loads(line)["usage"] for line in lines[:-2]] == [None] * len(lines[:-2])
+    assert len({usage["prompt_tokens"] for usage in seen}) == 1
+    *seen, last = usages(guide.post(PATHS[0], **body, stream_options={"include_usage": True}))
+    assert last and not any(seen)
 
 
 def test_a_conversation_that_fits_keeps_all(guide, talk):
@@ -94,17 +90,14 @@ def test_a_conversation_that_fits_keeps_all(guide, talk):
         first = guide.post(PATHS[0], **body)
         second = guide.post(PATHS[0], **body, truncation="auto")
         assert "x-mlx-llama-noted" not in second.headers
-        assert find_text(first.json()) == find_text(second.json())
+        assert text_of(first.json()) == text_of(second.json())
         assert "dropped_messages" not in second.json()["usage"]["prompt_tokens_details"]
 
 
 def test_a_last_question_that_does_not_fit_is_refused_with_its_length(guide, talk):
     for text in (LONG * 10, LONG * 2000):
-        messages = [
-            *talk,
-            {"role": "assistant", "content": "Yes."},
-            {"role": "user", "content": text},
-        ]
+        answer = {"role": "assistant", "content": "Yes."}
+        messages = [*talk, answer, {"role": "user", "content": text}]
         done = guide.post(PATHS[0], **ask_all(PATHS[0], messages, truncation="auto"))
         error = done.json()["error"]
         assert done.status_code == 400 and error["code"] == "context_length_exceeded"
