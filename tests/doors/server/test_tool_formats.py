@@ -312,13 +312,13 @@ def test_routes_of_a_conversation_take_the_same_forms(model, messages):
     asked = {"messages": messages, **tools, "max_tokens": 200}
     if model.name == "mistral-nemo":  # takes ids of nine letters only
         asked["messages"] = [m for m in messages if m["role"] in ("developer", "user")]
-    with model.script() as script:
-        model.server.post("/v1/chat/completions", **asked).raise_for_status()
-    with model.script() as again:
-        job = model.server.post("/v1/jobs", **asked).raise_for_status().json()
-        lines = model.server.http.get(job["jsonl_url"]).text.splitlines()
+    with model.script(model.answer) as script:
+        model.post("/v1/chat/completions", **asked).raise_for_status()
+    with model.script(model.answer) as again:
+        job = model.post("/v1/jobs", **asked).raise_for_status().json()
+        lines = model.http.get(job["jsonl_url"]).text.splitlines()
     assert again.prompts == script.prompts
-    shown = model.server.post("/apply-template", **asked).json()["prompt"]
+    shown = model.post("/apply-template", **asked).json()["prompt"]
     # an encoded text of its own may begin with a space
     computed = script.prompts[0].removeprefix("<s>").replace(" It is", "It is")
     assert shown.removeprefix("<s>") == computed
