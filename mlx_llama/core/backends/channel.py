@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 BEAT = 1.0  # seconds between heartbeats
-# seconds without any after which a process counts as lost; time in which this process itself was
-# stopped is not counted
+# seconds without any until a process is lost, less those in which this one was stopped itself
 SILENCE = 7
 _LENGTH = struct.Struct("!Q")
 _LONGEST = 1 << 26  # bytes of a message's JSON
@@ -100,8 +99,7 @@ class Channel:
             try:
                 got = self._socket.recv_into(rest)
             except BlockingIOError:
-                # Counted second by second: a process that was stopped itself has not waited
-                # meanwhile.
+                # Count seconds: a process that was stopped itself has not waited meanwhile.
                 silent += 1
                 if silent == SILENCE:
                     raise TimeoutError from None

@@ -1,15 +1,13 @@
 """Log-probabilities of tokens: their definition, and their way from the device.
 
 They are taken from the model's own logits: log softmax in float32, before logit biases, penalties,
-temperature, filters and grammar masks, as OpenAI's API and vLLM's default have them. So the sampled
-token may be unlikely, or not among the likeliest. Rows with the option `post_sampling_probs` take
-them after all of these, as llama-server does; tokens without a chance are not listed then.
+temperature, filters and grammar masks, as OpenAI's API and vLLM's default have them. Rows with the
+option `post_sampling_probs` take them after all of these, as llama-server does; tokens without a
+chance are not listed then.
 
 A step whose rows ask for them returns int32 [B, 2 + 2 k] instead of [B, 1], k being the largest
 number that a row asks for: the token, the bits of its log-probability, the k likeliest ids and the
-bits of theirs, likeliest first, the lower id first among equals. One array is still one read, and
-rows that ask for fewer take the first ones. Without such rows nothing is computed and nothing
-changes.
+bits of theirs, likeliest first, the lower id first among equals.
 """
 
 from __future__ import annotations

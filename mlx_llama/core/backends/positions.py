@@ -1,7 +1,6 @@
-"""Host-side state of a cache: positions filled, positions allocated, columns visible.
-
-A cache has rows, one sequence each. Positions are Python ints, so that reading them never waits for
-the device. `Cache` and `View` of each backend derive from these classes.
+"""Host-side state of a cache: positions filled, positions allocated, columns visible. A cache has
+rows, one sequence each. Positions are Python ints, so that reading them never waits for the device.
+`Cache` and `View` of each backend derive from these classes.
 """
 
 from __future__ import annotations
@@ -268,7 +267,6 @@ class Span:
 
     def visible(self, window: Window | None) -> np.ndarray | None:
         """Columns that each new query sees: bool [count, end - first_visible], True where visible.
-
         None if every query sees every column (a single token). A query at position p sees the
         columns c <= p, with a window those from its first on.
         """

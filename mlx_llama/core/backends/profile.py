@@ -12,8 +12,7 @@ from typing import Any
 
 EMBEDDING, ROPE, ATTENTION = "embedding", "rope, store keys and values", "attention"
 HEAD_NORMS, EXPERTS, ADAPTERS = "norm of heads", "experts", "adapters"
-# Words of `ops` that are clocked, with their names in a profile. A product has the name of its
-# matrix.
+# {word of `ops`: its name in a profile}; a product has the name of its matrix
 _PRODUCTS = ("linear", "gated_linear")
 _WORDS = {
     "embed": EMBEDDING,

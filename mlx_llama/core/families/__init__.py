@@ -11,8 +11,7 @@ from mlx_llama.core.models.reader import Reader
 
 from .family import Family
 
-# The files of this folder with a family each. Of families with the same name in GGUF, the first is
-# the usual one.
+# Files with a family each. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
     "llama mistral ministral ministral3 mixtral llama4 qwen2 qwen3 qwen3_moe smollm3 granite "
     "granite4 olmo2 olmo3 phi3 gemma2 gemma3 exaone4 seed_oss glm4 ernie4_5 hunyuan apertus gpt_oss"

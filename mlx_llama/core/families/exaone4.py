@@ -19,11 +19,8 @@ def windowed(read: Reader, count: int) -> Layers:
 
 
 def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
-    window, sliding, count = (
-        values["sliding_window"],
-        values["sliding_layers"],
-        values["num_hidden_layers"],
-    )
+    window, count = values["sliding_window"], values["num_hidden_layers"]
+    sliding = values["sliding_layers"]
     if read.is_gguf and window and count != _GGUF_LAYERS:
         read.fail(
             "attention.sliding_window",

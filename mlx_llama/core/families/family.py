@@ -31,6 +31,7 @@ def factor(name: str, json: str, gguf: str, default: float = 1.0, **more: Any) -
     return Field(name, json, gguf, float, 0, 1e12, **more)
 
 
+_EPS = "rms_norm_eps"
 _OPTIONAL: dict[str, Any] = {"default": None, "gguf_default": None, "nullable": True}
 SHARED = (
     # LlamaConfig's and config.json's name, GGUF's
@@ -42,15 +43,7 @@ SHARED = (
     size("num_key_value_heads", "attention.head_count_kv", 14, **_OPTIONAL),
     size("head_dim", "attention.key_length", 14, **_OPTIONAL),
     size("max_position_embeddings", "context_length", 30),
-    Field(
-        "rms_norm_eps",
-        "rms_norm_eps",
-        "attention.layer_norm_rms_epsilon",
-        float,
-        0,
-        1,
-        default=1e-6,
-    ),
+    Field(_EPS, _EPS, "attention.layer_norm_rms_epsilon", float, 0, 1, default=1e-6),
     Field("tie_word_embeddings", "tie_word_embeddings", kind=bool, default=False),
 )
 _ATTENTION_BIAS = Field("attention_bias", "attention_bias", kind=bool, default=False)
@@ -104,8 +97,7 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
-    # All files have the two rows of a rotary pair side by side, as Meta's do, unlike others of
-    # Hugging Face
+    # All files have the two rows of a rotary pair side by side, as Meta's do.
     interleaved: bool = False
     # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
     exceeds_float16: bool = False
@@ -114,8 +106,7 @@ class Family:
     # layers without rotary embedding
     unrotated: Callable[[Reader, dict[str, Any]], Layers] | None = None
     theta: float = 10000.0  # default of `rope_theta`
-    # Rope of layers with a window: the field of its base in config.json, and the base by default,
-    # None for that of the rest
+    # Rope of layers with a window: its base's field in config.json, and default; None: the rest's
     local_theta: tuple[str, float | None] | None = None
     partial_rotation: bool = False  # `partial_rotary_factor`
     # default of yarn's `truncate`, and its value in GGUF files, which do not store it

@@ -41,8 +41,7 @@ class Experts:
     down: str = "down_proj"
     router: str = "gate"
     stack: str = "switch_mlp"  # module of the stacks of all experts
-    # transformers stores all experts in one tensor, and in its rows gates and ups "in turn" or as
-    # "halves" (fused_experts.py)
+    # Rows of gates and ups "in turn" or as "halves" of one tensor of all (fused_experts.py)
     fused_rows: str = ""
     shared: str = ""  # an MLP for all tokens
     is_everywhere: bool = True  # no layer has a plain MLP

@@ -39,8 +39,7 @@ _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
 Scale = Callable[[str, int], float]
-# Unsupported fields of PEFT's config that change the arithmetic or the base, with their values for
-# "off"
+# Unsupported fields of PEFT's config that change the arithmetic, with their values for "off"
 _PEFT_REFUSED: dict[str, tuple[object, ...]] = {
     "use_dora": (False,),
     "lora_bias": (False,),
@@ -56,8 +55,7 @@ _PEFT_REFUSED: dict[str, tuple[object, ...]] = {
     "use_bdlora": (False,),
     "megatron_config": (),
 }
-# Initialisations that subtract the adapter's initial values from the base, so that the pair does
-# not fit the stored base
+# Initialisations that change the base, which the pair no longer fits as it is stored
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -105,7 +103,6 @@ class Adapter:
         self, modules: Sequence[str], rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Fuse the pairs of modules with the same input, rows on rows: float32 [R, K], [N, R].
-
         rows: of each module's matrix. b is zero where a column belongs to another module. None: no
         pair for these modules.
         """
@@ -135,12 +132,8 @@ class MergedTensor(Tensor):
         order: np.ndarray | None = None,
     ):
         """additions: (first row, pair)."""
-        self.name, self.dtype, self.shape, self.pages = (
-            base.name,
-            base.dtype,
-            base.shape,
-            base.pages,
-        )
+        self.name, self.dtype = base.name, base.dtype
+        self.shape, self.pages = base.shape, base.pages
         self._base, self._additions, self.order = base, additions, order
 
     @property
@@ -182,7 +175,6 @@ def stack(
     adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[int], columns: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Stack zeros for the base and all adapters' pairs: float32 [1 + adapters, R, K], [.., N, R].
-
     Padded with zeros to the largest R, rounded up to a multiple of 8. None: no adapter changes
     these modules.
     """

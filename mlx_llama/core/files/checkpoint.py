@@ -1,5 +1,4 @@
 """A folder, a .gguf file or a hub id -> config, tokenizer, template and named tensors, zero-copy.
-
 `open_checkpoint` checks everything but the weights: the config, the headers of all weight files,
 and the names and shapes of all tensors.
 """
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, show
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.reader import Reader
 from mlx_llama.core.system.files import read_json
 
 from . import hub
@@ -51,8 +51,7 @@ class Checkpoint:
     generation_config: dict[str, Any] = field(repr=False)
     nbytes: int  # of all tensors
     gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)  # of a GGUF file
-    # Those of `config.stored_shapes()`, which may hold the rows of several `tensors`; None if they
-    # are the same
+    # those of `config.stored_shapes()`, with the rows of several `tensors`; None: the same
     stored: Mapping[str, Tensor | AffineWeight] | None = field(default=None, repr=False)
     # for requests that ask for them; an adapter's number is its index + 1
     adapters: tuple[Adapter, ...] = ()
@@ -173,11 +172,8 @@ def find_model(
     name: str | os.PathLike | None = None, revision: str | None = None, local_only: bool = False
 ) -> tuple[str, Path]:
     """The full name of a model, and its folder or .gguf file; of a hub id in the cache, downloaded
-    if it is missing there. name: as for `open_checkpoint`.
-
-    local_only: download nothing.
-
-    Raises CheckpointError, and ConfigError for an unsupported model before its weights are fetched.
+    if it is missing there. name: as for `open_checkpoint`. local_only: download nothing. Raises
+    CheckpointError, and ConfigError for an unsupported model before its weights are fetched.
     """
     label = "guide" if name is None else os.fspath(name)
     if name is None or (label == "guide" and not Path(label).is_dir()):
@@ -206,34 +202,22 @@ def find_model(
 
 def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
     label, path = find_model(name, revision)
+    generation, metadata, source = dict[str, Any](), None, "config.json"
     if path.is_file():
-        return _open_gguf(label, path)
-    config, file = LlamaConfig.from_file(path), path / "generation_config.json"
-    generation = read_json(file, ConfigError) if file.exists() else {}
-    # report a bad id now, not after the first answer
-    _read_eos_ids(generation, path, config.vocab_size)
-    return _make(label, path, config, select(find_weights(path), config, path), generation)
-
-
-def _open_gguf(name: str, path: Path) -> Checkpoint:
-    file = GGUFFile(path)
-    stored = select(file.weights, file.config, path, "its metadata")
-    return _make(name, path, file.config, stored, {}, file.metadata)
-
-
-def _make(
-    name: str,
-    path: Path,
-    config: LlamaConfig,
-    stored: dict[str, Tensor | AffineWeight],
-    generation: dict[str, Any],
-    metadata: dict[str, Any] | None = None,
-) -> Checkpoint:
+        gguf = GGUFFile(path)
+        config, weights, metadata, source = gguf.config, gguf.weights, gguf.metadata, "its metadata"
+    else:
+        config, file = LlamaConfig.from_file(path), path / "generation_config.json"
+        generation = read_json(file, ConfigError) if file.exists() else {}
+        # report a bad id now, not after the first answer
+        _read_eos_ids(generation, path, config.vocab_size)
+        weights = find_weights(path)
+    stored = select(weights, config, path, source)
     if notice := notice_decoded(stored.values()):
         config = dataclasses.replace(config, notices=(*config.notices, notice))
     tensors = split(stored, config)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    return Checkpoint(name, path, config, tensors, generation, nbytes, metadata, stored)
+    return Checkpoint(label, path, config, tensors, generation, nbytes, metadata, stored)
 
 
 def find_local(name: str) -> Path:
@@ -269,13 +253,6 @@ def find_local(name: str) -> Path:
     )
 
 
-def _read_eos_ids(raw: dict[str, Any], folder: Path, vocab: int) -> list[int]:
-    value = raw.get("eos_token_id")
-    values = [] if value is None else value if isinstance(value, list) else [value]
-    for token in values:
-        if type(token) is not int or not 0 <= token < vocab:
-            raise ConfigError(
-                f"{folder / 'generation_config.json'}: eos_token_id is {show(value)}, expected "
-                f"token ids from 0 to {vocab - 1}; correct the file"
-            )
-    return values
+def _read_eos_ids(raw: dict[str, Any], folder: Path, vocab: int) -> tuple[int, ...]:
+    read = Reader(raw, str(folder / "generation_config.json"))
+    return read.tokens("eos_token_id", None, vocab)

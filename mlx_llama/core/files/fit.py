@@ -109,7 +109,6 @@ def misfits(
     complete: bool = True,
 ) -> list[CheckpointError]:
     """Differences between `weights` and the config in names and shapes, an error for each kind.
-
     source: name of the config, for errors. complete: False if damaged files were left out, to
     tolerate missing tensors.
     """

@@ -1,7 +1,6 @@
-"""Matrices of 8-bit floats (OCP's E4M3) with scales, decoded to bfloat16.
-
-w[n, k] = weight[n, k] * scale, of the matrix, of row n, or of a block: `weight_scale_inv` in
-DeepSeek's files (a factor, despite its name), else `weight_scale`.
+"""Matrices of 8-bit floats (OCP's E4M3) with scales, decoded to bfloat16. w[n, k] = weight[n, k] *
+scale, of the matrix, of row n, or of a block: `weight_scale_inv` in DeepSeek's files (a factor,
+despite its name), else `weight_scale`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The weights of a folder: model.safetensors, or shards by model.safetensors.index.json.
-
-The index is checked entry by entry: the doctor continues after a bad entry, and pydantic keeps an
-error of 1 kB for each (an index of 12 MB took 0.9 GB).
+"""The weights of a folder: model.safetensors, or shards by model.safetensors.index.json. The index
+is checked entry by entry: the doctor continues after a bad entry, and pydantic keeps an error of 1
+kB for each (an index of 12 MB took 0.9 GB).
 """
 
 from __future__ import annotations
@@ -32,12 +31,9 @@ _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 
 
 def find_weights(folder: Path, report: Report = refuse) -> dict[str, Stored]:
-    """Tensors by name, of the single file or of all shards.
-
-    report: called with the error of each bad shard or entry; if it returns, reading continues.
-
-    Raises CheckpointError: no weights; a damaged single file or index; anything that `report`
-    raises.
+    """Tensors by name, of the single file or of all shards. report: called with the error of each
+    bad shard or entry; if it returns, reading continues. Raises CheckpointError: no weights; a
+    damaged single file or index; anything that `report` raises.
     """
     single, index = find_single(folder), folder / INDEX
     if single is not None:

@@ -29,7 +29,7 @@ class _Part(Tensor):
 
     @property
     def bits(self) -> np.ndarray:
-        return np.ascontiguousarray(self.stored)
+        return np.ascontiguousarray(super().bits)
 
     def pages_of(self, first: int, last: int) -> Iterator[tuple[FileMap, int, int]]:
         yield from self.pages

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -66,8 +66,7 @@ _NUMBERS: dict[int, np.dtype] = {
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
-# tensor types, by their number (gguf.GGMLQuantizationType); types outside _PLAIN and GGUF_FORMATS
-# are refused by name
+# tensor types by number (gguf.GGMLQuantizationType); unsupported ones are refused by name
 _TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -113,11 +112,7 @@ class StringArray(Sequence[str]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         i = range(len(self))[index]
@@ -147,7 +142,7 @@ class GGUFFile:
     """A model in one GGUF file, or in all the parts of a split one.
 
     metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file,
-    arrays of strings as StringArray. names: Hugging Face names of the tensors. config: by the
+    arrays of strings as StringArray. weights: by Hugging Face names. config: by the
     metadata and the tensors' shapes. report: called with the error of each unsupported tensor type;
     where it returns, the file opens without those tensors.
 
@@ -205,10 +200,8 @@ class GGUFFile:
     @cached_property
     def weights(self) -> dict[str, Stored]:
         """All tensors by Hugging Face name, rows in Hugging Face's order; of a low-bit stack [X, N,
-        K] all X N rows. Weights are not read.
-
-        Raises ConfigError as `config`. Reading a tensor raises CheckpointError for a low-bit type
-        of a vector, such as a norm.
+        K] all X N rows. Weights are not read. Raises ConfigError as `config`. Reading a tensor
+        raises CheckpointError for a low-bit type of a vector, such as a norm.
         """
         weights = {
             name: replace(entry, decode=partial(self._decode, name))
@@ -321,20 +314,17 @@ def _open_parts(named: _Part, report: Report) -> list[_Part]:
 
 
 def row_order(rows: int, head_dim: int) -> np.ndarray:
-    """int64 [rows]: Hugging Face's row n of a permuted matrix is the file's row order[n].
-
-    Inverts `permute` of llama.cpp's conversion/llama.py: the file stores the rows i and i +
-    head_dim / 2 of each head side by side.
+    """int64 [rows]: Hugging Face's row n of a permuted matrix is the file's row order[n]. Inverts
+    `permute` of llama.cpp's conversion/llama.py: the file stores the rows i and i + head_dim / 2 of
+    each head side by side.
     """
     return np.arange(rows, dtype=np.int64).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 class _Part:
-    """One mapped file, its whole header checked against the file's size.
-
-    data: the map. metadata: as GGUFFile's. tensors: {the file's own name: Stored}. number, count:
-    the part's number, from 0, and the number of parts. held: tensors in the file, refused types
-    included.
+    """One mapped file, its whole header checked against the file's size. data: the map. metadata:
+    as GGUFFile's. tensors: {the file's own name: Stored}. number, count: the part's number, from 0,
+    and the number of parts. held: tensors in the file, refused types included.
     """
 
     def __init__(self, path: Path, report: Report = refuse):
@@ -374,12 +364,11 @@ class _Part:
 
     def _check_version(self, stored: bytes) -> None:
         little, big = int.from_bytes(stored, "little"), int.from_bytes(stored, "big")
-        if little in _VERSIONS:
-            return
         fault = f"has GGUF version {little}, expected {' or '.join(map(str, _VERSIONS))}"
         if big in _VERSIONS:
             fault = "is a big-endian GGUF file, expected little-endian"
-        raise CheckpointError(f"{self.path}: {fault}; convert the model again")
+        if little not in _VERSIONS:
+            raise CheckpointError(f"{self.path}: {fault}; convert the model again")
 
     # Each read advances self._at, never past the end of the file.
 

@@ -1,7 +1,6 @@
-"""Write a GGUF file that llama.cpp opens, with its tensor names and row order.
-
-Contents follow llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the
-gguf library writes the file. Refuse a model that the format cannot express.
+"""Write a GGUF file that llama.cpp opens, with its tensor names and row order. Contents follow
+llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the gguf library
+writes the file. Refuse a model that the format cannot express.
 """
 
 from __future__ import annotations
@@ -26,21 +25,11 @@ from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json
+from mlx_llama.core.text import sentencepiece_model as spm
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
-from mlx_llama.core.text.sentencepiece_model import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    NORMALIZER,
-    TRAINER,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    read_pieces,
-    read_settings,
-)
 from mlx_llama.core.text.tekken import read_tekken
 
+from . import writing
 from .checkpoint import Checkpoint
 from .gguf import row_order
 from .gguf_quantize import quantize
@@ -48,24 +37,12 @@ from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .importance import Importance
 from .quantized import GGUF_FORMATS, AffineWeight, GGUFWeight
 from .tensor import Tensor
-from .writing import (
-    TensorPlan,
-    Written,
-    count_weights,
-    encode,
-    notice_requantised,
-    notice_unquantised,
-    replace_when_done,
-    slabs,
-    stack_experts,
-)
 
 TYPES = tuple(FORMATS)
 _SPACE = "▁"
 _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 
-# {(split patterns, ignore_merges of tokenizer.json): llama.cpp's name for such a byte-level
-# tokenizer}. Where two names mean the same, the usual one.
+# {(split patterns, ignore_merges of tokenizer.json): llama.cpp's usual name for them}
 _SPLITS = {
     (PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
     for name in (
@@ -80,7 +57,7 @@ def write_gguf(
     out: str | os.PathLike,
     format: str = "Q8_0",
     importance: Importance | None = None,
-) -> Written:
+) -> writing.Written:
     """Write a GGUF file with matrices of `format`, a type or llama.cpp's mixture, of TYPES.
 
     Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute
@@ -115,7 +92,7 @@ def write_gguf(
     stacks = config.stacks()
     plan = {}
     numbers = {name for spec in config.layers for name in spec.xielu}
-    for name, parts in stack_experts(checkpoint).items():
+    for name, parts in writing.stack_experts(checkpoint).items():
         if name in numbers:
             continue
         tensor, order = parts[0], None
@@ -157,13 +134,13 @@ def write_gguf(
     for (kind, blocks), matrices in sorted(
         kept.items(), key=lambda entry: (entry[0][0] != "float16", entry[0])
     ):
-        notices += notice_unquantised(matrices, checkpoint, kind, blocks)
+        notices += writing.notice_unquantised(matrices, checkpoint, kind, blocks)
 
     kept_blocks = {name for name, item in plan.items() if all(map(item.keeps_blocks, item.parts))}
-    notices = notice_requantised(checkpoint, kept_blocks) + notices
+    notices = writing.notice_requantised(checkpoint, kept_blocks) + notices
 
     nbytes = sum(item.nbytes for item in plan.values())
-    with replace_when_done(Path(out), nbytes, folder=False) as path:
+    with writing.replace_when_done(Path(out), nbytes, folder=False) as path:
         try:
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()
@@ -176,11 +153,11 @@ def write_gguf(
                 writer.write_tensor_data(values)
         finally:
             writer.close()
-    return Written(Path(out), nbytes, count_weights(checkpoint), tuple(notices))
+    return writing.Written(Path(out), nbytes, writing.count_weights(checkpoint), tuple(notices))
 
 
 @dataclass(frozen=True)
-class _TensorPlan(TensorPlan):
+class _TensorPlan(writing.TensorPlan):
     """A tensor and its form in the file."""
 
     kind: str  # a GGUF type
@@ -231,7 +208,7 @@ class _TensorPlan(TensorPlan):
         advance: Callable[[int], None],
     ) -> None:
         if isinstance(tensor, GGUFWeight) and self.keeps_blocks(tensor):
-            for _ in slabs(tensor, advance):  # raises for values that are not finite
+            for _ in writing.slabs(tensor, advance):  # raises for values that are not finite
                 pass
             order = tensor.order if self.order is None else self.order
             if tensor.order is not None and self.order is not None:
@@ -239,9 +216,9 @@ class _TensorPlan(TensorPlan):
             result[:] = tensor.blocks if order is None else tensor.blocks[order]
             return
         dtype = {"F16": "float16", "BF16": "bfloat16"}.get(self.kind, "float32")
-        for start, rows in slabs(tensor, advance, self.order, dtype):
+        for start, rows in writing.slabs(tensor, advance, self.order, dtype):
             if self.kind == "BF16":
-                rows = encode(rows, dtype).view(np.uint16)
+                rows = writing.encode(rows, dtype).view(np.uint16)
             elif self.written == np.uint8:
                 rows = quantize(rows, self.kind, importance)
                 layout = GGUF_FORMATS[self.kind]
@@ -412,13 +389,13 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
     tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
     vocabulary = _read_vocabulary(checkpoint)
     for text, token in tokenizer.added_ids.items():
-        if vocabulary.types.get(token) not in (UNKNOWN, BYTE):
+        if vocabulary.types.get(token) not in (spm.UNKNOWN, spm.BYTE):
             special = text in tokenizer.special_ids
             # llama.cpp finds these in a text before it replaces spaces.
             vocabulary.set(
                 token,
                 text if special else text.replace(_SPACE, " "),
-                CONTROL if special else USER_DEFINED,
+                spm.CONTROL if special else spm.USER_DEFINED,
                 -1000.0,
             )
     taken = Counter(vocabulary.texts.values())
@@ -431,7 +408,8 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
     for token in range(size):  # the embedding may have more rows than the tokenizer has tokens
         if token not in vocabulary.texts:
             text = f"[PAD{token}]"
-            vocabulary.set(token, text if text not in taken else f"[PAD{token}]_", UNUSED, -10000.0)
+            text += "_" if text in taken else ""
+            vocabulary.set(token, text, spm.UNUSED, -10000.0)
 
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)
@@ -528,7 +506,7 @@ def _write_space_prefix(
         (
             text
             for text, token in tokenizer.special_ids.items()
-            if vocabulary.types[token] == CONTROL
+            if vocabulary.types[token] == spm.CONTROL
         ),
         "",
     )
@@ -587,7 +565,7 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
             "gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges]
         )
         for text, token in model["vocab"].items():
-            result.set(token, text, NORMAL)
+            result.set(token, text, spm.NORMAL)
         return result
     return _from_merges(model["vocab"], merges, frozenset(checkpoint.tokenizer.added_ids), path)
 
@@ -626,7 +604,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
 
     blob = read_file(path, _MODEL_LIMIT)
     sentencepiece.SentencePieceProcessor(model_proto=blob)  # raises for a damaged model
-    trainer, normalizer = (read_settings(blob, number) for number in (TRAINER, NORMALIZER))
+    trainer, normalizer = (spm.read_settings(blob, n) for n in (spm.TRAINER, spm.NORMALIZER))
     if trainer.get(3, 1) != 2:
         raise TokenizerError(
             f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp takes "
@@ -639,8 +617,8 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
             "the MLX form"
         )
     result = _Vocabulary("llama", "default")
-    for token, (text, score, kind) in enumerate(read_pieces(blob)):
-        text = text.replace(_SPACE, " ") if kind == USER_DEFINED else text
+    for token, (text, score, kind) in enumerate(spm.read_pieces(blob)):
+        text = text.replace(_SPACE, " ") if kind == spm.USER_DEFINED else text
         result.set(token, text, kind, score)
     return result
 
@@ -649,7 +627,6 @@ def _from_merges(
     vocab: Mapping[str, int], merges: list[tuple[str, ...]], added: frozenset[str], path: Path
 ) -> _Vocabulary:
     """A sentencepiece vocabulary of tokenizer.json with byte fallback; scores are merges' ranks.
-
     llama.cpp joins any two neighbours whose union is a token, best score first. That equals the
     list of merges only if the list has every such pair, and the pairs of one token are consecutive.
     """
@@ -666,14 +643,14 @@ def _from_merges(
                 "which llama.cpp's scores cannot express; write the MLX form"
             )
     for text, token in vocab.items():
-        kind, score = NORMAL, 0.0
+        kind, score = spm.NORMAL, 0.0
         if text == "<unk>":
-            kind = UNKNOWN
+            kind = spm.UNKNOWN
         elif re.fullmatch(r"<0x..>", text, re.DOTALL):
-            kind = BYTE
+            kind = spm.BYTE
         if text in ranks:
             score = -float(ranks[text][0] + 1)
-        elif len(text) > 1 and kind != BYTE:
+        elif len(text) > 1 and kind != spm.BYTE:
             score = -1e6
         result.set(token, text, kind, score)
     return result

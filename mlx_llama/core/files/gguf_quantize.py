@@ -29,8 +29,7 @@ _SPREADS |= dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "IQ4_XS"), (256, 2)) | {"IQ4_
 _PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
 _VALUES = IQ4_VALUES.astype(np.float32) - 128
-# Index of the nearest of _VALUES by floor(2 x) + 254, x in [-127, 127]: their midpoints are
-# multiples of 0.5
+# Index of the nearest of _VALUES by floor(2 x) + 254: midpoints are multiples of 0.5
 _NEAREST = np.searchsorted(
     (_VALUES[1:] + _VALUES[:-1]) / 2, np.arange(-254, 255) / 2, side="right"
 ).astype(np.uint8)
@@ -38,10 +37,9 @@ _NEAREST_VALUE = _VALUES[_NEAREST]
 
 
 def quantize(rows: np.ndarray, kind: str, importance: np.ndarray | None = None) -> np.ndarray:
-    """Quantise rows float32 [n, K], whole blocks, to uint8 [n, bytes per row].
-
-    kind: a type. importance: of each column, mean squares of its inputs, float32 [K]; None for
-    the same. Weights beyond the range of float16 scales give infinite scales.
+    """Quantise rows float32 [n, K], whole blocks, to uint8 [n, bytes per row]. kind: a type.
+    importance: of each column, mean squares of its inputs, float32 [K]; None for the same. Weights
+    beyond the range of float16 scales give infinite scales.
     """
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain
 
@@ -154,9 +152,8 @@ def _search_min(
     delta: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G],
-    and a function of groups' indices [n] that returns their codes [size, n].
-
-    weighting: in place of those weights, for make_qkx3_quants; delta: between steps.
+    and a function of groups' indices [n] that returns their codes [size, n]. weighting: in place of
+    those weights, for make_qkx3_quants; delta: between steps.
     """
     weights, codes, weighted, product = _scratch(4, x.shape)
     sum_w, sum_x, sum_l, sum_l2, sum_xl = _scratch(5, x.shape[1:])
@@ -288,25 +285,25 @@ def _with_min(
     rows: np.ndarray, top: int, first: float, steps: int, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]) [B, 16]; codes [B, 256]."""
-    x, head, six_bits = _groups(rows, 32), [], []
-    if weights is not None:
+    x, head, six_bits, sums = _groups(rows, 32), [], [], None
+    if weights is None:
+        scales, mins, before = _search_min(x, top, first, steps)
+    else:
         weights = _groups(weights, 32)
         scales, mins, before = _search_min(x, top, -0.9, 36, weights, 0.05)
         sums = _sum_weights(weights, 8)
-        for values in (scales, mins):
-            scale, codes = _fit_positive(np.ascontiguousarray(values.reshape(-1, 8).T), sums, 63)
-            six_bits.append(codes.T)
-            head.append(_half(scale))
-    else:
-        scales, mins, before = _search_min(x, top, first, steps)
-    for values in (scales.reshape(-1, 8), mins.reshape(-1, 8)) if weights is None else ():
-        largest = np.maximum(values.max(1), np.float32(0))
-        inverse = np.where(largest > 0, np.float32(63) / largest, np.float32(0))
-        # A negative scale wraps around as in C.
-        six_bits.append(
-            np.minimum(np.rint(inverse[:, None] * values).astype(np.int32).astype(np.uint8), 63)
-        )
-        head.append(_half(largest / np.float32(63)))
+    for values in (scales, mins):
+        values = np.ascontiguousarray(values.reshape(-1, 8).T)
+        if sums is not None:
+            scale, codes = _fit_positive(values, sums, 63)
+        else:
+            largest = np.maximum(values.max(0), np.float32(0))
+            inverse = np.where(largest > 0, np.float32(63) / largest, np.float32(0))
+            # A negative scale wraps around as in C.
+            codes = np.rint(inverse * values).astype(np.int32).astype(np.uint8)
+            scale, codes = largest / np.float32(63), np.minimum(codes, 63)
+        six_bits.append(codes.T)
+        head.append(_half(scale))
     scale_codes, min_codes = six_bits
     packed = np.concatenate(
         [

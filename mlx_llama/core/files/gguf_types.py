@@ -20,8 +20,7 @@ FORMATS = {
     "F32": "F32",
 }
 PLAIN = ("F16", "BF16", "F32")
-# {type with blocks of 256 weights: type with blocks of 32}, for rows that only 32 divides
-# (tensor_type_fallback)
+# {type with blocks of 256 weights: type with blocks of 32} (tensor_type_fallback)
 _FALLBACKS = {"Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
@@ -33,10 +32,9 @@ def choose_type(
     architecture: str,
     is_weighed: bool = False,
 ) -> str:
-    """The GGUF type of a tensor, "F32" for vectors.
-
-    name, architecture: as in the file. is_weighed: by an importance matrix. As llama-quantize,
-    except that the projection to the vocabulary of Q4_0 is Q8_0, not Q6_K.
+    """The GGUF type of a tensor, "F32" for vectors. name, architecture: as in the file. is_weighed:
+    by an importance matrix. As llama-quantize, except that the projection to the vocabulary of Q4_0
+    is Q8_0, not Q6_K.
     """
     if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):  # the router of experts
         return "F32"

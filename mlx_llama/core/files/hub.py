@@ -1,7 +1,6 @@
-"""Hub ids: recognised offline, downloaded through huggingface_hub into its shared cache.
-
-"org/name" is a model's folder, "org/name:file.gguf" a file in it, with all parts of a split file,
-and "org/name:Q4_K_M" the GGUF file of that type, as in llama.cpp and Ollama.
+"""Hub ids: recognised offline, downloaded through huggingface_hub into its shared cache. "org/name"
+is a model's folder, "org/name:file.gguf" a file in it, with all parts of a split file, and
+"org/name:Q4_K_M" the GGUF file of that type, as in llama.cpp and Ollama.
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ def read_address(text: str) -> str:
 def find_gguf(name: str, revision: str | None = None, local_only: bool = False) -> str:
     """The name of a GGUF file, "org/name:FILE.gguf", for a name with a type, "org/name:Q4_K_M", or
     for a repository without config.json, where it is the file of DEFAULT_TYPE or the first.
-
     Searches the cache, then the hub. Raises CheckpointError as `fetch`, and if no file fits.
     """
     model, _, tag = name.partition(":")

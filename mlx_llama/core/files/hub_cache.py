@@ -55,15 +55,9 @@ def list_models() -> list[CachedModel]:
                 kind = _most_common_format(path)
             except LlamaError as fault:
                 error = str(fault)
-            models.append(
-                CachedModel(
-                    name,
-                    sum(files[member].size_on_disk for member in members),
-                    max(files[member].blob_last_accessed for member in members),
-                    kind,
-                    error,
-                )
-            )
+            nbytes = sum(files[member].size_on_disk for member in members)
+            last_used = max(files[member].blob_last_accessed for member in members)
+            models.append(CachedModel(name, nbytes, last_used, kind, error))
     return sorted(models, key=lambda model: model.name.lower())
 
 
@@ -77,9 +71,8 @@ def _most_common_format(path: Path) -> str:
 
 def remove(name: str) -> int:
     """Remove a model from the hub's cache: "org/name" with all its files and revisions, or a GGUF
-    file of it; returns the bytes that were freed.
-
-    Raises CheckpointError if the cache does not hold it.
+    file of it; returns the bytes that were freed. Raises CheckpointError if the cache does not hold
+    it.
     """
     named = hub.hub_name(name)
     if named is None:

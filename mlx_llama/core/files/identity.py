@@ -31,12 +31,11 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
             np.linspace(0, tensor.shape[0] - 1, min(_SAMPLED, tensor.shape[0])).astype(np.int64)
         )
         if isinstance(tensor, Tensor):
-            kind, parts = tensor.dtype, [tensor.bits[rows]]
+            kind, values = tensor.dtype, tensor.bits[rows]
         else:
-            kind, parts = tensor.format, [tensor.take(rows)]
+            kind, values = tensor.format, tensor.take(rows)
         digest.update(f"{name} {list(tensor.shape)} {kind}".encode())
-        for part in parts:
-            digest.update(np.ascontiguousarray(part).tobytes())
+        digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()
 
 

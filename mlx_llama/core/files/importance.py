@@ -1,7 +1,6 @@
-"""llama.cpp's importance matrices: mean squares of inputs, to weigh quantising's errors.
-
-Two file formats (llama.cpp, tools/imatrix/README.md and common/imatrix-loader.cpp): GGUF, and the
-older ".dat", a sequence of int32 numbers and float32 sums.
+"""llama.cpp's importance matrices: mean squares of inputs, to weigh quantising's errors. Two file
+formats (llama.cpp, tools/imatrix/README.md and common/imatrix-loader.cpp): GGUF, and the older
+".dat", a sequence of int32 numbers and float32 sums.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
-from mlx_llama.core.system.files import read_file, reading, write_file
+from mlx_llama.core.system.files import read_file, reading, write_file, writing
 
 _LIMIT = 1 << 30  # bytes of a file
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -34,9 +33,8 @@ class Importance:
 
     def find(self, name: str, count: int, columns: int) -> np.ndarray | None:
         """Mean squares float32 [count, columns] of a matrix or stack, ones for an expert that no
-        token used; None if the file lacks it.
-
-        Raises CheckpointError: the file was measured on another model, or is not finite.
+        token used; None if the file lacks it. Raises CheckpointError: the file was measured on
+        another model, or is not finite.
         """
         if name not in self.sums:
             return None
@@ -72,14 +70,11 @@ def read_importance(path: str | os.PathLike) -> Importance:
 def write_importance(importance: Importance, path: str | os.PathLike) -> None:
     """Write GGUF, or the older format for a name that ends in .dat. Raises CheckpointError."""
     path = Path(path)
-    try:
+    with writing(path, CheckpointError):
         if path.suffix == ".dat":
             write_file(path, _pack_legacy(importance))
         else:
             _write_gguf(importance, path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path}: cannot be written: {reason}") from None
 
 
 def _read_gguf(path: Path) -> Importance:
@@ -161,8 +156,7 @@ def _read_legacy(content: bytes) -> Importance:
 def _pack_legacy(importance: Importance) -> bytes:
     parts = [struct.pack("<i", len(importance.sums))]
     for name in sorted(importance.sums):
-        count = importance.counts[name]
-        sums = importance.sums[name]
+        count, sums = importance.counts[name], importance.sums[name]
         # rounded up, so that no entry has zero calls
         calls = max(1, -(-int(count.max()) // importance.chunk_size))
         means = np.where(count[:, None] > 0, sums / np.maximum(count, 1)[:, None], 1)

@@ -108,10 +108,9 @@ def _unpack_awq(words: np.ndarray) -> np.ndarray:
 
 
 class PackedWeight(AffineWeight):
-    """A GPTQ or AWQ matrix whose groups are runs of columns.
-
-    Codes and scales keep the file's bits. Zero points in the middle of the codes become `offset`;
-    others become biases, -scale * zero, in float32, where they are exact.
+    """A GPTQ or AWQ matrix whose groups are runs of columns. Codes and scales keep the file's bits.
+    Zero points in the middle of the codes become `offset`; others become biases, -scale * zero, in
+    float32, where they are exact.
     """
 
     two_level = False

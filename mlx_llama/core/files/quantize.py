@@ -18,31 +18,20 @@ from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
 from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models.quantization import (
     FLOAT_MODES,
-    QUANTIZED_BITS,
-    QUANTIZED_GROUPS,
+    QUANTIZED_BITS as BITS,
+    QUANTIZED_GROUPS as GROUP_SIZES,
     Packing,
 )
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, reading
 from mlx_llama.core.text.template import NAMED_FILE, NAMES
 
-from . import gguf_folder
+from . import gguf_folder, writing
 from .checkpoint import Checkpoint
 from .quantized import FP8_NUMBERS, AffineWeight, pack_stream
-from .tensor import NUMBERS, Tensor
-from .writing import (
-    TensorPlan,
-    Written,
-    count_weights,
-    encode,
-    notice_requantised,
-    notice_unquantised,
-    replace_when_done,
-    slabs,
-    stack_experts,
-)
+from .tensor import DTYPES, NUMBERS, Tensor
 
-BITS, GROUP_SIZES, MODES = QUANTIZED_BITS, QUANTIZED_GROUPS, ("affine", *FLOAT_MODES)
+MODES = ("affine", *FLOAT_MODES)
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file
 
 # Copied along with config.json and the weights
@@ -61,7 +50,7 @@ _COMPANIONS = (
 _COMPANION_LIMIT = 1 << 28  # bytes of each
 # Between E2M1's numbers; a tie takes the smaller magnitude
 _FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
-_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def affine(
@@ -94,16 +83,16 @@ def affine(
 
 
 def floating_point(weights: np.ndarray, mode: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """mx.quantize's codes and scales in FLOAT_MODES, bit for bit (its quantized.cpp).
-
-    weights: float32 [n, K], K a multiple of the group size, exact in `dtype`. Returns uint8 [n, K],
-    and uint8 [n, K / group_size].
+    """mx.quantize's codes and scales in FLOAT_MODES, bit for bit (its quantized.cpp). weights:
+    float32 [n, K], K a multiple of the group size, exact in `dtype`. Returns uint8 [n, K], and
+    uint8 [n, K / group_size].
     """
     bits, group_size = FLOAT_MODES[mode]
     groups = weights.reshape(len(weights), -1, group_size)
     largest = np.abs(groups).max(axis=-1)
     with np.errstate(all="ignore"):
-        wanted = encode(largest / np.float32(6 if bits == 4 else 448), dtype).astype(np.float32)
+        top = np.float32(6 if bits == 4 else 448)
+        wanted = writing.encode(largest / top, dtype).astype(np.float32)
         if mode == "nvfp4":
             stored = np.minimum(wanted, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
             scales = FP8_NUMBERS[stored]
@@ -128,7 +117,7 @@ def write_mlx(
     group_size: int = 64,
     mode: str = "affine",
     keep: bool = False,
-) -> Written:
+) -> writing.Written:
     """Write the folder that mlx_lm.convert writes, bit for bit.
 
     bits: None quantises nothing and keeps the width. keep: low-bit matrices keep their width and,
@@ -161,7 +150,7 @@ def write_mlx(
     if checkpoint.gguf_metadata is not None:  # already added in GGUF files
         family = FAMILIES[config["architectures"][0]]
         offset = family.norm_offset - checkpoint.config.norm_offset
-    tensors, stacks = stack_experts(checkpoint), checkpoint.config.stacks()
+    tensors, stacks = writing.stack_experts(checkpoint), checkpoint.config.stacks()
     packing = None if bits is None else Packing(bits, group_size, mode)
     packings: Mapping[str, Packing | None]
     if keep:
@@ -198,7 +187,7 @@ def write_mlx(
     arrays = {
         array: spec for name, item in plan.items() for array, spec in item.arrays(name).items()
     }
-    nbytes = sum(spec[2] for spec in arrays.values())
+    nbytes, weights = sum(spec[2] for spec in arrays.values()), writing.count_weights(checkpoint)
     if packing:
         scheme: dict[str, Any] = _describe(packing) | {"mode": packing.mode}
         scheme |= {
@@ -208,13 +197,13 @@ def write_mlx(
         }
         config = {**config, "quantization": scheme, "quantization_config": scheme}
     kept = [name for name, item in plan.items() if item.keeps_codes]
-    notices = _notice_kept(plan) if keep else notice_requantised(checkpoint, kept)
+    notices = _notice_kept(plan) if keep else writing.notice_requantised(checkpoint, kept)
     dtype = plan[odd[0]].dtype if odd else ""
     if packing:
         blocks = f"groups of {packing.group_size}"
-        notices += notice_unquantised(odd, checkpoint, dtype, blocks)
+        notices += writing.notice_unquantised(odd, checkpoint, dtype, blocks)
 
-    with replace_when_done(Path(out), nbytes, folder=True) as folder:
+    with writing.replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
         for file, content in companions.items():
             (folder / file).parent.mkdir(exist_ok=True)
@@ -237,15 +226,15 @@ def write_mlx(
                     plan[name].release()
             weight_map |= dict.fromkeys(here, file)
         index = {
-            "metadata": {"total_size": nbytes, "total_parameters": count_weights(checkpoint)},
+            "metadata": {"total_size": nbytes, "total_parameters": weights},
             "weight_map": dict(sorted(weight_map.items())),
         }
         _write_json(folder / "model.safetensors.index.json", index)
-    return Written(Path(out), nbytes, count_weights(checkpoint), tuple(notices))
+    return writing.Written(Path(out), nbytes, weights, tuple(notices))
 
 
 @dataclass(frozen=True)
-class _TensorPlan(TensorPlan):
+class _TensorPlan(writing.TensorPlan):
     """A tensor and its form in the folder."""
 
     dtype: str  # of its values, or of its scales and biases
@@ -304,9 +293,9 @@ class _TensorPlan(TensorPlan):
         """The arrays to write. Raises CheckpointError for weights not finite at `dtype`."""
         if not self.is_quantised:
             parts = [
-                encode(values - np.float32(self.offset), self.dtype)
+                writing.encode(values - np.float32(self.offset), self.dtype)
                 for tensor in self.parts
-                for _, values in slabs(tensor, advance, dtype=self.dtype)
+                for _, values in writing.slabs(tensor, advance, dtype=self.dtype)
             ]
             return {name: np.concatenate(parts)}
         assert self.packing is not None
@@ -316,7 +305,7 @@ class _TensorPlan(TensorPlan):
         if mode != "affine":
             stored = np.empty((count * n, k // group_size), np.uint8)
             for number, tensor in enumerate(self.parts):
-                for start, values in slabs(tensor, advance, dtype=self.dtype):
+                for start, values in writing.slabs(tensor, advance, dtype=self.dtype):
                     here = slice(number * n + start, number * n + start + len(values))
                     if self.keeps_codes:
                         assert isinstance(tensor, AffineWeight)
@@ -330,14 +319,14 @@ class _TensorPlan(TensorPlan):
             for start, codes, *scaling in self._quantise(tensor, self.packing, advance):
                 here = slice(number * n + start, number * n + start + len(codes))
                 packed[here] = pack_stream(codes, bits)
-                scales[here], biases[here] = (encode(array, self.dtype) for array in scaling)
+                scales[here], biases[here] = (writing.encode(x, self.dtype) for x in scaling)
         return {name: packed, f"{base}.scales": scales, f"{base}.biases": biases}
 
     def _quantise(
         self, tensor: Tensor | AffineWeight, packing: Packing, advance: Callable[[int], None]
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """Yield (first row, codes, scales, biases) as of `affine`. Raises CheckpointError."""
-        for start, values in slabs(tensor, advance, dtype=self.dtype):
+        for start, values in writing.slabs(tensor, advance, dtype=self.dtype):
             if not self.keeps_codes:
                 yield start, *affine(values, packing.bits, packing.group_size)
                 continue
@@ -345,7 +334,7 @@ class _TensorPlan(TensorPlan):
             rows = tensor.rows(start, start + len(values))
             biases = 0 if rows.biases is None else rows.biases
             biases = biases - np.float32(rows.offset) * rows.scales
-            if not np.isfinite(encode(biases, self.dtype)).all():
+            if not np.isfinite(writing.encode(biases, self.dtype)).all():
                 raise CheckpointError(
                     f"tensor {tensor.name}: its scales are too large for {self.dtype} with "
                     f"{packing.bits} bits in groups of {packing.group_size}; choose others"
@@ -478,11 +467,9 @@ def _read_config(checkpoint: Checkpoint) -> dict[str, Any]:
     if checkpoint.gguf_metadata is not None:
         return gguf_folder.make_config(checkpoint)
     raw = read_json(checkpoint.path / "config.json", ConfigError)
-    return {
-        name: value
-        for name, value in raw.items()
-        if name not in ("quantization", "quantization_config", "_name_or_path")
-    }
+    for name in ("quantization", "quantization_config", "_name_or_path"):
+        raw.pop(name, None)
+    return raw
 
 
 def _join(values: tuple[int, ...]) -> str:

@@ -71,8 +71,7 @@ class AffineWeight(Mapped, ABC):
     name: str  # of Hugging Face, such as model.layers.0.self_attn.q_proj.weight
     shape: tuple[int, int]  # (N, K), rows in Hugging Face order
     format: str  # GGUF type, such as "Q4_0", "Q4_K" or "IQ4_NL"; mode of mx.quantize
-    # width of the codes of `Rows`: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, the values of their table +
-    # 128; 4-bit floating-point codes: 5)
+    # width of the codes of `Rows`: 2, 3, 4, 5, 6 or 8; of tables' values, 8 (IQ4) or 5 (E2M1)
     bits: int
     group_size: int  # weights that share a scale: 16, 32, 64 or 128
     offset: int  # of its `Rows`
@@ -263,10 +262,8 @@ class MLXWeight(_StoredRows):
         order: np.ndarray | None = None,
     ):
         """packed: uint32 [N, K * bits / 32], a stream of codes per row, low bits first. pages: of
-        the three arrays. order: as in `Mapped`.
-
-        scales, biases: [N, K / group_size] as in the file: float32, float16, or bfloat16 patterns
-        as uint16.
+        the three arrays. order: as in `Mapped`. scales, biases: [N, K / group_size] as in the file:
+        float32, float16, or bfloat16 patterns as uint16.
         """
         self.name, self.bits, self.group_size = name, bits, group_size
         self.arrays = packed, scales, biases
@@ -276,17 +273,10 @@ class MLXWeight(_StoredRows):
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
         self.pages, self.column_unit, self.order = pages, math.lcm(group_size, 32), order
 
-    @property
-    def packed(self) -> np.ndarray:
-        return self._rows_of(0)
-
-    @property
-    def scales(self) -> np.ndarray:
-        return self._rows_of(1)
-
-    @property
-    def biases(self) -> np.ndarray:
-        return self._rows_of(2)
+    # the arrays with rows in `order`
+    packed = property(lambda self: self._rows_of(0))
+    scales = property(lambda self: self._rows_of(1))
+    biases = property(lambda self: self._rows_of(2))
 
     def _derive(self, name: str, arrays: Sequence[Any], **where: Any) -> MLXWeight:
         return MLXWeight(name, self.bits, self.group_size, *arrays, **where)
@@ -372,20 +362,18 @@ def mxfp4_weight(
     order: np.ndarray | None = None,
     pages: Pages = (),
 ) -> FloatWeight:
-    """An expert's matrix as gpt-oss's safetensors hold it, without a copy.
-
-    blocks: uint8 [N, K / 32, 16], neighbours in a byte each, the first in its low bits. scales:
-    uint8 [N, K / 32], E8M0. order, pages: as in `Mapped`.
+    """An expert's matrix as gpt-oss's safetensors hold it, without a copy. blocks: uint8 [N, K /
+    32, 16], neighbours in a byte each, the first in its low bits. scales: uint8 [N, K / 32], E8M0.
+    order, pages: as in `Mapped`.
     """
     packed = blocks.reshape(len(blocks), -1).view(np.uint32)
     return FloatWeight(name, "mxfp4", packed, scales, order, pages)
 
 
 def unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Unpack a little-endian stream of codes, uint32 of any shape, to uint8 [weights].
-
-    Eight codes are `bits` bytes, read as a 64-bit word. Move its halves apart, then the halves of
-    each half, until each byte holds a code.
+    """Unpack a little-endian stream of codes, uint32 of any shape, to uint8 [weights]. Eight codes
+    are `bits` bytes, read as a 64-bit word. Move its halves apart, then the halves of each half,
+    until each byte holds a code.
     """
     if bits == 8:
         return packed.reshape(-1).view(np.uint8).copy()
@@ -421,8 +409,7 @@ def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
 
 
-# Scaling of GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields
-# of Rows, [B, ...].
+# Scaling of GGUF blocks: blocks uint8 [B, bytes] -> the scaling fields of Rows, [B, ...]
 
 
 def _repeat(value: int) -> np.uint64:
@@ -509,8 +496,7 @@ def _q2_k(blocks: np.ndarray) -> _Scaling:
 
 
 def _q3_k(blocks: np.ndarray) -> _Scaling:
-    # 16 sub scales of 6 bits: lower four bits of 0..7 and 8..15 in nibbles of bytes 0..7, upper two
-    # in bytes 8..11
+    # 16 sub scales of 6 bits: the lower four in nibbles of bytes 0..7, the upper two in 8..11
     packed = np.ascontiguousarray(blocks[:, 96:108]).view(np.uint32)
     sub_scales = np.empty((len(blocks), 4), np.uint32)
     for i in range(4):
@@ -522,10 +508,9 @@ def _q3_k(blocks: np.ndarray) -> _Scaling:
 
 
 def _six_bit_pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eight sub scales and eight sub biases of 6 bits each, uint8 [B, 8], from bytes 4..15.
-
-    0..3 are the lower six bits of four bytes each. Of 4..7, the lower four bits are nibbles of the
-    last four bytes, the upper two are the upper bits of the bytes of 0..3.
+    """Eight sub scales and eight sub biases of 6 bits each, uint8 [B, 8], from bytes 4..15. 0..3
+    are the lower six bits of four bytes each. Of 4..7, the lower four bits are nibbles of the last
+    four bytes, the upper two are the upper bits of the bytes of 0..3.
     """
     packed = np.ascontiguousarray(blocks[:, 4:16]).view(np.uint32)
     six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)

@@ -92,8 +92,7 @@ class Tensor(Mapped):
     name: str
     dtype: str  # "float32", "float16" or "bfloat16"
     shape: tuple[int, ...]
-    # Read-only view of the file, in its order. bfloat16 is uint16 patterns, which torch and MLX
-    # take without a copy.
+    # read-only view of the file, in its order; bfloat16 is uint16 patterns, which all take as is
     stored: np.ndarray = field(repr=False)
     pages: Pages = field(default=(), repr=False)
     order: np.ndarray | None = field(default=None, repr=False)  # as in `Mapped`

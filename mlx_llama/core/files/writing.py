@@ -52,12 +52,9 @@ def slabs(
     order: np.ndarray | None = None,
     dtype: str = "float32",
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, float32 [n, ...] rounded to `dtype`) for all rows, slab by slab.
-
-    advance: of core.system.progress, called with bytes of the source. order: int [N], the source's
-    row for each row.
-
-    Raises CheckpointError: a value that is not finite at `dtype`; a truncated file.
+    """Yield (first row, float32 [n, ...] rounded to `dtype`) for all rows, slab by slab. advance:
+    of core.system.progress, called with bytes of the source. order: int [N], the source's row for
+    each row. Raises CheckpointError: a value that is not finite at `dtype`; a truncated file.
     """
     rows = tensor.shape[0] if tensor.shape else 1
     array = np.atleast_1d(tensor.array) if isinstance(tensor, Tensor) else None

@@ -35,8 +35,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 # checked against each other
 _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
 
-# GGUF fields of unsupported arithmetic, and the values without it; skipped for a family with that
-# field in its table
+# {GGUF field of unsupported arithmetic: values without it}, unless a family's table has it
 _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -339,18 +338,13 @@ class LlamaConfig:
     ) -> LlamaConfig:
         """Resolve the metadata and tensor shapes of a GGUF file.
 
-        Args:
-            metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of
-                text as any sequence.
-            shapes: of the tensors, by Hugging Face name. They give the vocabulary's size, and
-                whether the model has an output head and biases.
-            divisors: values of the tensors rope_freqs.weight (""), rope_factors_short.weight
-                ("short") and rope_factors_long.weight ("long"), as far as there are.
-            dtype: of the embedding.
-            source: file to name in errors.
-
-        Raises ConfigError: a field is missing, of the wrong type, out of range, at odds with
-        another or with the tensors; the architecture or its arithmetic is not supported.
+        metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough). shapes: by
+        Hugging Face name; they give the vocabulary's size, and whether the model has an output head
+        and biases. divisors: values of the tensors rope_freqs.weight (""),
+        rope_factors_short.weight ("short") and rope_factors_long.weight ("long"), as far as there
+        are. dtype: of the embedding. source: file to name in errors. Raises ConfigError: a field is
+        missing, of the wrong type, out of range, at odds with another or with the tensors, or not
+        supported.
         """
         general = Reader(metadata, source, is_gguf=True)
         family, read = _open_gguf(general)
@@ -455,10 +449,9 @@ class LlamaConfig:
         return parts
 
     def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:
-        """int64 [rows], by row of a module: its number in the files; None if they agree.
-
-        Files of some families have the two rows of a rotary pair side by side. Here they are half
-        of a head's rotated dimensions apart.
+        """int64 [rows], by row of a module: its number in the files; None if they agree. Files of
+        some families have the two rows of a rotary pair side by side. Here they are half of a
+        head's rotated dimensions apart.
         """
         if not FAMILIES[self.architecture].interleaved or not module.endswith(("q_proj", "k_proj")):
             return None
@@ -491,8 +484,7 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     }
     named = {name: read.name(field) for name, field in fields.items()}  # as this file spells them
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    # In transformers a missing field takes the class's default; null means one key-value head per
-    # query head.
+    # null means one key-value head per query head
     kv_heads = values.setdefault("num_key_value_heads", heads)
     is_whole = "head_dim" in values or hidden % heads == 0
     head_dim = values.setdefault("head_dim", max(hidden // heads, 1))

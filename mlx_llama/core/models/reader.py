@@ -43,10 +43,9 @@ class Field:
 
 
 class Reader:
-    """Typed access to raw fields.
-
-    prefix: before each name in errors. report: called with the error of a bad field. If it returns,
-    the field gets a placeholder and reading goes on; failed: the names of such fields.
+    """Typed access to raw fields. prefix: before each name in errors. report: called with the error
+    of a bad field. If it returns, the field gets a placeholder and reading goes on; failed: the
+    names of such fields.
     """
 
     def __init__(

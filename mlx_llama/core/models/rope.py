@@ -17,18 +17,12 @@ from .config import LlamaConfig, RopeConfig
 def inverse_frequencies(
     config: LlamaConfig, seq_len: int | None = None, table: int = 0
 ) -> tuple[np.ndarray, float]:
-    """The angle per position of every pair, in radians, and the factor on cos and sin.
+    """The angle per position of every pair, in radians, float64 [rotary_dim / 2]; the factor on cos
+    and sin, 1.0 except for types "yarn" (arXiv 2309.00071) and "longrope".
 
-    Args:
-        config: any rope type of core.models.config.ROPE_TYPES.
-        seq_len: tokens in the sequence so far, new ones included, for type "dynamic"; the cache's
-            capacity for type "longrope", which has one table for a context of the trained length
-            and one for a longer one.
-        table: of config.ropes.
-
-    Returns:
-        frequencies: float64 [rotary_dim / 2].
-        attention_factor: 1.0 except for types "yarn" (arXiv 2309.00071) and "longrope".
+    seq_len: tokens in the sequence so far, new ones included, for type "dynamic"; the cache's
+    capacity for type "longrope", which has one table for a context of the trained length and one
+    for a longer one. table: of config.ropes.
     """
     # The assertions here and below hold since a RopeConfig has all parameters of its type.
     rope, dim = config.ropes[table], config.rotary_dim

@@ -43,10 +43,9 @@ class RopeConfig:
 
 
 def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> dict[str, Any]:
-    """The fields `rope`, `local_rope` and `query_beta` of LlamaConfig, from config.json.
-
-    Two ropes are spelled `rope_parameters.full_attention` and `.sliding_attention`, or as one with
-    the base of the other.
+    """The fields `rope`, `local_rope` and `query_beta` of LlamaConfig, from config.json. Two ropes
+    are spelled `rope_parameters.full_attention` and `.sliding_attention`, or as one with the base
+    of the other.
     """
     if family.local_theta is None:
         rope = read.attempt(
@@ -95,7 +94,6 @@ def _read_rope(
     read: Reader, family: Family, theta: float, positions: int, head_dim: int
 ) -> RopeConfig:
     """Read `rope_theta` and `rope_scaling`, or `rope_parameters` for both. theta: default.
-
     Precedence as in transformers' convert_rope_params_to_dict: rope_scaling before rope_parameters,
     and the inner rope_theta before the outer.
     """
@@ -254,8 +252,7 @@ def _read_gguf_scaling(
         read.fail(name, factor, "at least 1, the ratio of the new context to the old")
     if kind == "linear":
         return {"type": "linear", "factor": factor}
-    # yarn_attn_factor, written by convert_hf_to_gguf.py, replaces the formula's factor; attn_factor
-    # multiplies it.
+    # yarn_attn_factor replaces the formula's factor; attn_factor multiplies it.
     attention = read.number(prefix + "yarn_attn_factor", None)
     if attention is None:
         multiplier = max(read.number(prefix + "yarn_log_multiplier", 0.0, low=-1e-9), 0.0)

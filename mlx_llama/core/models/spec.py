@@ -7,8 +7,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-# LlamaConfig.norm_placement: (norms before attention and MLP, norms after them), with transformers'
-# names of modules: Llama; OLMo 2 and EXAONE 4; Gemma 2; GLM-4.
+# {LlamaConfig.norm_placement: modules of norms (before attention and MLP), (after them)}
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
     "before": (("input_layernorm", "post_attention_layernorm"), None),
     "after": (None, ("post_attention_layernorm", "post_feedforward_layernorm")),
@@ -70,10 +69,9 @@ def _shared(name: str) -> Any:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer: the names of its tensors, and what may differ between layers.
-
-    Names are modules of the checkpoint, without ".weight" and ".bias". Modules of one tuple have
-    the same input, so a backend may concatenate their matrices.
+    """One layer: the names of its tensors, and what may differ between layers. Names are modules of
+    the checkpoint, without ".weight" and ".bias". Modules of one tuple have the same input, so a
+    backend may concatenate their matrices.
     """
 
     config: Any = field(compare=False, repr=False)  # LlamaConfig, whose file imports this one

@@ -1,7 +1,6 @@
-"""The user's cache folder: machine code, and weights in the cpu backend's layout.
-
-Its size is limited to MLX_LLAMA_CACHE_SIZE, else a quarter of the disk's free space. The least
-recently used weights are evicted first. Failures are not errors: the files are made again.
+"""The user's cache folder: machine code, and weights in the cpu backend's layout. Its size is
+limited to MLX_LLAMA_CACHE_SIZE, else a quarter of the disk's free space. The least recently used
+weights are evicted first. Failures are not errors: the files are made again.
 """
 
 from __future__ import annotations

@@ -98,12 +98,8 @@ def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any
 
 def write_file(path: str | os.PathLike, content: bytes, is_private: bool = False) -> None:
     """Write a file atomically, through a temporary file in its folder. Symbolic links stay.
-
-    is_private: only the owner may read the file.
-
-    Raises:
-        OSError: it cannot be written, or the path exists and is not a regular file.
-        ValueError: a NUL in the name.
+    is_private: only the owner may read the file. Raises OSError: it cannot be written, or the path
+    exists and is not a regular file. ValueError: a NUL in the name.
     """
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))

@@ -9,8 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
-# _signal has signal's functions without their enum look-ups, which take longer than the rest of a
-# short tick.
+# _signal has signal's functions without enum look-ups, the most of a short tick.
 class uninterrupted:
     """Defer Ctrl-C to the end of the block, in the main thread; other threads never receive it."""
 

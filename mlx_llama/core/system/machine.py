@@ -1,7 +1,6 @@
-"""Memory and cores of this machine, and of the container around this process.
-
-psutil describes the machine, but not a container's limits (cgroup 2), the cores that this process
-may run on, or a Mac's performance cores. Functions import it, which takes 15 ms.
+"""Memory and cores of this machine, and of the container around this process. psutil describes the
+machine, but not a container's limits (cgroup 2), the cores that this process may run on, or a Mac's
+performance cores. Functions import it, which takes 15 ms.
 """
 
 from __future__ import annotations
@@ -109,10 +108,8 @@ def map_file(file: BinaryIO) -> FileMap:
 def prefer_huge_pages(mapped: mmap.mmap) -> None:
     """Map a file in huge pages if the system can."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # disabled in this kernel
             mapped.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # disabled in this kernel
-            pass
 
 
 def has_huge_pages(address: int, nbytes: int) -> bool:

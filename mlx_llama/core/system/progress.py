@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO
 
@@ -102,23 +102,16 @@ def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
     if not in_notebook():
         yield
         return
-    bar = NotebookBar(label, patience)
-    try:
-        with reported(bar.show):
-            yield
-    finally:
-        bar.close()
+    with closing(NotebookBar(label, patience)) as bar, reported(bar.show):
+        yield
 
 
 @contextmanager
 def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr or in a notebook; yields a function of the number of items done."""
     if in_notebook():
-        bar = NotebookBar(label)
-        try:
+        with closing(NotebookBar(label)) as bar:
             yield lambda done: bar.show(done, total)
-        finally:
-            bar.close()
         return
     if not moves_cursor(sys.stderr):
         yield lambda done: None
