@@ -54,7 +54,8 @@ SAME = """
     sentence text; occupied busy taken already; wife colleague friend mate another; reach connect
     connection listens; load open run; train finetune fine-tuning; picture image photo; function
     tool; ignored effect; nan infinite finite; vocabulary tokenizer; parse parsed stays; timed
-    timeout longer; first starting start
+    timeout longer; first starting start; reply answer response; login account licence; restart
+    reboot; overwrite overwritten exists; incomplete half halfway cut
 """
 
 
