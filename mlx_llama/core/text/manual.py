@@ -34,7 +34,7 @@ QUOTED = 300  # maximum number of characters to show
 STOP_WORDS = frozenset(
     """a about again all also am an and any are as at be because been but by can cannot could did do
     does doing don for from get gets getting give given go goes got had happen happens has have he
-    help here how i if in into is it its just keep know let like llama may me mean means mlx model
+    help here how i if in into is it its just keep know let like llama may me mean means model
     more much my need no nor not now of ok on one only or other our out own please s same say
     says see she should show so some such t tell than thank thanks that the their them then there
     these they thing things this those to too try up us use used uses using very want was way we
@@ -153,7 +153,7 @@ def list_stems(text: str) -> list[str]:
     """List the stem of each word, without stop words and short numbers."""
     return [
         stem_word(word)
-        for word in re.findall(r"[a-z0-9]+", text.lower())
+        for word in re.findall(r"mlx_llama|[a-z0-9]+", text.lower())
         if word not in STOP_WORDS and len(word) > (2 if word.isdecimal() else 1)
     ]
 
