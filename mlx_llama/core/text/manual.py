@@ -20,11 +20,13 @@ LEFT_OUT = ("figures", "design")
 
 # BM25's usual constants. Those below were tuned on examples/training/evaluation.
 K1, B = 1.2, 0.75
-UNKNOWN = 0.5  # weight of a word that no page has, relative to the rarest words'
-SECTION = 0.5  # weight of the section's score, added to the passage's
+UNKNOWN = 0.75  # weight of a word that no page has, relative to the rarest words'
+SECTION = 0.3  # weight of the section's score, added to the passage's
 ANSWER = 0.6  # weight of the answer's first words, added to the question's
-TROUBLE = 1.3  # factor of the page of error messages
-MIN_RELEVANCE = 7.0  # score times the covered part of the question
+HELP = 1.2  # factor of the pages of error messages and of commands
+HELP_PAGES = ("troubleshooting.md", "commands.md", "coming-from.md")
+FIRST = 2  # further times that a row's first cell counts, which names its subject
+MIN_RELEVANCE = 9.0  # score times the covered part of the question
 MAX_CELLS = 4  # of a row; longer ones are figures
 PASSAGE = 120  # characters after which a paragraph is split at the next sentence
 QUOTED = 300  # maximum number of characters to show
@@ -32,27 +34,28 @@ QUOTED = 300  # maximum number of characters to show
 STOP_WORDS = frozenset(
     """a about again all also am an and any are as at be because been but by can cannot could did do
     does doing don for from get gets getting give given go goes got had happen happens has have he
-    help here how i if in into is it its just keep know let like llama may me mean means mlx model
+    help here how i if in into is it its just keep know let like llama may me mean means model
     more much my need no nor not now of ok on one only or other our out own please s same say
     says see she should show so some such t tell than thank thanks that the their them then there
     these they thing things this those to too try up us use used uses using very want was way we
     were what when where whether which while who why will with without would yes you your
-    error errno oserror exception message python hello hi something anything everything
+    error exception message python hello hi something anything everything
     really""".split()
 )
 # Synonyms in questions and pages, in groups
 SAME = """
     gpu graphics card; memory ram; slow fast speed; crash crashed killed kills; laptop notebook
-    computer machine pc phone tablet; gibberish garbage nonsense garbled babbles; long longest
+    computer machine pc phone tablet; gibberish garbage nonsense garbled babbles sense; long longest
     length limit maximum max most cap; old outdated newer; webpage website web ui gui interface
     browser page; convert shrink compress quantize quantise quantisation; close quit exit leave
-    leaves; internet offline online network wifi; delete remove erase rm clear; download pull
-    fetch; http api rest server; json schema regex grammar; apple mac macbook; rtx geforce
-    nvidia; password key; broken corrupt corrupted damaged truncated; stops breaks cut; sentence
-    text; occupied busy taken already; wife colleague friend another; reach connect connection
-    listens; load open run; train finetune fine-tuning; picture image photo; function tool;
-    ignored effect; nan infinite finite; vocabulary tokenizer; parse parsed stays; timed timeout
-    longer; first starting start
+    leaves; internet offline online network wifi; delete remove erase rm clear rid uninstall;
+    download pull fetch; http api rest server; json schema regex grammar; apple mac macbook; rtx
+    geforce nvidia; password key; broken corrupt corrupted damaged truncated; stops breaks cut;
+    sentence text; occupied busy taken already; wife colleague friend mate another; reach connect
+    connection listens; load open run; train finetune fine-tuning; picture image photo; function
+    tool; ignored effect; nan infinite finite; vocabulary tokenizer; parse parsed stays; timed
+    timeout longer; first starting start; reply answer response; login account licence; restart
+    reboot; overwrite overwritten exists; incomplete half halfway cut
 """
 
 
@@ -115,9 +118,9 @@ class Manual:
             sections.setdefault((page, title), [page, title]).append(text)
         self._place = {key: index for index, key in enumerate(sections)}
         self._sections = Index(map(" ".join, sections.values()))
-        # The first cell names the row's subject: it counts twice.
         self._passages = Index(
-            f"{title} {text} {text.partition(': ')[0]}" for _, title, text in self.passages
+            f"{title} {text}" + FIRST * f" {text.partition(': ')[0]}"
+            for _, title, text in self.passages
         )
 
     def find(self, question: str, answer: str = "") -> Passage | None:
@@ -134,7 +137,7 @@ class Manual:
             passage = self.passages[index]
             whole, all_covered = sections[self._place[passage.page, passage.title]]
             score += (SECTION * whole if score else 0.0) + ANSWER * agreed[index][0]
-            factor = TROUBLE if passage.page.endswith("troubleshooting.md") else 1.0
+            factor = HELP if passage.page.endswith(HELP_PAGES) else 1.0
             rated = factor * score * (covered + all_covered) / 2
             if rated > relevance:
                 best, relevance = passage, rated
@@ -147,13 +150,18 @@ def list_meanings(text: str) -> list[set[str]]:
 
 
 def list_stems(text: str) -> list[str]:
-    """List the first six letters of each word, without stop words and short numbers."""
-    words = re.findall(r"[a-z0-9]+", text.lower())
+    """List the stem of each word, without stop words and short numbers."""
     return [
-        word[:6]
-        for word in words
+        stem_word(word)
+        for word in re.findall(r"mlx_llama|[a-z0-9]+", text.lower())
         if word not in STOP_WORDS and len(word) > (2 if word.isdecimal() else 1)
     ]
+
+
+def stem_word(word: str) -> str:
+    """The first six letters of a word without its ending: "stop" of "stops" and "stopped"."""
+    stem = re.sub(r"(?<=[a-z]{3})(ing|ed|es|s|e)$", "", word) if not word.endswith("ss") else word
+    return re.sub(r"([^lsz])\1$", r"\1", stem)[:6]
 
 
 def group_synonyms(groups: str) -> dict[str, set[str]]:
@@ -183,7 +191,10 @@ def split_page(page: str, text: str) -> Iterator[Passage]:
             parts = [line.strip()]
         elif is_row and not is_rule(line) and not is_rule(following):
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            parts += [": ".join(filter(None, cells))] * (len(cells) <= MAX_CELLS)
+            if len(cells) <= MAX_CELLS:  # a passage for each wording of the first cell
+                parts += [
+                    ": ".join(filter(None, [first, *cells[1:]])) for first in cells[0].split("; ")
+                ]
         elif not code and not is_fence and not heading and not is_row and line.strip():
             paragraph.append(line.strip())
         # Skip lines without words of a question, such as a bracket or a call of `print`.

@@ -9,7 +9,12 @@ from mlx_llama.core.text.manual import Manual, Passage, list_stems, load_manual,
 ROOT = Path(__file__).resolve().parents[3]
 PATH = "docs/troubleshooting.md"
 PAGE = (ROOT / PATH).read_text(encoding="utf-8")
-SYMPTOMS = [row for row in re.findall(r"^\| (.+?) \| .+ \|$", PAGE, re.M) if "what you" not in row]
+SYMPTOMS = [
+    wording
+    for row in re.findall(r"^\| (.+?) \| .+ \|$", PAGE, re.M)
+    if row not in ("message", "what you see")
+    for wording in row.split("; ")
+]
 
 EXAMPLE = """# A page
 
@@ -20,7 +25,7 @@ goes on.
 
 | message | what to do |
 |---|---|
-| `port in use` | take another port |
+| `port in use`; port 80 is taken | take another port |
 
 ```sh
 run --port 8081   # another port
@@ -37,6 +42,7 @@ def test_a_page_in_passages():
     assert [(title, text) for _, title, text in passages] == [
         ("A page", "First sentence. It has a [link](x.md) and goes on."),
         ("Rows", "`port in use`: take another port"),
+        ("Rows", "port 80 is taken: take another port"),
         ("Rows", "run --port 8081   # another port"),
     ]
     manual = Manual([("docs/page.md", EXAMPLE)])
@@ -45,12 +51,15 @@ def test_a_page_in_passages():
 
 
 def test_messages_find_their_rows():
-    """All lead to the page, and nearly all to the very row."""
+    """Nearly every wording of a message leads to its row."""
     asked = [symptom for symptom in SYMPTOMS if len(list_stems(symptom)) > 1]
     passages = [load_manual().find(symptom.replace("`", "")) for symptom in asked]
-    assert len(asked) >= 45 and {passage and passage.page for passage in passages} == {PATH}
-    missed = [row for row, passage in zip(asked, passages) if not passage.text.startswith(row)]
-    assert len(missed) <= 3, missed
+    missed = [
+        symptom
+        for symptom, passage in zip(asked, passages)
+        if not str(passage and passage.text).startswith(symptom)
+    ]
+    assert len(asked) >= 200 and len(missed) <= 0.05 * len(asked), missed
 
 
 def test_other_subjects_find_nothing():
