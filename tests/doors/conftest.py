@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from making import make_checkpoint
+from making_adapters import write_random
 
 from mlx_llama import cli
 
@@ -30,6 +31,15 @@ def roomy(tmp_path_factory):
     return make_checkpoint(
         tmp_path_factory.mktemp("roomy") / "roomy", max_position_embeddings=100_000
     )
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """(a checkpoint named toy, [its adapters sea and sky])."""
+    folder = tmp_path_factory.mktemp("adapters")
+    fields = {"intermediate_size": 128, "max_position_embeddings": 512}
+    base, names = make_checkpoint(folder / "toy", **fields), enumerate(("sea", "sky"))
+    return base, [write_random(base, folder / name, seed) for seed, name in names]
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from making import make_checkpoint
-from making_adapters import write_random
 
 from mlx_llama import generate, load, quantize
 from mlx_llama.bench import command as bench
@@ -19,14 +17,6 @@ from mlx_llama.parity import command as parity
 BIASED = {"max_tokens": 8, "logit_bias": {1: -100, 2: -100}}
 FLAGS = "--backend cpu --ignore-chat-template -m 8 --logit-bias 1=-100 --logit-bias 2=-100 -p"
 ASK = (*FLAGS.split(), "Once upon a time")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapters")
-    base = make_checkpoint(folder / "toy", intermediate_size=128)
-    names = enumerate(("sea", "sky"))
-    return base, [write_random(base, folder / name, seed) for seed, name in names]
 
 
 def text(base, adapters):

@@ -126,34 +126,34 @@ def test_a_bad_command_is_one_line_and_changes_nothing(session, line, words):
 
 
 def test_set_shows_sets_and_resets(session):
-    def set(line: str) -> str:
+    def change(line: str) -> str:
         return command(session, f"/set {line}")
 
     everything = command(session, "/set")
     assert re.search(r"max_tokens +4 +user", everything)
     assert re.search(r"seed +random +default", everything)
-    assert set("temp") == "temperature = 0 (default): softmax temperature; 0 is greedy"
-    assert set("temp 0.7") == "temperature = 0.7 (user)"
+    assert change("temp") == "temperature = 0 (default): softmax temperature; 0 is greedy"
+    assert change("temp 0.7") == "temperature = 0.7 (user)"
     assert session.resolve().options.temperature == 0.7
-    assert set("--temp default") == "temperature = 0 (default)"
-    assert set("n 9") == "max_tokens = 9 (user)"
-    assert set("seed 5") == "seed = 5 (user)"
-    assert set("seed random") == "seed = random (default)"
+    assert change("--temp default") == "temperature = 0 (default)"
+    assert change("n 9") == "max_tokens = 9 (user)"
+    assert change("seed 5") == "seed = 5 (user)"
+    assert change("seed random") == "seed = random (default)"
     # as it must be typed
     for name in ("speculate", "logprobs", "schema", "regex", "grammar"):
         assert re.search(rf"{name} +none +default", everything)
         origin = "user" if name == "speculate" else "default"
-        assert set(f"{name} none") == f"{name} = none ({origin})"
+        assert change(f"{name} none") == f"{name} = none ({origin})"
     session.defaults.lift_limit()
-    assert set("max_tokens none") == "max_tokens = none (default)"
-    assert set("regex a+") == "regex = a+ (user)"
-    assert set("regex none") == "regex = none (default)"
-    assert set('schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
-    set("schema default")
-    assert set(r"stop 'a b' \n") == r"stop = 'a b' n (user)"
-    assert set(r"stop '\n\n' User:") == r"stop = '\n\n' User: (user)"
+    assert change("max_tokens none") == "max_tokens = none (default)"
+    assert change("regex a+") == "regex = a+ (user)"
+    assert change("regex none") == "regex = none (default)"
+    assert change('schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
+    change("schema default")
+    assert change(r"stop 'a b' \n") == r"stop = 'a b' n (user)"
+    assert change(r"stop '\n\n' User:") == r"stop = '\n\n' User: (user)"
     assert session.resolve().options.stop == ("\n\n", "User:")
-    assert set("logit_bias 5=-2 7+1") == "logit_bias = 5=-2 7=1 (user)"
+    assert change("logit_bias 5=-2 7+1") == "logit_bias = 5=-2 7=1 (user)"
     assert session.resolve().options.logit_bias == {5: -2, 7: 1}
 
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from making import make_checkpoint
-from making_adapters import write_random
 
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.server import command
 
 from .conftest import text_of
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapters")
-    base = make_checkpoint(folder / "toy", max_position_embeddings=512)
-    return base, [
-        write_random(base, folder / name, seed) for seed, name in enumerate(("sea", "sky"))
-    ]
 
 
 def test_the_model_s_name_chooses_the_adapter(folders, serve):
