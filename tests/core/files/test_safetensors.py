@@ -122,15 +122,10 @@ def test_a_long_header_is_refused_before_it_is_read(tmp_path):
 def test_the_longest_header_takes_little_memory(header, tmp_path):
     path = file_with(header, path=tmp_path / "model.safetensors")
     script = (
-        "import sys\n"
-        "from mlx_llama.core.errors import CheckpointError\n"
-        "from mlx_llama.core.files.safetensors import SafetensorsFile\n"
-        "from mlx_llama.core.system.machine import peak_memory\n"
-        "before = peak_memory()\n"
-        "try:\n"
-        "    SafetensorsFile(sys.argv[1])\n"
-        "except CheckpointError:\n"
-        "    print(peak_memory() - before)\n"
+        "import sys\nfrom mlx_llama.core.errors import CheckpointError\nfrom "
+        "mlx_llama.core.files.safetensors import SafetensorsFile\nfrom "
+        "mlx_llama.core.system.machine import peak_memory\nbefore = peak_memory()\ntry:\n    "
+        "SafetensorsFile(sys.argv[1])\nexcept CheckpointError:\n    print(peak_memory() - before)\n"
     )
     done = run_python("-c", script, path)
     assert int(done.stdout) < 200e6, done.stderr
