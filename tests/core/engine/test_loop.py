@@ -24,27 +24,15 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead, ctrl_c):
         {},
         {"regex": "(once|twice)uponatime"},
     ]
-    wanted = [
-        alone(prompt, max_tokens=6, **options).tokens
-        for prompt, options in zip(prompts, all_options)
-    ]
+    asked = [(prompt, {"max_tokens": 6} | more) for prompt, more in zip(prompts, all_options)]
+    wanted = [alone(prompt, **options).tokens for prompt, options in asked]
     # Not loop.py: a trace raises between a block and the release of its lock, where no signal
     # arrives.
-    files = (
-        "scheduler.py",
-        "queues.py",
-        "memory.py",
-        "rows.py",
-        "steps.py",
-        "device.py",
-        "speculate.py",
-    )
+    names = "scheduler queues memory rows steps device speculate".split()
+    files = tuple(f"{name}.py" for name in names)
     for line in itertools.count(3, 7):
         backend, loop = make(runs_ahead, kept_rows=1)
-        handles = [
-            loop.submit(request(prompt, max_tokens=6, **options))
-            for prompt, options in zip(prompts, all_options)
-        ]
+        handles = [loop.submit(request(prompt, **options)) for prompt, options in asked]
         count = 0
 
         def trace(frame, event, arg):
@@ -128,17 +116,10 @@ def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
     loop.close()
     for i, prompt in enumerate(prompts):
         done, wanted = answers[i][0], alone(prompt, max_tokens=30)
-        assert (
-            done.tokens == wanted.tokens
-            if i % 5 < 4
-            else done.tokens == wanted.tokens[: len(done.tokens)]
-        )
+        assert done.tokens == wanted.tokens[: None if i % 5 < 4 else len(done.tokens)]
     assert not loop.scheduler.queues.running and loop.scheduler.cache.nbytes == 0
-    # inline again
-    assert (
-        loop.submit(request(PROMPT, max_tokens=4)).finish().tokens
-        == alone(PROMPT, max_tokens=4).tokens
-    )
+    again = loop.submit(request(PROMPT, max_tokens=4)).finish()  # inline
+    assert again.tokens == alone(PROMPT, max_tokens=4).tokens
 
 
 def test_closing_ends_requests_that_someone_waits_for():
@@ -155,14 +136,11 @@ def test_consumers_on_many_threads_tick_inline():
     backend, loop = make()
     backend.step_seconds = 0.002  # so that the requests meet
     prompts, answers = make_prompts(12, longest=100), {}
-    threads = [
-        threading.Thread(
-            target=lambda i=i: answers.update(
-                {i: loop.submit(request(prompts[i], max_tokens=30)).finish().tokens}
-            )
-        )
-        for i in range(12)
-    ]
+
+    def consume(i):
+        answers[i] = loop.submit(request(prompts[i], max_tokens=30)).finish().tokens
+
+    threads = [threading.Thread(target=consume, args=(i,)) for i in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -48,6 +48,21 @@ def serve(loop, prompts, **options):
     return [loop.submit(request(prompt, **options)) for prompt in prompts]
 
 
+def finish_all(handles):
+    return [handle.finish().tokens for handle in handles]
+
+
+def assert_same(done, wanted):
+    assert done.tokens == wanted.tokens and done.text == wanted.text
+    assert done.finish_reason == wanted.finish_reason
+
+
+def assert_idle(loop):
+    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting
+    assert not loop.scheduler.rows.used
+    check_rows(loop)
+
+
 # One request: launches, reads, times
 
 
@@ -67,11 +82,8 @@ def test_one_launch_and_one_read_per_token(count, eos, runs_ahead, chunk):
     assert completion.finish_reason == ("eos" if wanted[-1] == eos else "length")
     before, each = ["launch"] * ((len(PROMPT) - 1) // chunk + 1), ["launch", "read"]
     surplus = runs_ahead and len(wanted) < count  # a step ran ahead of the end token
-    steps = (
-        each * (len(wanted) - 1) + ["launch"] * surplus
-        if runs_ahead
-        else ["read", "launch"] * (len(wanted) - 1)
-    )
+    each = each if runs_ahead else each[::-1]
+    steps = each * (len(wanted) - 1) + ["launch"] * surplus
     assert backend.events == before + steps + ["read"]
     assert (completion.waits, completion.launches) == (len(wanted), len(wanted) + surplus)
     assert completion.read_bytes == 4 * len(wanted) == sum(backend.read_sizes)
@@ -144,13 +156,8 @@ def test_context_and_options_end_an_answer():
 # Batches
 
 
-requests = st.lists(
-    st.tuples(
-        st.integers(0, 9), st.integers(1, 70), st.integers(1, 25), st.integers(0, 8), st.booleans()
-    ),
-    min_size=1,
-    max_size=9,
-)
+ranges = [st.integers(*ends) for ends in ((0, 9), (1, 70), (1, 25), (0, 8))]
+requests = st.lists(st.tuples(*ranges, st.booleans()), min_size=1, max_size=9)
 
 
 @given(
@@ -172,9 +179,8 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
         for shared, length, *_ in drawn
     ]
     prompts = [[token % EOS for token in prompt] for prompt in prompts]
-    backend, loop = make(
-        runs_ahead, max_rows=max_rows, memory=memory and memory * 256 * POSITION_NBYTES, kept_rows=2
-    )
+    memory = memory and memory * 256 * POSITION_NBYTES
+    backend, loop = make(runs_ahead, max_rows=max_rows, memory=memory, kept_rows=2)
     handles = []
     for (_, _, count, kind, cancels), prompt in zip(drawn, prompts):
         options = {**[*MIXED, *RULED][kind], "max_tokens": count, "prefill_step_size": chunk}
@@ -189,15 +195,11 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
         if cancels and done.finish_reason == "interrupted":
             assert done.tokens == wanted.tokens[: len(done.tokens)]
         else:
-            assert done.tokens == wanted.tokens and done.text == wanted.text
-            assert done.finish_reason == wanted.finish_reason
-            assert [token.logprobs for token in done.tokens] == [
-                token.logprobs for token in wanted.tokens
-            ]
+            assert_same(done, wanted)
+            logprobs = [token.logprobs for token in wanted.tokens]
+            assert [token.logprobs for token in done.tokens] == logprobs
     loop.tick()
-    check_rows(loop)
-    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting
-    assert not loop.scheduler.rows.used
+    assert_idle(loop)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -213,7 +215,7 @@ def test_one_step_and_one_read_serve_all_rows(runs_ahead):
     assert backend.calls == [(8, 1)] * 10 and backend.events == ["launch", "read"] * 10
     # the options' arrays are made once
     assert backend.read_sizes == [8 * 4] * 10 and backend.batches == 0
-    assert [handle.finish().tokens for handle in handles] == [
+    assert finish_all(handles) == [
         alone(prompt, max_tokens=40, eos=()).tokens for prompt in make_prompts(8)
     ]
 
@@ -241,9 +243,8 @@ def test_first_come_first_served():
     begun = []
     while not all(handle.done for handle in handles):
         loop.tick()
-        begun += [
-            i for i, handle in enumerate(handles) if handle.completion.tokens and i not in begun
-        ]
+        shown = [i for i, handle in enumerate(handles) if handle.completion.tokens]
+        begun += [i for i in shown if i not in begun]
         assert len(loop.scheduler.queues.running) <= 2
     assert begun == list(range(6))
 
@@ -265,35 +266,29 @@ def test_a_row_that_drafts_delays_itself_alone():
         backend.clear()
     assert drafting.finish().tokens == [int(t) for t in ([1, 2, 3] * 20)]
     assert drafting.completion.accepted > 30
-    assert [handle.finish().tokens for handle in plain] == [[7, 8, 9] * 20, [4, 5, 6] * 20]
+    assert finish_all(plain) == [[7, 8, 9] * 20, [4, 5, 6] * 20]
 
 
 # Memory
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
-def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
+def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead):
     backend, loop = make(runs_ahead, eos=(), memory=5 * 512 * POSITION_NBYTES)
     prompts = make_prompts(64, seed=3, longest=200)
     all_options = [{**MIXED[i % len(MIXED)], "max_tokens": 150 + 10 * (i % 30)} for i in range(64)]
     handles = [
         loop.submit(request(prompt, **options)) for prompt, options in zip(prompts, all_options)
     ]
-    most, aside, set_aside = 0, [], loop.scheduler.queues.set_aside
-    monkeypatch.setattr(
-        loop.scheduler.queues,
-        "set_aside",
-        lambda sequence: (aside.append(sequence), set_aside(sequence)),
-    )
+    most = 0
     while not all(handle.done for handle in handles):
         loop.tick()
         most = max(most, len(loop.scheduler.queues.running))
         assert loop.scheduler.cache.nbytes <= loop.scheduler.rows.budget
-    assert len(aside) > 5 and 5 <= most <= 10
+    assert loop.set_asides > 5 and 5 <= most <= 10
     for handle, prompt, options in zip(handles, prompts, all_options):
         done, wanted = handle.finish(), alone(prompt, eos=(), **options)
-        assert done.tokens == wanted.tokens and done.text == wanted.text
-        assert done.finish_reason == wanted.finish_reason
+        assert_same(done, wanted)
     check_rows(loop)
 
 
@@ -303,9 +298,7 @@ def test_memory_that_the_device_refuses_is_treated_alike():
     backend.memory = 3 * 256 * POSITION_NBYTES
     prompts = make_prompts(6, longest=200)
     handles = serve(loop, prompts, max_tokens=300)
-    assert [handle.finish().tokens for handle in handles] == [
-        alone(prompt, max_tokens=300).tokens for prompt in prompts
-    ]
+    assert finish_all(handles) == [alone(prompt, max_tokens=300).tokens for prompt in prompts]
 
 
 def test_the_youngest_is_set_aside_and_goes_first_again():
@@ -318,23 +311,18 @@ def test_the_youngest_is_set_aside_and_goes_first_again():
     while not old.done:
         loop.tick()
         if 500 < len(old.completion.tokens) < 600:
-            assert [sequence.request.prompt[0] for sequence in loop.scheduler.queues.waiting] == [
-                2,
-                3,
-            ]
+            waiting = [sequence.request.prompt[0] for sequence in loop.scheduler.queues.waiting]
+            assert waiting == [2, 3]
     assert len(last.completion.tokens) < 256  # it was set aside first
-    assert [handle.finish().tokens for handle in (young, last)] == [
+    assert finish_all([young, last]) == [
         alone([n] * 20, max_tokens=600, eos=()).tokens for n in (2, 3)
     ]
 
 
 def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
     backend, loop = make(memory=256 * POSITION_NBYTES)
-    with pytest.raises(
-        ContextError,
-        match=r"the prompt's 300 tokens take 0.5 MB, and the cache may take 0.3 MB: .* raise "
-        "`cache_memory`",
-    ):
+    sizes = r"the prompt's 300 tokens take 0.5 MB, and the cache may take 0.3 MB: .* `cache_memory`"
+    with pytest.raises(ContextError, match=sizes):
         loop.submit(request([1] * 300))
     assert not backend.events and loop.scheduler.cache.nbytes == 0
 
@@ -400,10 +388,8 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - after_ten
     tracemalloc.stop()
-    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting
-    assert not loop.scheduler.rows.used
     assert loop.scheduler.cache.nbytes <= taken and grown < 30_000
-    check_rows(loop)
+    assert_idle(loop)
 
 
 # Prefixes
@@ -435,9 +421,7 @@ def test_a_system_prompt_shared_by_all_is_computed_once():
     system = [token % EOS for token in range(400)]
     prompts = [[*system, *prompt] for prompt in make_prompts(20, longest=9)]
     handles = serve(loop, prompts, max_tokens=10)
-    assert [handle.finish().tokens for handle in handles] == [
-        alone(prompt, max_tokens=10).tokens for prompt in prompts
-    ]
+    assert finish_all(handles) == [alone(prompt, max_tokens=10).tokens for prompt in prompts]
     assert backend.positions < 400 + sum(map(len, prompts)) - 20 * 400 + 20 * 10 + 20
     assert [handle.completion.reused_tokens >= 400 for handle in handles] == [False] + [True] * 19
 
@@ -533,27 +517,21 @@ def test_an_exported_row_goes_on_elsewhere():
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, period):
     """Drafting rows beside each other and beside plain ones, with set-asides."""
-    draft = (
-        None if kind == "prompt" else {"period": period, "salt": 0 if kind == "right model" else 1}
-    )
-    model = {"period": period}
-    backend, loop = make(
-        runs_ahead, model=model, draft=draft, memory=9 * 256 * POSITION_NBYTES, kept_rows=2
-    )
+    model, memory = {"period": period}, 9 * 256 * POSITION_NBYTES
+    draft = None if kind == "prompt" else model | {"salt": int(kind == "wrong model")}
+    backend, loop = make(runs_ahead, model=model, draft=draft, memory=memory, kept_rows=2)
     prompts = [(prompt * 40)[: 30 + 20 * i] for i, prompt in enumerate(make_prompts(9, longest=6))]
     handles = []
     for i, prompt in enumerate(prompts):
-        options = {**MIXED[i % len(MIXED)], "max_tokens": 60, "speculate": "none"} | (
-            {} if i % 3 == 0 else {"speculate": "prompt" if kind == "prompt" else "model"}
-        )
-        handles.append(
-            (loop.submit(request(prompt, **options)), prompt, options | {"speculate": "none"})
-        )
+        options = {**MIXED[i % len(MIXED)], "max_tokens": 60}
+        speculate = "none" if i % 3 == 0 else "prompt" if kind == "prompt" else "model"
+        handle = loop.submit(request(prompt, speculate=speculate, **options))
+        handles.append((handle, prompt, options))
     drafted = accepted = 0
     for handle, prompt, options in handles:
-        done, wanted = handle.finish(), alone(prompt, model=model, **options)
-        assert done.tokens == wanted.tokens and done.text == wanted.text
-        assert done.finish_reason == wanted.finish_reason
+        done = handle.finish()
+        wanted = alone(prompt, model=model, speculate="none", **options)
+        assert_same(done, wanted)
         drafted, accepted = drafted + done.drafted, accepted + done.accepted
         assert done.accepted <= done.drafted
     if kind == "right model":
@@ -568,9 +546,8 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     model, prompt = {"period": 4}, [0, 1, 2, 3] * 3
     wanted = alone(prompt, model=model, eos=(eos,), max_tokens=count)
     backend, loop = make(runs_ahead, model=model, eos=(eos,), draft=model if by_model else None)
-    handle = loop.submit(
-        request(prompt, max_tokens=count, speculate="model" if by_model else "prompt")
-    )
+    speculate = "model" if by_model else "prompt"
+    handle = loop.submit(request(prompt, max_tokens=count, speculate=speculate))
     assert list(handle.tokens()) == wanted.tokens
     done = handle.completion
     assert done.text == wanted.text and done.finish_reason == wanted.finish_reason
@@ -592,15 +569,13 @@ def test_a_stop_string_inside_a_verification_ends_there():
     for stop in ("cd", "ea", "bcd"):
         backend, loop = make(model=model, eos=())
         prompt = [0, 1, 2, 3, 4, 0]
-        done = loop.submit(
-            request(prompt * 3, max_tokens=40, speculate="prompt", stop=stop)
-        ).finish()
+        how = dict(max_tokens=40, speculate="prompt", stop=stop)
+        done = loop.submit(request(prompt * 3, **how)).finish()
         wanted = alone(prompt * 3, model=model, eos=(), max_tokens=40, stop=stop)
         assert (done.tokens, done.text, done.stop) == (wanted.tokens, wanted.text, stop)
         check_rows(loop)
-        assert loop.scheduler.cache.lengths[next(iter(loop.scheduler.rows.kept))] <= 18 + len(
-            done.tokens
-        )
+        row = next(iter(loop.scheduler.rows.kept))
+        assert loop.scheduler.cache.lengths[row] <= 18 + len(done.tokens)
 
 
 def test_a_draft_model_that_fails_is_not_missed():
@@ -655,25 +630,22 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
     handles = serve(loop, prompts, max_tokens=20)
     failures = []
 
+    def is_bad(row):
+        return loop.scheduler.cache.tokens[row][:12].tolist() == [48] * 12
+
+    def fail(count):
+        failures.append(count)
+        raise ToyError("row 2 is bad")
+
     def fault(model, tokens, view):
-        bad = [
-            span
-            for span in view.spans
-            if loop.scheduler.cache.tokens[span.row][:12].tolist() == [48] * 12
-        ]
-        if (where == "prompt" and tokens[0].tolist() == [48] * 12) or (
-            where == "step" and bad and bad[0].start >= 16
-        ):
-            failures.append(view.batch)
-            raise ToyError("row 2 is bad")
+        bad = [span for span in view.spans if is_bad(span.row)]
+        is_prompt = where == "prompt" and tokens[0].tolist() == [48] * 12
+        if is_prompt or (where == "step" and bad and bad[0].start >= 16):
+            fail(view.batch)
 
     def late_fault(cache, rows):
-        if any(
-            cache.lengths[row] >= 17 and cache.tokens[row][:12].tolist() == [48] * 12
-            for row in rows
-        ):
-            failures.append(len(rows))
-            raise ToyError("row 2 is bad")
+        if any(cache.lengths[row] >= 17 and is_bad(row) for row in rows):
+            fail(len(rows))
 
     if where == "late":
         backend.late_fault = late_fault
@@ -706,14 +678,8 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
     error.
     """
     model = {"period": 3 if kind == "drafts" else 0}
-    all_options = [
-        {
-            "max_tokens": 15,
-            "speculate": "prompt" if kind == "drafts" else "none",
-            **(RULED[i] if kind == "rules" else {}),
-        }
-        for i in range(4)
-    ]
+    shared = {"max_tokens": 15, "speculate": "prompt" if kind == "drafts" else "none"}
+    all_options = [shared | (RULED[i] if kind == "rules" else {}) for i in range(4)]
     backend, loop = make(runs_ahead, model=model)
     prompts = [(prompt * 5)[:20] for prompt in make_prompts(4, longest=5)]
     handles = [
@@ -748,10 +714,8 @@ def test_a_defect_of_the_loop_ends_the_running_requests_and_not_the_loop(monkeyp
         patch.setattr(loop.scheduler, "_launch", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             handle.finish()
-    assert (
-        loop.submit(request(PROMPT, max_tokens=9)).finish().tokens
-        == alone(PROMPT, max_tokens=9).tokens
-    )
+    again = loop.submit(request(PROMPT, max_tokens=9)).finish()
+    assert again.tokens == alone(PROMPT, max_tokens=9).tokens
     check_rows(loop)
 
 
@@ -765,9 +729,7 @@ CALLS = [
 ]
 
 
-def serve_six(
-    runs_ahead: bool, error: Exception | None = None, at: int = 0
-) -> tuple[int, list, object]:
+def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0):
     """Six requests, the last two after the first ones ran, in memory for four; the call of number
     `at` raises. Returns the number of calls, the handles and the loop."""
     count = 0
@@ -791,17 +753,9 @@ def serve_six(
 
         handles = []
         for number, prompt in enumerate(prompts):
-            handles.append(
-                loop.submit(
-                    request(
-                        prompt,
-                        max_tokens=16 + 9 * (number == 1),
-                        prefill_step_size=128,
-                        speculate="prompt" if number == 2 else "none",
-                        **MIXED[number % 5],
-                    )
-                )
-            )
+            options = MIXED[number % 5] | {"max_tokens": 16 + 9 * (number == 1)}
+            options |= {"prefill_step_size": 128, "speculate": "prompt" if number == 2 else "none"}
+            handles.append(loop.submit(request(prompt, **options)))
             if number == 0:
                 for owner, names in CALLS:
                     for name in names.split():
@@ -872,13 +826,8 @@ def test_greedy_tokens_are_those_of_transformers(toy, backend):
     together = ours.batch(prompts, max_tokens=40, prefill_step_size=32)
     for prompt, in_company in zip(prompts, together):
         with torch.no_grad():
-            wanted = peer.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=40,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=2,
-            )[0, len(prompt) :].tolist()
+            how = dict(max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=2)
+            wanted = peer.generate(torch.tensor([prompt]), **how)[0, len(prompt) :].tolist()
         got = ours.generate(prompt, max_tokens=40, prefill_step_size=32)
         assert got.tokens == wanted == in_company.tokens
         assert got.finish_reason == ("eos" if wanted[-1] == 2 else "length")

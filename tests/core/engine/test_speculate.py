@@ -81,31 +81,17 @@ def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
 
 
 def test_drafts_keep_to_the_room_and_end_with_an_end_token():
-    speculation = Speculation(
-        Fixed([5, 6, 2, 7, 8, 9, 10, 11]), Writer(Completion(), eos=frozenset({2}))
-    )
-    assert [speculation.draft(room) for room in (-1, 0, 1, 2, 3, 9)] == [
-        [],
-        [],
-        [5],
-        [5, 6],
-        [5, 6, 2],
-        [5, 6, 2],
-    ]
+    writer = Writer(Completion(), eos=frozenset({2}))
+    speculation = Speculation(Fixed([5, 6, 2, 7, 8, 9, 10, 11]), writer)
+    for room, count in ((-1, 0), (0, 0), (1, 1), (2, 2), (3, 3), (9, 3)):
+        assert speculation.draft(room) == [5, 6, 2][:count]
     assert Speculation(None, Writer(Completion())).draft(9) == []
 
 
 def test_the_pace_quickens_and_slackens():
     pace = Pace(8)
-    for drafted, right, following in (
-        (4, 4, 8),
-        (8, 8, 8),
-        (8, 3, 4),
-        (4, 0, 2),
-        (2, 1, 2),
-        (2, 2, 4),
-        (4, 4, 8),
-    ):
+    steps = ((4, 4, 8), (8, 8, 8), (8, 3, 4), (4, 0, 2), (2, 1, 2), (2, 2, 4), (4, 4, 8))
+    for drafted, right, following in steps:
         assert pace.next == drafted and pace.update(drafted, right) is None
         assert pace.next == following
     assert Pace(3).next == 3
@@ -135,9 +121,8 @@ def test_only_the_last_drafts_are_looked_back_at():
         speculation.accept([5, 5, 5, 5], [4, 0, 0, 0, 0])
     assert speculation.drafter is None and not speculation.may_draft_next()
     assert speculation.draft(9) == []
-    assert completion.notices == [
-        "speculation was switched off: 0 of the last 24 drafted tokens were right"
-    ]
+    said = "speculation was switched off: 0 of the last 24 drafted tokens were right"
+    assert completion.notices == [said]
     assert (completion.drafted, completion.accepted, completion.speculation_ended) == (24, 0, 4)
 
 
@@ -166,16 +151,11 @@ def test_another_kind_is_refused_with_those_there_are(bad, plain):
 def test_the_kind_in_force_and_its_notices(plain, drafting):
     def seen(llm, **options):
         done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **options)
-        return done.options["speculate"], [
-            notice for notice in done.notices if "draft" in notice or "specul" in notice
-        ]
+        notices = [said for said in done.notices if "draft" in said or "specul" in said]
+        return done.options["speculate"], notices
 
-    assert (
-        seen(plain)
-        == seen(plain, speculate="none")
-        == seen(drafting, speculate="none")
-        == ("none", [])
-    )
+    assert seen(plain) == seen(plain, speculate="none") == ("none", [])
+    assert seen(drafting, speculate="none") == ("none", [])
     assert seen(plain, speculate="prompt") == ("prompt", [])
     assert seen(drafting) == seen(drafting, speculate="model") == ("model", [])
     assert seen(drafting, speculate="prompt") == (
@@ -232,16 +212,9 @@ def test_another_vocabulary_is_refused_before_the_weights_are_read(
 def test_the_notice_of_a_session_comes_once_and_when_the_option_changes(drafting):
     chat = drafting.chat(max_tokens=3)
     said = lambda done: [notice for notice in done.notices if "not used" in notice]  # noqa: E731
-    assert [
-        bool(said(chat.send("a", **options)))
-        for options in (
-            {},
-            {"speculate": "prompt"},
-            {"speculate": "prompt"},
-            {},
-            {"speculate": "prompt"},
-        )
-    ] == [False, True, False, False, True]
+    for kind, is_told in ((None, 0), ("prompt", 1), ("prompt", 0), (None, 0), ("prompt", 1)):
+        options = {"speculate": kind} if kind else {}
+        assert bool(said(chat.send("a", **options))) == is_told
 
 
 def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, drafting, tmp_path):
@@ -258,14 +231,8 @@ def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, dr
 
 
 def test_the_door(toy, tmp_path, capsys):
-    words = [
-        *f"--model {toy} --backend cpu".split(),
-        "-p",
-        "once once once once",
-        "--ignore-chat-template",
-        "-m",
-        "30",
-    ]
+    words = f"--model {toy} --backend cpu --ignore-chat-template -m 30 -p".split()
+    words.append("once once once once")
     assert cli.run(generate.main, words) == 0
     wanted = capsys.readouterr().out
     assert cli.run(generate.main, [*words, "--speculate", "prompt", "--stats"]) == 0

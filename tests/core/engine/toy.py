@@ -199,15 +199,13 @@ class ToyModel:
         return self._compute(tokens, index_pos, cache, rows)
 
     def step(self, tokens, index_pos, cache, sampling, *, rows=None, masks=None):
-        return self._sample(
-            self._compute(tokens, index_pos, cache, rows), cache, sampling, rows, masks
-        )
+        logits = self._compute(tokens, index_pos, cache, rows)
+        return self._sample(logits, cache, sampling, rows, masks)
 
     def sample(self, logits, cache, sampling, *, rows=None, masks=None):
         assert isinstance(logits, np.ndarray) and logits.dtype == np.float32
-        return self._sample(
-            [[row.astype(np.float64)] for row in logits], cache, sampling, rows, masks
-        )
+        logits = [[row.astype(np.float64)] for row in logits]
+        return self._sample(logits, cache, sampling, rows, masks)
 
     def _sample(self, logits, cache, sampling, rows, masks):
         rows = range(len(logits)) if rows is None else rows
@@ -219,12 +217,10 @@ class ToyModel:
             [sampling.draw(i, logits[i][-1], cache.lengths[row], recent[i], masks[i])]
             for i, row in enumerate(rows)
         ]
-        last = np.array([scores[-1] for scores in logits], np.float32)
-        return ToyArray(
-            drawn
-            if sampling.logprobs is None
-            else pack(np.array(drawn, np.int32), last, sampling.logprobs)
-        )
+        if sampling.logprobs is not None:
+            last = np.array([scores[-1] for scores in logits], np.float32)
+            drawn = pack(np.array(drawn, np.int32), last, sampling.logprobs)
+        return ToyArray(drawn)
 
     def verify(self, tokens, index_pos, cache, sampling, *, rows=None):
         logits = self._compute(tokens, index_pos, cache, rows)[0]
@@ -237,10 +233,8 @@ class ToyModel:
         return ToyArray([drawn])
 
     def _compute(self, tokens, index_pos, cache, rows):
-        tokens = (
-            tokens._values if isinstance(tokens, ToyArray) else checked_tokens(tokens, VOCABULARY)
-        )
-        backend = self.backend
+        is_array, backend = isinstance(tokens, ToyArray), self.backend
+        tokens = tokens._values if is_array else checked_tokens(tokens, VOCABULARY)
         with cache.view(tokens, index_pos, rows) as view:
             backend.positions += view.batch * view.count
             backend.calls.append((view.batch, view.count))
@@ -399,16 +393,11 @@ def make(
 ):
     """A backend and a loop on it. model, draft: keyword arguments of ToyModel. limits: of Loop."""
     backend = ToyBackend(runs_ahead)
-    made = None if draft is None else ToyModel(backend, **draft)
+    model = ToyModel(backend, **(model or {}))
+    limits["draft"] = None if draft is None else ToyModel(backend, **draft)
+    tokenizer = ToyTokenizer() if text else None
     return backend, Loop(
-        backend,
-        ToyModel(backend, **(model or {})),
-        ToyTokenizer() if text else None,
-        frozenset(eos),
-        context,
-        draft=made,
-        cache_memory=memory,
-        **limits,
+        backend, model, tokenizer, frozenset(eos), context, cache_memory=memory, **limits
     )
 
 

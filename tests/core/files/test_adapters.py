@@ -8,7 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
-from making import make_checkpoint, refusal
+from making import config_fields, make_checkpoint, refusal
 from making_adapters import peft_logits, write_mlx, write_peft, write_random
 from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file, save_file
@@ -36,26 +36,23 @@ def change(base, folder, settings=None, tensors=None):
     return folder
 
 
-def refused(base, folder) -> str:
-    return refusal(lambda: open_checkpoint(base, adapters=[folder]), kind=CheckpointError)
+def refused(base, *folders) -> str:
+    return refusal(lambda: open_checkpoint(base, adapters=[*folders]), kind=CheckpointError)
 
 
 def test_scales_of_both_forms(base, tmp_path):
     plain = write_random(base, tmp_path / "peft", rank=8, alpha=4)
     other = write_mlx(base, tmp_path / "mlx", scale=3.0)
-    first, two, three = (
-        open_checkpoint(base, adapters=[plain, str(other) + "=0.5"]).adapters
-        + open_checkpoint(base, adapters=[f"{plain}=-2"]).adapters
-    )
+    first, two = open_checkpoint(base, adapters=[plain, f"{other}=0.5"]).adapters
+    (three,) = open_checkpoint(base, adapters=[f"{plain}=-2"]).adapters
     assert (first.name, two.name) == ("peft", "mlx")
     assert len({first.digest, two.digest, three.digest}) == 3
     stored = load_file(plain / "adapter_model.safetensors")
     module = "model.layers.0.self_attn.q_proj"
     pair = first.pairs[module]
     np.testing.assert_array_equal(pair.a(), stored[f"base_model.model.{module}.lora_A.weight"])
-    np.testing.assert_array_equal(
-        pair.b(), stored[f"base_model.model.{module}.lora_B.weight"] * np.float32(0.5)
-    )
+    b = stored[f"base_model.model.{module}.lora_B.weight"]
+    np.testing.assert_array_equal(pair.b(), b * np.float32(0.5))
     np.testing.assert_array_equal(three.pairs[module].b(), pair.b() * np.float32(-2))
     assert {module for module in two.pairs} == {
         f"model.layers.{i}.{name}" for i in (0, 1) for name in ("self_attn.q_proj", "mlp.down_proj")
@@ -66,20 +63,17 @@ def test_scales_of_both_forms(base, tmp_path):
 
 def test_the_bytes_of_stacks_are_foretold(base, tmp_path):
     first = write_random(base, tmp_path / "first", 1, rank=3)
-    second = change(
-        base,
-        tmp_path / "second",
-        tensors=lambda tensors: {
-            name: part for name, part in tensors.items() if "k_proj" in name or "q_proj" in name
-        },
-    )
+
+    def some(tensors):
+        return {name: x for name, x in tensors.items() if "k_proj" in name or "q_proj" in name}
+
+    second = change(base, tmp_path / "second", tensors=some)
     checkpoint, total = open_checkpoint(base, adapters=[first, second]), 0
     for spec in checkpoint.config.layers:
         for modules in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,)):
             shapes = [checkpoint.tensors[f"{name}.weight"].shape for name in modules]
-            stacked = adapters.stack(
-                checkpoint.adapters, modules, [rows for rows, _ in shapes], shapes[0][1]
-            )
+            rows = [rows for rows, _ in shapes]
+            stacked = adapters.stack(checkpoint.adapters, modules, rows, shapes[0][1])
             total += sum(part.nbytes for part in stacked)
     assert adapters.stacked_nbytes(checkpoint.adapters, checkpoint.config, 4) == total
     assert adapters.stacked_nbytes((), checkpoint.config, 4) == 0
@@ -106,26 +100,15 @@ def test_settings_that_are_not_done_are_named(settings, wanted, base, tmp_path):
     assert wanted in refused(base, change(base, tmp_path / "a", settings))
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        ".*q_proj",
-        "^model.layers.0.self_attn.q_proj$",
-        "^q_proj",
-        "proj",
-        r"layers\.\d+\.self_attn\.(q|k)_proj",
-        "(?:mlp|self_attn).[a-z_]+",
-        "layers.[^0].*",
-        "model.*(down|up)_pro?j",
-        "a*b*",
-        "(q_|q_p|)roj",
-        "(.)*",
-    ],
-)
+PATTERNS = [".*q_proj", "^model.layers.0.self_attn.q_proj$", "^q_proj", "proj", "a*b*", "(.)*"]
+PATTERNS += [r"layers\.\d+\.self_attn\.(q|k)_proj", "(?:mlp|self_attn).[a-z_]+", "layers.[^0].*"]
+PATTERNS += ["model.*(down|up)_pro?j", "(q_|q_p|)roj"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_match_the_modules_that_peft_matches(pattern, base, tmp_path):
-    folder = change(
-        base, tmp_path / "a", {"alpha_pattern": {"layers.1.mlp.up_proj": 5, pattern: 3}}
-    )
+    patterns = {"layers.1.mlp.up_proj": 5, pattern: 3}
+    folder = change(base, tmp_path / "a", {"alpha_pattern": patterns})
     stored = json.loads((folder / "adapter_config.json").read_text())
     (adapter,) = open_checkpoint(base, adapters=[folder]).adapters
     for module, pair in adapter.pairs.items():
@@ -140,54 +123,28 @@ def test_a_pattern_of_an_untrusted_file_ends(base, tmp_path):
 
 def test_tensors_that_do_not_fit_are_named(base, tmp_path):
     module = "base_model.model.model.layers.1.mlp.down_proj"
+    a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
 
-    def cut(tensors):
-        return tensors | {f"{module}.lora_B.weight": tensors[f"{module}.lora_B.weight"][:-1]}
+    def rename(old, new):
+        return lambda tensors: {name.replace(old, new): part for name, part in tensors.items()}
 
-    message = refused(base, change(base, tmp_path / "cut", tensors=cut))
-    assert f"{module}.lora_B.weight" in message
-    assert "model.layers.1.mlp.down_proj.weight is" in message
-    half = change(
-        base,
-        tmp_path / "half",
-        tensors=lambda tensors: {
-            name: part for name, part in tensors.items() if name != f"{module}.lora_A.weight"
-        },
-    )
-    assert "lora_b without its partner" in refused(base, half)
-    ranks = change(
-        base,
-        tmp_path / "ranks",
-        tensors=lambda tensors: (
-            tensors | {f"{module}.lora_A.weight": tensors[f"{module}.lora_A.weight"][:-1]}
-        ),
-    )
-    assert "have ranks 7 and 8" in refused(base, ranks)
-    other = change(
-        base,
-        tmp_path / "other",
-        tensors=lambda tensors: {
-            name.replace("layers.1.", "layers.7."): part for name, part in tensors.items()
-        },
-    )
-    assert "the model has no 'model.layers.7." in refused(base, other)
-    head = change(
-        base,
-        tmp_path / "head",
-        tensors=lambda tensors: {
-            name.replace("model.model.layers.1.mlp.down_proj", "model.model.embed_tokens"): part
-            for name, part in tensors.items()
-        },
-    )
-    assert "adapters change projections of layers" in refused(base, head)
-    extra = change(
-        base,
-        tmp_path / "extra",
-        tensors=lambda tensors: (
-            tensors | {f"{module}.lora_magnitude_vector": np.ones(4, np.float32)}
-        ),
-    )
-    assert "lora_magnitude_vector' is not part of a LoRA pair" in refused(base, extra)
+    def without_a(tensors):
+        return {name: part for name, part in tensors.items() if name != a}
+
+    embedding = rename("layers.1.mlp.down_proj", "embed_tokens")
+    magnitude = {f"{module}.lora_magnitude_vector": np.ones(4, np.float32)}
+    for number, (tensors, message) in enumerate(
+        (
+            (lambda t: t | {b: t[b][:-1]}, "model.layers.1.mlp.down_proj.weight is"),
+            (without_a, "lora_b without its partner"),
+            (lambda t: t | {a: t[a][:-1]}, "have ranks 7 and 8"),
+            (rename("layers.1.", "layers.7."), "the model has no 'model.layers.7."),
+            (embedding, "adapters change projections of layers"),
+            (lambda t: t | magnitude, "lora_magnitude_vector' is not part of a LoRA pair"),
+        )
+    ):
+        text = refused(base, change(base, tmp_path / str(number), tensors=tensors))
+        assert message in text and (number or b in text)
 
 
 def test_folders_that_are_no_adapters(base, tmp_path):
@@ -197,18 +154,12 @@ def test_folders_that_are_no_adapters(base, tmp_path):
     (tmp_path / "empty" / "adapter_config.json").write_text("{}")
     assert "neither peft_type" in refused(base, tmp_path / "empty")
     good = write_random(base, tmp_path / "good")
-    assert "expected a scale" in refusal(
-        lambda: open_checkpoint(base, adapters=[f"{good}=much"]), kind=CheckpointError
-    )
+    assert "expected a scale" in refused(base, f"{good}=much")
     (tmp_path / "again").mkdir()
     shutil.copytree(good, tmp_path / "again" / "good")
-    assert "rename the folder" in refusal(
-        lambda: open_checkpoint(base, adapters=[good, tmp_path / "again" / "good"]),
-        kind=CheckpointError,
-    )
-    assert "that is the name of the model without adapters" in refused(
-        base, good.rename(tmp_path / "base")
-    )
+    assert "rename the folder" in refused(base, good, tmp_path / "again" / "good")
+    other = good.rename(tmp_path / "base")
+    assert "that is the name of the model without adapters" in refused(base, other)
     pipe = write_random(base, tmp_path / "pipe")
     (pipe / "adapter_model.safetensors").unlink()
     os.mkfifo(pipe / "adapter_model.safetensors")
@@ -253,33 +204,15 @@ def test_fused_projections_and_rows_in_another_order(kind, fields, modules, tmp_
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(
-            kind,
-            **fields,
-            vocab_size=384,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-        )
-    )
+    sizes = config_fields(pad_token_id=0, **fields)
+    for name in ("architectures", "model_type", "hidden_act", "tie_word_embeddings"):
+        del sizes[name]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
     for weight in model.parameters():
         weight.data = 0.1 * torch.randn(weight.shape)
     model.save_pretrained(base := tmp_path / "m")
     make_tokenizer(base)
-    folder = write_peft(
-        base,
-        tmp_path / "adapter",
-        r=4,
-        lora_alpha=9,
-        target_modules=modules,
-    )
+    folder = write_peft(base, tmp_path / "adapter", r=4, lora_alpha=9, target_modules=modules)
     checkpoint = open_checkpoint(base, adapters=[folder])
     tokens = np.random.default_rng(0).integers(3, 100, (1, 9))
     wanted = peft_logits(base, folder, tokens)

@@ -42,11 +42,8 @@ def test_tensors_are_what_safetensors_reads(dtype, shards, tmp_path):
         wide = tensor.float32()
         assert wide.dtype == np.float32 and wide.flags.writeable
         np.testing.assert_array_equal(wide, expected.float().numpy())
-    assert (
-        opened.nbytes
-        == sum(x.nbytes for x in theirs.values())
-        == sum(x.nbytes for x in opened.tensors.values())
-    )
+    for tensors in (theirs, opened.tensors):
+        assert opened.nbytes == sum(x.nbytes for x in tensors.values())
     assert opened.dtype == dtype
 
 
@@ -66,17 +63,15 @@ def test_a_file_that_torch_wrote(tmp_path):
 
 def test_a_checkpoint_knows_itself(tmp_path):
     folder = make_checkpoint(tmp_path / "m", eos_token_id=[2, 5])
-    (folder / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": [5, 7], "temperature": 0.6})
-    )
+    text = json.dumps({"eos_token_id": [5, 7], "temperature": 0.6})
+    (folder / "generation_config.json").write_text(text)
     opened = open_checkpoint(folder)
     assert isinstance(opened, Checkpoint) and opened.name == str(folder) and opened.path == folder
     assert opened.generation_config["temperature"] == 0.6
     assert opened.eos_token_ids == {2, 5, 7}
     assert opened.bos_token_id == 1
-    assert opened.template.render([{"role": "user", "content": "x"}]).startswith(
-        "<s><|user|>\nx</s>"
-    )
+    text = opened.template.render([{"role": "user", "content": "x"}])
+    assert text.startswith("<s><|user|>\nx</s>")
 
 
 def test_the_tokenizers_end_counts_too(tmp_path):
@@ -143,9 +138,8 @@ def test_a_file_instead_of_a_folder(tmp_path):
 
 
 def test_guide_is_the_models_name_unless_a_folder_is_called_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "mlx_llama.core.files.checkpoint.GUIDE_PATH", make_checkpoint(tmp_path / "packaged", seed=1)
-    )
+    packaged = make_checkpoint(tmp_path / "packaged", seed=1)
+    monkeypatch.setattr("mlx_llama.core.files.checkpoint.GUIDE_PATH", packaged)
     monkeypatch.chdir(tmp_path)
     assert open_checkpoint().path == open_checkpoint("guide").path == tmp_path / "packaged"
     make_checkpoint(tmp_path / "guide")

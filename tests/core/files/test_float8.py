@@ -18,55 +18,41 @@ from mlx_llama.core.models.config import LlamaConfig
 SIZES = dict(hidden_size=128, intermediate_size=256, num_key_value_heads=1)
 QUERY = "model.layers.0.self_attn.q_proj"
 
-COMPRESSED = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "config_groups": {
-        "group_0": {"targets": ["Linear"], "weights": {"type": "float", "num_bits": 8}}
-    },
-}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+WEIGHTS = {"targets": ["Linear"], "weights": {"type": "float", "num_bits": 8}}
+COMPRESSED |= {"config_groups": {"group_0": WEIGHTS}}
 DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+SMALL_BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 64]}
+STATIC = {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+
+
+def blocks(height: int, width: int):
+    return lambda n, k: (-(-n // height), -(-k // width))
+
+
 # {kind: (quantization_config, name of the scales, their shape for a matrix [n, k], their dtype)}
 KINDS = {
-    "blocks": (DEEPSEEK, "weight_scale_inv", lambda n, k: (-(-n // 128), -(-k // 128)), "F32"),
-    "small blocks": (
-        {"quant_method": "fp8", "weight_block_size": [32, 64]},
-        "weight_scale_inv",
-        lambda n, k: (-(-n // 32), -(-k // 64)),
-        "BF16",
-    ),
+    "blocks": (DEEPSEEK, "weight_scale_inv", blocks(128, 128), "F32"),
+    "small blocks": (SMALL_BLOCKS, "weight_scale_inv", blocks(32, 64), "BF16"),
     "blocks, powers of two": (
         DEEPSEEK | {"scale_fmt": "ue8m0"},
         "weight_scale_inv",
-        lambda n, k: (-(-n // 128), -(-k // 128)),
+        blocks(128, 128),
         "F8_E8M0",
     ),
-    "Mistral": (
-        {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
-        "weight_scale_inv",
-        lambda n, k: (),
-        "BF16",
-    ),
+    "Mistral": (STATIC, "weight_scale_inv", lambda n, k: (), "BF16"),
     "compressed, rows": (COMPRESSED, "weight_scale", lambda n, k: (n, 1), "BF16"),
     "compressed, whole": (COMPRESSED, "weight_scale", lambda n, k: (1,), "F32"),
     "fbgemm": ({"quant_method": "fbgemm_fp8"}, "weight_scale", lambda n, k: (n, 1), "F32"),
-    "modelopt": (
-        {"quant_method": "modelopt", "quant_algo": "FP8"},
-        "weight_scale",
-        lambda n, k: (),
-        "F32",
-    ),
+    "modelopt": (MODELOPT, "weight_scale", lambda n, k: (), "F32"),
     "hf_quant_config.json": (None, "weight_scale", lambda n, k: (), "F32"),
 }
 TORCH = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E8M0": torch.float8_e8m0fnu}
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    return (
-        tensor.contiguous().view(torch.uint8).numpy().tobytes()
-        if tensor.ndim
-        else raw_bytes(tensor.reshape(1))
-    )
+    return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def make_float8(folder, kind, change=None, **fields):

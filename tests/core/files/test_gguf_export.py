@@ -62,32 +62,19 @@ def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
     write_gguf(checkpoint, tmp_path / "out.gguf", format)
     tensors = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out.gguf").tensors}
     assert {tensor.tensor_type.name for tensor in tensors.values()} == kinds
-    names = {
-        "embed_tokens": "token_embd",
-        "lm_head": "output",
-        "model.norm": "output_norm",
-        "model.layers.": "blk.",
-        "model.": "",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.o_": "attn_output_",
-        "self_attn.": "attn_",
-        "mlp.": "ffn_",
-        "_proj": "",
-    }
+    names = [("embed_tokens", "token_embd"), ("lm_head", "output"), ("model.norm", "output_norm")]
+    names += [("model.layers.", "blk."), ("model.", ""), ("input_layernorm", "attn_norm")]
+    names += [("post_attention_layernorm", "ffn_norm"), ("self_attn.o_", "attn_output_")]
+    names += [("self_attn.", "attn_"), ("mlp.", "ffn_"), ("_proj", "")]
     assert len(tensors) == len(checkpoint.tensors)
     for name, tensor in checkpoint.tensors.items():
         values, mapped = tensor.float32(), name
-        for theirs, gguf_part in names.items():
+        for theirs, gguf_part in names:
             mapped = mapped.replace(theirs, gguf_part)
         for part, heads in (("q_proj", 4), ("k_proj", checkpoint.config.num_key_value_heads)):
             values = permuted(values, heads) if part in name else values
         kind = tensors[mapped].tensor_type
-        assert (
-            kind == GGMLQuantizationType.F32
-            if values.ndim == 1
-            else kind != GGMLQuantizationType.F32
-        )
+        assert (kind == GGMLQuantizationType.F32) == (values.ndim == 1)
         wanted = dequantize(quantize(values, kind), kind)
         assert np.array_equal(dequantize(tensors[mapped].data, kind), wanted), name
 
@@ -109,11 +96,8 @@ def test_our_own_reader_gives_the_same_model(tmp_path):
     assert set(after.tensors) == set(before.tensors)
     for name, tensor in before.tensors.items():
         values, written = tensor.float32(), after.tensors[name].float32()
-        groups = (
-            np.abs(values)
-            .reshape(len(values), -1, 32 if values.ndim == 2 else 1)
-            .max(-1, keepdims=True)
-        )
+        width = 32 if values.ndim == 2 else 1
+        groups = np.abs(values).reshape(len(values), -1, width).max(-1, keepdims=True)
         error = np.abs(written - values).reshape(*groups.shape[:2], -1)
         # half a step, and the scale as float16
         assert (error <= groups / 127 * 0.51 + groups * 2**-11).all(), name
@@ -121,29 +105,14 @@ def test_our_own_reader_gives_the_same_model(tmp_path):
     assert after.template.source == before.template.source
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPES = {
     "default": dict(rope_theta=500000.0),
     "linear": dict(rope_scaling={"rope_type": "linear", "factor": 4.0}),
-    "llama3": dict(
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        }
-    ),
-    "yarn": dict(
-        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    ),
-    "yarn, attention factor": dict(
-        rope_scaling={
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "attention_factor": 1.25,
-            "original_max_position_embeddings": 64,
-        }
-    ),
+    "llama3": dict(rope_scaling=LLAMA3 | {"original_max_position_embeddings": 64}),
+    "yarn": dict(rope_scaling=YARN),
+    "yarn, attention factor": dict(rope_scaling=YARN | {"attention_factor": 1.25}),
 }
 
 
@@ -196,36 +165,31 @@ def test_llama3_factors_are_those_of_transformers(family, dim, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "rope, message",
     [
-        (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope type dynamic"),
-        (
-            dict(
-                rope_scaling={
-                    "rope_type": "yarn",
-                    "factor": 2.0,
-                    "beta_fast": 16.0,
-                    "original_max_position_embeddings": 64,
-                }
-            ),
-            "beta_fast 16",
-        ),
+        ({"rope_type": "dynamic", "factor": 2.0}, "rope type dynamic"),
+        (YARN | {"beta_fast": 16.0}, "beta_fast 16"),
     ],
 )
-def test_a_rope_that_gguf_cannot_express(fields, message, tmp_path):
-    source = make_checkpoint(tmp_path / "in", **fields)
+def test_a_rope_that_gguf_cannot_express(rope, message, tmp_path):
+    source = make_checkpoint(tmp_path / "in", rope_scaling=rope)
     with pytest.raises(ConfigError, match=message):
         write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_a_window_is_written_and_named(tmp_path):
-    source = make_checkpoint(
-        tmp_path / "in", architectures=["MistralForCausalLM"], sliding_window=100
-    )
-    written = write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
+def test_a_window_is_written_and_named_if_llama_cpp_takes_it_for_all_layers(tmp_path):
+    fields = dict(architectures=["MistralForCausalLM"], sliding_window=100)
+    source = open_checkpoint(make_checkpoint(tmp_path / "in", **fields))
+    written = write_gguf(source, tmp_path / "out.gguf")
     assert gguf_fields(tmp_path / "out.gguf")["llama.attention.sliding_window"] == 100
     assert "looks back 100 tokens" in written.notices[0]
+    fields = dict(architectures=["MinistralForCausalLM"], model_type="ministral", sliding_window=7)
+    fields["layer_types"] = ["sliding_attention", "full_attention"]
+    source = open_checkpoint(make_checkpoint(tmp_path / "some", **fields))
+    message = r"window is \[7, None\], where a GGUF file means 7 to llama.cpp; write the MLX form"
+    with pytest.raises(ConfigError, match=message):
+        write_gguf(source, tmp_path / "out.gguf")
 
 
 def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
@@ -254,44 +218,15 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
         write_gguf(other, tmp_path / "4.gguf", "F32")
 
 
-def test_a_window_that_llama_cpp_takes_for_all_layers(tmp_path):
-    fields = dict(architectures=["MinistralForCausalLM"], model_type="ministral", sliding_window=7)
-    source = make_checkpoint(
-        tmp_path / "in", layer_types=["sliding_attention", "full_attention"], **fields
-    )
-    with pytest.raises(
-        ConfigError,
-        match=r"window is \[7, None\], where a GGUF file means 7 to llama.cpp; write the MLX form",
-    ):
-        write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
-
-
 def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
     from gguf import GGUFValueType as T
 
-    arrays = {
-        T.BOOL: [True, False],
-        T.INT8: [-128, 127],
-        T.UINT8: [0, 255],
-        T.INT16: [-5],
-        T.UINT16: [65535],
-        T.INT32: [-(2**31)],
-        T.UINT32: [2**32 - 1],
-        T.INT64: [-(2**63), 2**63 - 1],
-        T.UINT64: [2**64 - 1],
-        T.FLOAT32: [0.5, float("inf")],
-        T.FLOAT64: [0.1, -1e300],
-        T.STRING: ["a", ""],
-    }
-    scalars = {
-        T.BOOL: True,
-        T.INT64: -1,
-        T.UINT32: 7,
-        T.UINT64: 2**63,
-        T.FLOAT32: 0.25,
-        T.FLOAT64: 0.1,
-        T.STRING: "ä",
-    }
+    arrays = {T.BOOL: [True, False], T.FLOAT32: [0.5, float("inf")], T.FLOAT64: [0.1, -1e300]}
+    arrays |= {T.INT8: [-128, 127], T.UINT8: [0, 255], T.INT16: [-5], T.UINT16: [65535]}
+    arrays |= {T.INT32: [-(2**31)], T.UINT32: [2**32 - 1], T.STRING: ["a", ""]}
+    arrays |= {T.INT64: [-(2**63), 2**63 - 1], T.UINT64: [2**64 - 1]}
+    scalars = {T.BOOL: True, T.INT64: -1, T.UINT32: 7, T.UINT64: 2**63, T.STRING: "ä"}
+    scalars |= {T.FLOAT32: 0.25, T.FLOAT64: 0.1}
 
     def edit(writer):
         for kind, values in arrays.items():
@@ -307,10 +242,8 @@ def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
     odd = [name for name in before if name.startswith("tokenizer.")]
     assert len(odd) > len(arrays) + len(scalars)
     for name in odd:
-        assert (after[name].types, after[name].contents()) == (
-            before[name].types,
-            before[name].contents(),
-        ), name
+        assert after[name].types == before[name].types, name
+        assert after[name].contents() == before[name].contents(), name
     write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "folder", 4, 32)
 
 
@@ -318,11 +251,8 @@ def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
 def test_matrices_that_have_the_type_keep_their_blocks(kind, tmp_path):
     """As llama-quantize does, also those whose rows are permuted in the file."""
     make_gguf(tmp_path / "in.gguf", kinds=kind, hidden_size=256, intermediate_size=512)
-    written = write_gguf(
-        open_checkpoint(tmp_path / "in.gguf"),
-        tmp_path / "out.gguf",
-        {"Q4_K": "Q4_K_M"}.get(kind, kind),
-    )
+    source, form = open_checkpoint(tmp_path / "in.gguf"), {"Q4_K": "Q4_K_M"}.get(kind, kind)
+    written = write_gguf(source, tmp_path / "out.gguf", form)
     before, after = (
         {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
         for path in (tmp_path / "in.gguf", tmp_path / "out.gguf")
@@ -352,13 +282,9 @@ def test_rows_that_blocks_do_not_divide_stay_float16(tmp_path):
     source = make_checkpoint(tmp_path / "in", hidden_size=48, head_dim=16)
     written = write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     assert any("kept at float16" in notice and "rows of 48" in notice for notice in written.notices)
-    wanted = (
-        open_checkpoint(source)
-        .tensors["model.layers.1.mlp.up_proj.weight"]
-        .float32()
-        .astype(np.float16)
-    )
-    assert np.array_equal(gguf_tensors(tmp_path / "out.gguf")["blk.1.ffn_up.weight"], wanted)
+    wanted = open_checkpoint(source).tensors["model.layers.1.mlp.up_proj.weight"].float32()
+    written = gguf_tensors(tmp_path / "out.gguf")["blk.1.ffn_up.weight"]
+    assert np.array_equal(written, wanted.astype(np.float16))
 
 
 def texts(kind: str) -> list[str]:
@@ -387,14 +313,10 @@ def test_the_tokenizer_gives_the_same_ids(kind, tmp_path):
 
 def test_a_tokenizer_that_puts_no_space_before_a_text(guide_q8):
     before, after = (open_checkpoint(path).tokenizer for path in (None, guide_q8))
-    for text in ("Hello", " Hello", "  two", *SENTENCES):
+    for text in ("Hello", " Hello", "  two", *SENTENCES, "<|end|>a"):
         for special in (False, True):
-            assert after.encode(text, parse_special=special) == before.encode(
-                text, parse_special=special
-            ), text
-    assert after.encode("<|end|>a", parse_special=True) == before.encode(
-        "<|end|>a", parse_special=True
-    )
+            wanted = before.encode(text, parse_special=special)
+            assert after.encode(text, parse_special=special) == wanted, text
 
 
 def test_a_padded_embedding_is_padded_in_the_vocabulary(tmp_path):
@@ -439,31 +361,19 @@ def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):
 def test_how_text_is_split_gets_llama_cpps_name(split, ignore_merges, name, tmp_path):
     def change(raw):
         raw["model"]["ignore_merges"] = ignore_merges
-        plain = {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": True,
-        }
-        if split in ("digits", "gpt2"):
-            raw["pre_tokenizer"] = (
-                plain
-                if split == "gpt2"
-                else {
-                    "type": "Sequence",
-                    "pretokenizers": [{"type": "Digits", "individual_digits": True}, plain],
-                }
-            )
+        plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        plain["use_regex"] = True
+        if split == "gpt2":
+            raw["pre_tokenizer"] = plain
+        elif split == "digits":
+            steps = [{"type": "Digits", "individual_digits": True}, plain]
+            raw["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
         elif split != "llama":
             pattern = raw["pre_tokenizer"]["pretokenizers"][0]["pattern"]
-            before, after = (
-                (r"\p{N}{1,3}", r"\p{N}")
-                if split == "qwen"
-                else (
-                    "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-                    "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
-                )
-            )
+            before, after = r"\p{N}{1,3}", r"\p{N}"
+            if split != "qwen":
+                before = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+                after = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
             assert before in pattern["Regex"]
             pattern["Regex"] = pattern["Regex"].replace(before, after)
 
@@ -481,10 +391,11 @@ def edited_tokenizer(folder: Path, kind: str, change) -> Path:
     return folder
 
 
-def several_ways(raw) -> int:
-    """Index of the first merge whose token the next merge makes as well."""
-    made = ["".join(pair) for pair in raw["model"]["merges"]]
-    return next(i for i in range(len(made)) if made[i] == made[i + 1])
+def put_last(raw) -> None:
+    """Move the first merge whose token the next merge makes as well."""
+    merges = raw["model"]["merges"]
+    made = ["".join(pair) for pair in merges]
+    merges.append(merges.pop(next(i for i in range(len(made)) if made[i] == made[i + 1])))
 
 
 def set_in(*path_and_value):
@@ -498,28 +409,17 @@ def set_in(*path_and_value):
     return change
 
 
+STEPS = ("pre_tokenizer", "pretokenizers")
+
+
 @pytest.mark.parametrize(
     "kind, change, message",
     [
         ("bytelevel", set_in("normalizer", {"type": "NFC"}), "normalizer"),
-        (
-            "bytelevel",
-            set_in("pre_tokenizer", "pretokenizers", 0, "pattern", {"Regex": r"\w+"}),
-            "pre_tokenizer",
-        ),
-        (
-            "bytelevel",
-            set_in("pre_tokenizer", "pretokenizers", 1, "add_prefix_space", True),
-            "pre_tokenizer",
-        ),
+        ("bytelevel", set_in(*STEPS, 0, "pattern", {"Regex": r"\w+"}), "pre_tokenizer"),
+        ("bytelevel", set_in(*STEPS, 1, "add_prefix_space", True), "pre_tokenizer"),
         ("llama2", lambda raw: raw["model"]["merges"].pop(), "incomplete or not consecutive"),
-        (
-            "llama2",
-            lambda raw: raw["model"]["merges"].append(
-                raw["model"]["merges"].pop(several_ways(raw))
-            ),
-            "not consecutive",
-        ),
+        ("llama2", put_last, "not consecutive"),
     ],
 )
 def test_a_tokenizer_that_gguf_cannot_express(kind, change, message, tmp_path):
@@ -534,14 +434,8 @@ def test_a_tokenizer_that_gguf_cannot_express(kind, change, message, tmp_path):
     "settings, message",
     [
         (dict(model_type="unigram", vocab_size=400), "type 1"),
-        (
-            dict(model_type="bpe", vocab_size=384, normalization_rule_name="nmt_nfkc"),
-            "changes characters",
-        ),
-        (
-            dict(model_type="bpe", vocab_size=384, remove_extra_whitespaces=True),
-            "removes extra spaces",
-        ),
+        (dict(normalization_rule_name="nmt_nfkc"), "changes characters"),
+        (dict(remove_extra_whitespaces=True), "removes extra spaces"),
     ],
 )
 def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise(settings, message, tmp_path):
@@ -550,17 +444,9 @@ def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise(settings, message,
     import sentencepiece
 
     out = io.BytesIO()
-    options = (
-        dict(
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            byte_fallback=True,
-            hard_vocab_limit=False,
-            minloglevel=2,
-            num_threads=1,
-        )
-        | settings
-    )
+    options = dict(model_type="bpe", vocab_size=384, normalization_rule_name="identity")
+    options |= dict(byte_fallback=True, hard_vocab_limit=False, minloglevel=2, num_threads=1)
+    options |= dict(remove_extra_whitespaces=False) | settings
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES), model_writer=out, **options
     )
@@ -574,17 +460,9 @@ def llama_cpp_model(path: Path):
     llama_cpp = pytest.importorskip(
         "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
     )
-    return llama_cpp.Llama(
-        str(path),
-        n_ctx=256,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        verbose=False,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        flash_attn=False,
-    )
+    settings = dict(n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False)
+    kind = llama_cpp.GGML_TYPE_F32
+    return llama_cpp.Llama(str(path), type_k=kind, type_v=kind, flash_attn=False, **settings)
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
@@ -634,11 +512,12 @@ def test_llama_cpp_answers_as_the_guide(guide_q8):
 
     messages = [{"role": "user", "content": "Who are you?"}]
     done = llama_cpp_model(guide_q8).create_chat_completion(messages, temperature=0, max_tokens=60)
-    assert (
-        done["choices"][0]["message"]["content"].strip()
-        == load(guide_q8, backend="cpu").generate(messages, max_tokens=60).text.strip()
+    ours, (choice,) = (
+        load(guide_q8, backend="cpu").generate(messages, max_tokens=60),
+        done["choices"],
     )
-    assert done["choices"][0]["finish_reason"] == "stop"
+    assert choice["message"]["content"].strip() == ours.text.strip()
+    assert choice["finish_reason"] == "stop"
 
 
 def test_parts_of_a_tensor_that_gguf_has_whole_are_named(tmp_path):

@@ -31,6 +31,7 @@ from mlx_llama.core.models.quantization import (
 
 WIDE = dict(hidden_size=128, intermediate_size=256)
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+GOOD = {"bits": 4, "group_size": 64}
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
@@ -38,15 +39,10 @@ def packings(field: dict) -> dict[str, tuple[int, int, str] | None]:
     """{module: (bits, group size, mode) or None} by mlx-lm's rules, for a field `quantization`."""
 
     def pair(value):
-        if not isinstance(value, dict):
-            return value
-        return value.get("bits", 4), value.get("group_size", 64), value.get("mode", "affine")
+        defaults = {"bits": 4, "group_size": 64, "mode": "affine"}
+        return tuple((defaults | value).values()) if isinstance(value, dict) else value
 
-    return {
-        name: pair(value)
-        for name, value in field.items()
-        if name not in ("bits", "group_size", "mode")
-    }
+    return {name: pair(value) for name, value in field.items() if name not in GOOD | {"mode": ""}}
 
 
 def make_quantised(
@@ -68,11 +64,8 @@ def make_quantised(
         if values.ndim == 1 or not packing:
             tensors[name] = encode_tensor(values, dtype)
             continue
-        bits, group, mode = (
-            (field["bits"], field["group_size"], field.get("mode", "affine"))
-            if packing is True
-            else packing
-        )
+        whole = field["bits"], field["group_size"], field.get("mode", "affine")
+        bits, group, mode = whole if packing is True else packing
         rows, columns = values.shape
         words = rng.integers(0, 1 << 32, (rows, columns * bits // 32), dtype=np.uint32)
         tensors[name] = "U32", words.shape, words.tobytes()
@@ -116,18 +109,14 @@ def test_matrices_are_what_mx_dequantize_gives(bits, group_size, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_scales_keep_their_width_and_say_the_activations(dtype, tmp_path):
-    opened = open_checkpoint(
-        make_quantised(tmp_path / "m", {"bits": 4, "group_size": 64}, dtype=dtype)
-    )
+    opened = open_checkpoint(make_quantised(tmp_path / "m", GOOD, dtype=dtype))
     weight = opened.tensors[QUERY + ".weight"]
     assert opened.dtype == weight.dtype == weight.scale_dtype == dtype
     assert weight.nbytes == 128 * 128 // 2 + 2 * 128 * 2 * {"float32": 4}.get(dtype, 2)
 
 
 def test_nothing_is_copied(tmp_path):
-    weight = open_checkpoint(make_quantised(tmp_path / "m", {"bits": 4, "group_size": 64})).tensors[
-        DOWN + ".weight"
-    ]
+    weight = open_checkpoint(make_quantised(tmp_path / "m", GOOD)).tensors[DOWN + ".weight"]
     for array in (weight.packed, weight.scales, weight.biases):
         assert not array.flags.owndata and not array.flags.writeable
     before = weight.float32()
@@ -136,25 +125,17 @@ def test_nothing_is_copied(tmp_path):
 
 
 def test_settings_of_single_layers(tmp_path):
-    field = {
-        "bits": 4,
-        "group_size": 64,
-        "mode": "affine",
-        QUERY: {"bits": 8, "group_size": 32},
-        HEAD: False,
-        DOWN: True,
-        EMBEDDING: {"bits": 6, "group_size": 128, "mode": "affine"},
-        "model.layers.1.mlp.up_proj": {"bits": 3},
-    }
+    up = "model.layers.1.mlp.up_proj"
+    field = GOOD | {"mode": "affine", QUERY: {"bits": 8, "group_size": 32}, HEAD: False, DOWN: True}
+    field |= {EMBEDDING: {"bits": 6, "group_size": 128, "mode": "affine"}, up: {"bits": 3}}
     opened = open_checkpoint(make_quantised(tmp_path / "m", field))
     packings_read = {
         name.removesuffix(".weight"): (weight.bits, weight.group_size)
         for name, weight in opened.tensors.items()
         if isinstance(weight, MLXWeight)
     }
-    assert packings_read[QUERY] == (8, 32) and packings_read[EMBEDDING] == (6, 128)
-    assert packings_read[DOWN] == (4, 64)
-    assert packings_read["model.layers.1.mlp.up_proj"] == (3, 64)
+    wanted = {QUERY: (8, 32), EMBEDDING: (6, 128), DOWN: (4, 64), up: (3, 64)}
+    assert packings_read == packings_read | wanted
     assert packings_read["model.layers.0.mlp.up_proj"] == (4, 64)
     assert HEAD not in packings_read and isinstance(opened.tensors[HEAD + ".weight"], Tensor)
 
@@ -164,13 +145,8 @@ def test_floating_point_modes(mode, tmp_path):
     """Also those of single layers, whose defaults are the mode's."""
     bits, group = FLOAT_MODES[mode]
     other = "nvfp4" if mode == "mxfp4" else "mxfp4"
-    field = {
-        "bits": bits,
-        "group_size": group,
-        "mode": mode,
-        QUERY: {"bits": 8, "group_size": 64},
-        DOWN: {"bits": 4, "group_size": FLOAT_MODES[other][1], "mode": other},
-    }
+    field = {"bits": bits, "group_size": group, "mode": mode, QUERY: {"bits": 8, "group_size": 64}}
+    field[DOWN] = {"bits": 4, "group_size": FLOAT_MODES[other][1], "mode": other}
     folder = make_quantised(tmp_path / "m", field)
     opened = open_checkpoint(folder)
     theirs = dict(mlx_lm.utils.load_model(folder)[0].named_modules())
@@ -262,7 +238,9 @@ def test_packing_is_that_of_mx_quantize(bits, blocks, seed):
 # Bad settings
 
 
-GOOD = {"bits": 4, "group_size": 64}
+PLACE = f"quantization.{QUERY}"
+OUTSIDE = "model.layers.2.self_attn.q_proj"
+MXFP8 = {"bits": 4, "group_size": 32, "mode": "mxfp8"}
 BAD_FIELDS = {
     "bits 7": (GOOD | {"bits": 7}, ["quantization.bits", "7", "2, 3, 4, 5, 6, 8"]),
     "bits 1": (GOOD | {"bits": 1}, ["quantization.bits", "1"]),
@@ -272,34 +250,16 @@ BAD_FIELDS = {
     "group 16": (GOOD | {"group_size": 16}, ["quantization.group_size", "16", "32, 64, 128"]),
     "group null": (GOOD | {"group_size": None}, ["quantization.group_size", "None"]),
     "group missing": ({"bits": 4}, ["quantization.group_size", "missing"]),
-    "mode": (
-        GOOD | {"mode": "nf4"},
-        ["quantization.mode", "nf4", "affine, mxfp4, nvfp4, mxfp8", "mlx_lm.convert"],
-    ),
+    "mode": (GOOD | {"mode": "nf4"}, ["mode", "nf4", "affine, mxfp4, nvfp4, mxfp8", "mlx_lm.conv"]),
     "group of mxfp4": (GOOD | {"mode": "mxfp4"}, ["quantization.group_size", "64", "32 for mxfp4"]),
-    "bits of mxfp8": (
-        {"bits": 4, "group_size": 32, "mode": "mxfp8"},
-        ["quantization.bits", "4", "8 for mxfp8"],
-    ),
-    "mode of a layer": (
-        GOOD | {QUERY: {"bits": 4, "group_size": 32, "mode": "q4"}},
-        [f"quantization.{QUERY}.mode", "q4"],
-    ),
-    "bits of a layer": (GOOD | {QUERY: {"bits": 9}}, [f"quantization.{QUERY}.bits", "9"]),
-    "group of a layer": (
-        GOOD | {QUERY: {"bits": 4, "group_size": 0}},
-        [f"quantization.{QUERY}.group_size", "0"],
-    ),
-    "unknown field of a layer": (
-        GOOD | {QUERY: {"bits": 4, "group_size": 64, "global_scale": True}},
-        [QUERY, "global_scale"],
-    ),
-    "layer a number": (GOOD | {QUERY: 4}, [f"quantization.{QUERY}", "4", "true, false"]),
+    "bits of mxfp8": (MXFP8, ["quantization.bits", "4", "8 for mxfp8"]),
+    "mode of a layer": (GOOD | {QUERY: MXFP8 | {"mode": "q4"}}, [f"{PLACE}.mode", "q4"]),
+    "bits of a layer": (GOOD | {QUERY: {"bits": 9}}, [f"{PLACE}.bits", "9"]),
+    "group of a layer": (GOOD | {QUERY: GOOD | {"group_size": 0}}, [f"{PLACE}.group_size", "0"]),
+    "unknown field of a layer": (GOOD | {QUERY: GOOD | {"odd": True}}, [QUERY, "odd"]),
+    "layer a number": (GOOD | {QUERY: 4}, [PLACE, "4", "true, false"]),
     "unknown field": (GOOD | {"linear_class": "x"}, ["quantization.linear_class", "'x'"]),
-    "no such layer": (
-        GOOD | {"model.layers.2.self_attn.q_proj": {"bits": 4}},
-        ["model.layers.2.self_attn.q_proj", "no matrix"],
-    ),
+    "no such layer": (GOOD | {OUTSIDE: {"bits": 4}}, [OUTSIDE, "no matrix"]),
     "a norm": (GOOD | {"model.norm": {"bits": 4}}, ["model.norm", "no matrix"]),
     "a line break": (GOOD | {"a\nb": {"bits": 4}}, ["a\\nb"]),
     "text": ("4bit", ["quantization", "4bit"]),
@@ -317,19 +277,11 @@ def test_a_bad_setting_is_named(case):
         assert word in message, message
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"quant_method": "aqlm", "bits": 2},
-        {"quant_method": "hqq"},
-        {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        {"quant_method": "quark"},
-    ],
-)
+@pytest.mark.parametrize("other", ["aqlm", "hqq", "bitsandbytes", "quark"])
 def test_other_quantisers_are_refused_by_name(other):
-    raw = config_fields(quantization_config=other, **WIDE)
+    raw = config_fields(quantization_config={"quant_method": other, "bits": 2}, **WIDE)
     message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
-    assert "quantization_config" in message and repr(other["quant_method"]) in message
+    assert "quantization_config" in message and repr(other) in message
     assert "mlx_lm.convert" in message
 
 
@@ -403,55 +355,25 @@ def replace(name, code, shape):
     )
 
 
+CODES, SCALES, BIASES = (f"{QUERY}.{part}" for part in ("weight", "scales", "biases"))
+ELSEWHERE = "model.layers.9.mlp.up_proj.scales"
+GROUPS = "4 bits, groups of 64"
 BAD_TENSORS = {
-    "no scales": (drop(QUERY + ".scales"), [QUERY + ".scales", "[128, 2]", "missing"]),
-    "no biases": (drop(QUERY + ".biases"), [QUERY + ".biases", "[128, 2]", "missing"]),
-    "no codes": (drop(QUERY + ".weight"), [QUERY + ".weight", "[128, 16]", "missing"]),
-    "scales of other groups": (
-        replace(QUERY + ".scales", "F16", (128, 4)),
-        [QUERY + ".scales", "[128, 4]", "[128, 2]", "4 bits, groups of 64"],
-    ),
-    "biases of other groups": (
-        replace(QUERY + ".biases", "F16", (128, 1)),
-        [QUERY + ".biases", "[128, 1]", "[128, 2]"],
-    ),
-    "codes of other bits": (
-        replace(QUERY + ".weight", "U32", (128, 32)),
-        [QUERY + ".weight", "[128, 32]", "[128, 16]", "4 bits"],
-    ),
-    "codes of other rows": (
-        replace(QUERY + ".weight", "U32", (64, 16)),
-        [QUERY + ".weight", "[64, 16]", "[128, 16]"],
-    ),
-    "codes unpacked": (
-        replace(QUERY + ".weight", "F16", (128, 128)),
-        [QUERY + ".weight", "[128, 128]", "[128, 16]"],
-    ),
-    "codes as floats": (
-        replace(QUERY + ".weight", "F32", (128, 16)),
-        [QUERY + ".weight", "F32", "U32"],
-    ),
-    "codes as signed": (
-        replace(QUERY + ".weight", "I32", (128, 16)),
-        [QUERY + ".weight", "I32", "U32"],
-    ),
-    "scales as bytes": (
-        replace(QUERY + ".scales", "U8", (128, 2)),
-        [QUERY + ".scales", "U8", "F32, F16 or BF16"],
-    ),
-    "scales in double": (replace(QUERY + ".scales", "F64", (128, 2)), [QUERY + ".scales", "F64"]),
-    "biases of another dtype": (
-        replace(QUERY + ".biases", "BF16", (128, 2)),
-        [QUERY + ".biases", "BF16", "F16"],
-    ),
-    "scales of nothing": (
-        replace("model.layers.9.mlp.up_proj.scales", "F16", (128, 2)),
-        ["model.layers.9.mlp.up_proj.scales", "not part"],
-    ),
-    "scales of a norm": (
-        replace("model.norm.scales", "F16", (2,)),
-        ["model.norm.scales", "not part"],
-    ),
+    "no scales": (drop(SCALES), [SCALES, "[128, 2]", "missing"]),
+    "no biases": (drop(BIASES), [BIASES, "[128, 2]", "missing"]),
+    "no codes": (drop(CODES), [CODES, "[128, 16]", "missing"]),
+    "other scales": (replace(SCALES, "F16", (128, 4)), [SCALES, "[128, 4]", "[128, 2]", GROUPS]),
+    "other biases": (replace(BIASES, "F16", (128, 1)), [BIASES, "[128, 1]", "[128, 2]"]),
+    "other bits": (replace(CODES, "U32", (128, 32)), [CODES, "[128, 32]", "[128, 16]", "4 bits"]),
+    "other rows": (replace(CODES, "U32", (64, 16)), [CODES, "[64, 16]", "[128, 16]"]),
+    "codes unpacked": (replace(CODES, "F16", (128, 128)), [CODES, "[128, 128]", "[128, 16]"]),
+    "codes as floats": (replace(CODES, "F32", (128, 16)), [CODES, "F32", "U32"]),
+    "codes as signed": (replace(CODES, "I32", (128, 16)), [CODES, "I32", "U32"]),
+    "scales as bytes": (replace(SCALES, "U8", (128, 2)), [SCALES, "U8", "F32, F16 or BF16"]),
+    "scales in double": (replace(SCALES, "F64", (128, 2)), [SCALES, "F64"]),
+    "biases of another dtype": (replace(BIASES, "BF16", (128, 2)), [BIASES, "BF16", "F16"]),
+    "scales of nothing": (replace(ELSEWHERE, "F16", (128, 2)), [ELSEWHERE, "not part"]),
+    "of a norm": (replace("model.norm.scales", "F16", (2,)), ["model.norm.scales", "not part"]),
 }
 
 

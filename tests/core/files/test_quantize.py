@@ -20,36 +20,28 @@ from mlx_llama.core.models.quantization import FLOAT_MODES
 SCHEMES = [(bits, group) for bits in quantize.BITS for group in quantize.GROUP_SIZES]
 
 
-KINDS = (
-    *("normal", "constant", "positive", "negative", "zero"),
-    *("tiny", "huge", "one outlier", "steps"),
-)
-
-
-def groups(kind: str) -> np.ndarray:
-    """float32 [7, 256]: ordinary groups, and those where a formula may divide by zero or round the
-    other way.
-    """
-    x = np.random.default_rng(5).standard_normal((7, 256)).astype(np.float32)
-    return {
-        "normal": x,
-        "constant": np.repeat(x[:, :1], 256, 1),
-        "positive": np.abs(x),
-        "negative": -np.abs(x),
-        "zero": x * 0,
-        "tiny": x * np.float32(1e-7),
-        "huge": x * np.float32(1e4),
-        "one outlier": x * np.float32(1e-3) + 100 * np.eye(7, 256, dtype=np.float32),
-        "steps": np.round(x * 4) / 4,
-    }[kind]
+# float32 [7, 256]: ordinary groups, and those where a formula may divide by zero or round the other
+# way
+X = np.random.default_rng(5).standard_normal((7, 256)).astype(np.float32)
+GROUPS = {
+    "normal": X,
+    "constant": np.repeat(X[:, :1], 256, 1),
+    "positive": np.abs(X),
+    "negative": -np.abs(X),
+    "zero": X * 0,
+    "tiny": X * np.float32(1e-7),
+    "huge": X * np.float32(1e4),
+    "one outlier": X * np.float32(1e-3) + 100 * np.eye(7, 256, dtype=np.float32),
+    "steps": np.round(X * 4) / 4,
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GROUPS)
 def test_codes_scales_and_biases_are_those_of_mx_quantize(kind, dtype):
     mx = pytest.importorskip("mlx.core", reason="the judge is mx.quantize")
     with mx.stream(mx.cpu):
-        weights = mx.array(groups(kind)).astype(getattr(mx, dtype))
+        weights = mx.array(GROUPS[kind]).astype(getattr(mx, dtype))
         mine = np.array(weights.astype(mx.float32))
         for bits, group in SCHEMES:
             packed, scales, biases = mx.quantize(weights, group, bits)
@@ -76,7 +68,7 @@ def test_floating_point_codes_are_those_of_mx_quantize(mode, dtype):
     values = rng.standard_normal((500, 256), np.float32)
     values *= rng.choice(np.array([1e-3, 0.05, 1, 30], np.float32), (500, 1))
     ties = rng.choice([0, 0.25, -0.25, 0.75, 1.25, 1.75, 2.5, -3.5, 5, 6], (2, 256))
-    values = np.concatenate([values, ties, *map(groups, KINDS)]).astype(np.float32)
+    values = np.concatenate([values, ties, *GROUPS.values()]).astype(np.float32)
     with mx.stream(mx.cpu):
         array = mx.array(values).astype(getattr(mx, dtype))
         packed, scales = (np.array(part) for part in mx.quantize(array, mode=mode)[:2])
@@ -104,27 +96,20 @@ def test_the_folder_is_mlx_lms(model, bits, group, mode, tmp_path):
     source = make_checkpoint(tmp_path / "in", tokenizer="llama2", **fields)
     if torch_dtype:
         edit_config(source, torch_dtype=torch_dtype)
-    mlx_lm.convert(
-        str(source),
-        str(tmp_path / "judge"),
-        quantize=True,
-        q_bits=bits,
-        q_group_size=group,
-        q_mode=mode,
-    )
+    how = dict(quantize=True, q_bits=bits, q_group_size=group, q_mode=mode)
+    mlx_lm.convert(str(source), str(tmp_path / "judge"), **how)
     written = write_mlx(open_checkpoint(source), tmp_path / "out", bits, group, mode)
 
     mine, judge = (mx.load(str(tmp_path / name / "model.safetensors")) for name in ("out", "judge"))
     assert set(mine) == set(judge)
     for name, wanted in judge.items():
         assert mine[name].dtype == wanted.dtype and mx.array_equal(mine[name], wanted), name
-    mine, judge = (
-        json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "judge")
-    )
-    assert mine == judge
-    index = "model.safetensors.index.json"
-    mine, judge = (json.loads((tmp_path / name / index).read_text()) for name in ("out", "judge"))
-    assert mine == judge and written.nbytes == judge["metadata"]["total_size"]
+    for file in ("config.json", "model.safetensors.index.json"):
+        mine, judge = (
+            json.loads((tmp_path / name / file).read_text()) for name in ("out", "judge")
+        )
+        assert mine == judge
+    assert written.nbytes == judge["metadata"]["total_size"]
     assert all("rows of 96" in notice for notice in written.notices)
     assert len(written.notices) == (group == 64)
 
@@ -152,9 +137,8 @@ def test_written_matrices_are_read_as_mlx_reads_them(bits, group, tmp_path):
             continue
         assert (after[name].bits, after[name].group_size) == (bits, group)
         with mx.stream(mx.cpu):
-            wanted = mx.dequantize(
-                *mx.quantize(mx.array(tensor.float32()), group, bits), group, bits
-            )
+            packed = mx.quantize(mx.array(tensor.float32()), group, bits)
+            wanted = mx.dequantize(*packed, group, bits)
             assert np.array_equal(after[name].float32(), np.array(wanted)), name
 
 
@@ -165,9 +149,8 @@ def test_tokenizer_and_settings_come_along(toy, tmp_path):
     (toy / "generation_config.json").unlink()
     assert opened.generation_config == {"temperature": 0.5, "do_sample": True}
     assert opened.template.source == open_checkpoint(toy).template.source
-    assert opened.tokenizer.encode(SENTENCES[0]) == open_checkpoint(toy).tokenizer.encode(
-        SENTENCES[0]
-    )
+    ids = open_checkpoint(toy).tokenizer.encode(SENTENCES[0])
+    assert opened.tokenizer.encode(SENTENCES[0]) == ids
 
 
 def test_large_models_are_sharded(toy, tmp_path, monkeypatch):
@@ -186,11 +169,8 @@ def test_a_quantised_model_is_quantised_anew_and_that_is_said(toy, tmp_path):
     written = write_mlx(open_checkpoint(tmp_path / "8"), tmp_path / "4", 4, 32)
     assert "quantised already (affine 8-bit, groups of 32)" in written.notices[0]
     config = json.loads((tmp_path / "4" / "config.json").read_text())
-    assert (
-        config["quantization"]
-        == config["quantization_config"]
-        == {"bits": 4, "group_size": 32, "mode": "affine"}
-    )
+    wanted = {"bits": 4, "group_size": 32, "mode": "affine"}
+    assert config["quantization"] == config["quantization_config"] == wanted
     name = "model.layers.0.mlp.up_proj.weight"
     codes, scales, biases = quantize.affine(
         open_checkpoint(tmp_path / "8").tensors[name].float32(), 4, 32

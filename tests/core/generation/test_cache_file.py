@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import struct
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -55,9 +56,8 @@ def header(path) -> dict:
 
 @pytest.mark.parametrize("width", [*WIDTHS, "8 bits"])
 def test_the_file_is_what_safetensors_reads(width, checkpoint, tmp_path):
-    identity = Identity.of(
-        checkpoint, "float32" if width == "8 bits" else width, 8 if width == "8 bits" else None
-    )
+    how = ("float32", 8) if width == "8 bits" else (width, None)
+    identity = Identity.of(checkpoint, *how)
     state = make_state(checkpoint.config)
     path = write_cache(tmp_path / "it.safetensors", state, identity)
     number = WIDTHS.get(width, np.float16)
@@ -65,13 +65,8 @@ def test_the_file_is_what_safetensors_reads(width, checkpoint, tmp_path):
     assert theirs.keys() == {"tokens", "keys", "values"} and theirs["tokens"].dtype == np.int32
     assert theirs["tokens"].tolist() == state["tokens"].tolist()
     fields = header(path)
-    assert fields["__metadata__"] == {
-        "format": "mlx_llama cache",
-        "version": "1",
-        "model": "toy",
-        "hash": identity.hash,
-        "width": width,
-    }
+    names = {"format": "mlx_llama cache", "version": "1", "model": "toy"}
+    assert fields["__metadata__"] == names | {"hash": identity.hash, "width": width}
     assert fields["keys"]["dtype"] == {"float32": "F32", "bfloat16": "BF16"}.get(width, "F16")
     back = read_cache(path, identity)
     for name in ("keys", "values"):
@@ -93,11 +88,8 @@ def test_it_replaces_a_cache_and_no_other_file(saved, checkpoint):
     path, identity, _ = saved
     write_cache(path, make_state(checkpoint.config, 9), identity)
     assert len(read_cache(path, identity)["tokens"]) == 9
-    for content in (
-        b"",
-        b"precious",
-        path.read_bytes().replace(b"mlx_llama cache", b"mlx_llama caches"[:15][::-1]),
-    ):
+    other = path.read_bytes().replace(b"mlx_llama cache", b"mlx_llama othes")
+    for content in (b"", b"precious", other):
         path.write_bytes(content)
         with pytest.raises(SessionError, match="exists already and is not a prompt cache"):
             write_cache(path, make_state(checkpoint.config), identity)
@@ -119,11 +111,7 @@ def test_a_failure_keeps_the_old_file(saved, checkpoint, monkeypatch):
         write_cache(path, make_state(checkpoint.config, 9), identity)
     assert os.listdir(path.parent) == [path.name]
     assert read_cache(path, identity)["keys"].tobytes() == state["keys"].tobytes()
-    monkeypatch.setattr(
-        writing.shutil,
-        "disk_usage",
-        lambda folder: os.terminal_size((0, 0)) and type("", (), {"free": 9}),
-    )
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=9))
     with pytest.raises(SessionError, match="the disk has 0.00 GB free"):
         write_cache(path, state, identity)
 
@@ -144,51 +132,35 @@ def refused(path, identity) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda folder: make_checkpoint(folder / "other", seed=1),
-        lambda folder: make_checkpoint(folder / "other", rope_theta=12345.0),
-        lambda folder: make_checkpoint(folder / "other", dtype="bfloat16"),
-    ],
-)
-def test_another_model_is_refused(make, saved, tmp_path):
+@pytest.mark.parametrize("fields", [dict(seed=1), dict(rope_theta=12345.0), dict(dtype="bfloat16")])
+def test_another_model_is_refused(fields, saved, tmp_path):
     path, identity, _ = saved
-    other = Identity.of(open_checkpoint(make(tmp_path)), "float32", None)
+    folder = make_checkpoint(tmp_path / "other", **fields)
+    other = Identity.of(open_checkpoint(folder), "float32", None)
     text = refused(path, other)
     assert "was made by the model 'toy', and this is other" in text and "`model`" in text
     assert read_cache(path, identity)["tokens"].size
 
 
+PLAIN = "load with `dtype='{}'` and without `cache_bits`"
+EITHER = PLAIN.format("float16") + ", or with `dtype='float32'` and `cache_bits` 16"
+
+
 @pytest.mark.parametrize(
     "made, run, remedy",
     [
-        (
-            ("float32", None),
-            ("float16", None),
-            "load with `dtype='float32'` and without `cache_bits`",
-        ),
+        (("float32", None), ("float16", None), PLAIN.format("float32")),
         (("bfloat16", None), ("float32", None), "load with `dtype='bfloat16'`"),
         (("float32", 8), ("float32", None), "load with `cache_bits` 8"),
-        (("float16", None), ("float16", 8), "load with `dtype='float16'` and without `cache_bits`"),
-        (
-            ("float32", 16),
-            ("float32", None),
-            "load with `dtype='float16'` and without `cache_bits`, or with `dtype='float32'` and "
-            "`cache_bits` 16",
-        ),
-        (
-            ("float32", None),
-            ("float32", 16),
-            "load with `dtype='float32'` and without `cache_bits`",
-        ),
+        (("float16", None), ("float16", 8), PLAIN.format("float16")),
+        (("float32", 16), ("float32", None), EITHER),
+        (("float32", None), ("float32", 16), PLAIN.format("float32")),
         (("bfloat16", 16), ("float32", 16), "load with `dtype='bfloat16'`"),
     ],
 )
 def test_another_width_is_refused_with_the_remedy(made, run, remedy, checkpoint, tmp_path):
-    path = write_cache(
-        tmp_path / "it", make_state(checkpoint.config), Identity.of(checkpoint, *made)
-    )
+    state = make_state(checkpoint.config)
+    path = write_cache(tmp_path / "it", state, Identity.of(checkpoint, *made))
     assert remedy in refused(path, Identity.of(checkpoint, *run))
 
 
@@ -199,14 +171,9 @@ def test_longrope_turns_keys_by_the_contexts_length(tmp_path):
     from mlx_llama import load
 
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    folder = make_checkpoint(
-        tmp_path / "phi",
-        head_dim=16,
-        rope_theta=10000.0,
-        max_position_embeddings=128,
-        original_max_position_embeddings=64,
-        rope_scaling={"rope_type": "longrope", **factors},
-    )
+    fields = dict(max_position_embeddings=128, original_max_position_embeddings=64)
+    fields["rope_scaling"] = {"rope_type": "longrope", **factors}
+    folder = make_checkpoint(tmp_path / "phi", head_dim=16, **fields)
     made = {size: load(folder, backend="cpu", ctx_size=size) for size in (48, 64, 65, 128)}
     for context, llm in made.items():
         llm.generate("hello", max_tokens=2, temperature=0)
@@ -216,10 +183,8 @@ def test_longrope_turns_keys_by_the_contexts_length(tmp_path):
             if (size > 64) == (context > 64):
                 assert other.load_cache(path)
             else:
-                text = refused(path, other.identify_cache())
-                assert (
-                    f"load with `ctx_size` {'above' if context > 64 else 'of at most'} 64" in text
-                )
+                side = "above" if context > 64 else "of at most"
+                assert f"`ctx_size` {side} 64" in refused(path, other.identify_cache())
 
 
 def rewrite(path, metadata=None, **tensors):
@@ -235,34 +200,27 @@ def test_another_version_is_refused(saved):
     assert "has version '2', this program reads 1" in refused(path, identity)
 
 
-@pytest.mark.parametrize(
-    "damage, part",
-    [
-        (lambda state: {"keys": None}, "holds"),
-        (lambda state: {"tokens": None}, "holds"),
-        (lambda state: {"more": np.zeros(2)}, "holds"),
-        (lambda state: {"tokens": state["tokens"][:0]}, "holds"),
-        (lambda state: {"tokens": state["tokens"][:4]}, "holds"),
-        (lambda state: {"keys": state["keys"][:1]}, "holds"),
-        (lambda state: {"values": state["values"].astype(np.float64)}, "holds"),
-        (lambda state: {"tokens": state["tokens"].astype(np.int64)}, "holds"),
-        (lambda state: {"tokens": state["tokens"][:, None]}, "holds"),
-        (lambda state: {"tokens": state["tokens"] - 1000}, "outside the vocabulary of 384"),
-        (
-            lambda state: {"tokens": np.full_like(state["tokens"], 384)},
-            "outside the vocabulary of 384",
-        ),
-        (lambda state: {"keys": state["keys"] * np.inf}, "not finite"),
-        (
-            lambda state: {
-                "values": np.where(
-                    state["values"] == state["values"].max(), np.nan, state["values"]
-                )
-            },
-            "not finite",
-        ),
-    ],
-)
+DAMAGES = [
+    (lambda s: {"keys": None}, "holds"),
+    (lambda s: {"tokens": None}, "holds"),
+    (lambda s: {"more": np.zeros(2)}, "holds"),
+    (lambda s: {"tokens": s["tokens"][:0]}, "holds"),
+    (lambda s: {"tokens": s["tokens"][:4]}, "holds"),
+    (lambda s: {"keys": s["keys"][:1]}, "holds"),
+    (lambda s: {"values": s["values"].astype(np.float64)}, "holds"),
+    (lambda s: {"tokens": s["tokens"].astype(np.int64)}, "holds"),
+    (lambda s: {"tokens": s["tokens"][:, None]}, "holds"),
+    (lambda s: {"tokens": s["tokens"] - 1000}, "outside the vocabulary of 384"),
+    (lambda s: {"tokens": np.full_like(s["tokens"], 384)}, "outside the vocabulary of 384"),
+    (lambda s: {"keys": s["keys"] * np.inf}, "not finite"),
+    (
+        lambda s: {"values": np.where(s["values"] == s["values"].max(), np.nan, s["values"])},
+        "not finite",
+    ),
+]
+
+
+@pytest.mark.parametrize("damage, part", DAMAGES)
 def test_a_crafted_file_is_refused(damage, part, saved):
     path, identity, state = saved
     rewrite(path, **damage(state))
@@ -284,9 +242,8 @@ def test_a_foreign_file_is_refused(saved, toy, tmp_path):
     assert "cannot be read: No such file" in refused(tmp_path / "none", identity)
     assert "cannot be read: Is a directory" in refused(tmp_path, identity)
     (tmp_path / "long").write_bytes((95_000_000).to_bytes(8, "little"))
-    assert "is not a complete prompt cache (its header has 95000000 bytes)" in refused(
-        tmp_path / "long", identity
-    )
+    text = refused(tmp_path / "long", identity)
+    assert "is not a complete prompt cache (its header has 95000000 bytes)" in text
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         assert "cannot be read: is not a regular file" in refused(tmp_path / "pipe", identity)

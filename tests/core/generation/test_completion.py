@@ -42,49 +42,27 @@ def test_the_finish_reason_is_none_until_the_end(llm):
 
 
 def test_rates():
-    done = Completion(
-        tokens=[1] * 11,
-        prompt_tokens=30,
-        reused_tokens=10,
-        prefill_seconds=0.5,
-        decode_seconds=2.0,
-        waits=11,
-        read_bytes=44,
-    )
+    counts = dict(prompt_tokens=30, reused_tokens=10, waits=11, read_bytes=44)
+    done = Completion(tokens=[1] * 11, prefill_seconds=0.5, decode_seconds=2.0, **counts)
     assert done.prompt_tps == 40.0 and done.decode_tps == 5.0 and done.evaluations_per_token == 1.0
     assert done.bytes_per_token == 4.0
     empty = Completion()
-    assert (
-        empty.prompt_tps
-        == empty.decode_tps
-        == empty.evaluations_per_token
-        == empty.bytes_per_token
-        == 0.0
-    )
+    assert empty.prompt_tps == empty.decode_tps == 0.0
+    assert empty.evaluations_per_token == empty.bytes_per_token == 0.0
 
 
 def test_a_summary_has_speculation_and_notices_where_there_are_any():
-    done = Completion(
-        tokens=[1],
-        options={"speculate": "prompt"},
-        drafted=9,
-        accepted=4,
-        speculation_ended=7,
-        notices=["a word"],
-    )
-    assert (
-        "speculation (prompt): 4 of 9 drafted tokens accepted, switched off after 7 tokens\n"
-        in done.summary()
-    )
+    counts = dict(drafted=9, accepted=4, speculation_ended=7, notices=["a word"])
+    done = Completion(tokens=[1], options={"speculate": "prompt"}, **counts)
+    said = "speculation (prompt): 4 of 9 drafted tokens accepted, switched off after 7 tokens\n"
+    assert said in done.summary()
     assert done.summary().endswith("\nnote: a word")
     assert "speculation" not in Completion(options={"speculate": "none"}).summary()
 
 
 def test_a_repr_is_one_short_line():
-    assert (
-        repr(Completion("Hi\nyou", [1, 2], "eos"))
-        == r"Completion('Hi\nyou', tokens=2, finish_reason='eos')"
-    )
+    shown = repr(Completion("Hi\nyou", [1, 2], "eos"))
+    assert shown == r"Completion('Hi\nyou', tokens=2, finish_reason='eos')"
     shown = repr(Completion("word " * 100, [1] * 200, "length"))
     assert len(shown) < 100 and "..." in shown and str(Completion("text")) == "text"
 
@@ -98,9 +76,8 @@ def test_an_answer_is_late_only_with_a_line_break(llm):
                 break
             writer.push(token, 100.0 + i, is_late=writer.is_late(100.0 + i, 3.5))
         assert writer.completion.finish_reason == wanted
-        assert len(writer.completion.tokens) == (
-            5 if wanted == "length" else len(llm.tokenizer.encode(text))
-        )
+        count = 5 if wanted == "length" else len(llm.tokenizer.encode(text))
+        assert len(writer.completion.tokens) == count
 
 
 @pytest.mark.parametrize("starts_text", [True, False])
@@ -111,11 +88,8 @@ def test_entries_join_to_the_text_before_any_stop_string(starts_text, llm):
     text = "".join([*map(text.push, tokens)])
     stops = {text[at : at + n] for at in range(len(text)) for n in (1, 2, 3, 7)}
     for stop in ["never", *sorted(stops)]:
-        writer = Writer(
-            Completion(),
-            decoder=llm.tokenizer.stream(starts_text=starts_text),
-            stops=Stops((stop,)),
-        )
+        decoder = llm.tokenizer.stream(starts_text=starts_text)
+        writer = Writer(Completion(), decoder=decoder, stops=Stops((stop,)))
         for number, token in enumerate(tokens, 1):
             if not writer.is_finished:
                 writer.push(token, 1.0, number == len(tokens), TokenLogprobs(-0.5))

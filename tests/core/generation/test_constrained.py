@@ -4,7 +4,6 @@ of memory, with faults.
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -146,13 +145,8 @@ def test_a_request_that_is_set_aside_goes_on_in_its_grammar(runs_ahead):
     expected = [greedy(prompt, pattern) for prompt in prompts]
     backend, loop = make(runs_ahead, memory=1_100_000)
     handles = [loop.submit(request(prompt, regex=pattern, max_tokens=700)) for prompt in prompts]
-    set_aside, original = [], loop.scheduler.queues.set_aside
-    loop.scheduler.queues.set_aside = lambda sequence: (
-        set_aside.append(sequence),
-        original(sequence),
-    )
     assert [handle.finish().text for handle in handles] == expected
-    assert set_aside
+    assert loop.set_asides
     check_rows(loop)
 
 
@@ -180,39 +174,38 @@ def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(prompt, toy,
     llm = load(toy, backend="cpu")
     compiled, limits = [], []
     build, check_time = grammar.Grammars._build, grammar._check_time
-    monkeypatch.setattr(
-        grammar.Grammars, "_build", lambda *args: (compiled.append(args[1]), build(*args))[1]
-    )
-    monkeypatch.setattr(
-        grammar, "_check_time", lambda *args: (limits.append(args[-1]), check_time(*args))
-    )
-    assert llm.generate(prompt, regex="[ab]{3}").text.strip() in {
-        "".join(letters) for letters in itertools.product("ab", repeat=3)
-    }
-    assert [letters.text for letters in compiled] == [
-        "[ab]{3}"
-    ] and not limits  # the caller is trusted
+
+    def note_build(*args):
+        compiled.append(args[1])
+        return build(*args)
+
+    def note_limit(*args):
+        limits.append(args[-1])
+        return check_time(*args)
+
+    monkeypatch.setattr(grammar.Grammars, "_build", note_build)
+    monkeypatch.setattr(grammar, "_check_time", note_limit)
+    assert re.fullmatch("[ab]{3}", llm.generate(prompt, regex="[ab]{3}").text.strip())
+    # the caller is trusted
+    assert [letters.text for letters in compiled] == ["[ab]{3}"] and not limits
     slow = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 60)]}
     is_text = isinstance(prompt, str)
     for _ in range(2):
         options = resolve({"schema": slow})
-        with pytest.raises(
-            OptionsError,
-            match="^option `schema`: cannot be enforced: it cannot be compiled within 0.5 s: "
-            "[^\n]*$",
-        ):
-            llm.loop.submit(
-                Request(llm.encode(prompt), options, starts_text=not is_text, compile_seconds=0.5)
-            )
+        asked = Request(llm.encode(prompt), options, starts_text=not is_text, compile_seconds=0.5)
+        message = (
+            "^option `schema`: cannot be enforced: it cannot be compiled within 0.5 s: [^\n]*$"
+        )
+        with pytest.raises(OptionsError, match=message):
+            llm.loop.submit(asked)
     assert limits == [0.5, 0.5] and len(compiled) == 1
 
 
 def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch):
     monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 40)
     backend, loop = make()
-    bad = loop.submit(
-        request([1], regex="[a-f]*a([a-f]{12})[x-z]", temperature=1.0, max_tokens=300)
-    )
+    options = dict(regex="[a-f]*a([a-f]{12})[x-z]", temperature=1.0, max_tokens=300)
+    bad = loop.submit(request([1], **options))
     good = loop.submit(request([2], regex="(once|twice)uponatime"))
     with pytest.raises(OptionsError, match="became too complex after [0-9]+ tokens"):
         bad.finish()
@@ -223,11 +216,8 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch)
 
 def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
     for options in ({"regex": "abc[de]"}, {"logprobs": 1}):
-        done = (
-            make()[1]
-            .submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **options))
-            .finish()
-        )
+        asked = request([1, 2, 3], speculate="prompt", max_tokens=5, **options)
+        done = make()[1].submit(asked).finish()
         assert done.options["speculate"] == "none"
         assert any("no speculation" in notice for notice in done.notices)
     assert make()[1].submit(request([1], regex="abc[de]")).finish().notices == []
@@ -246,30 +236,22 @@ def test_log_probabilities_are_of_the_models_own_logits():
     """
     for runs_ahead in (False, True):
         backend, loop = make(runs_ahead)
-        options = {
-            "logit_bias": {3: 5.0},
-            "temperature": 0.7,
-            "presence_penalty": 1.5,
-            "regex": "[a-z]{2}for[a-z]",
-        }
+        options = dict(logit_bias={3: 5.0}, temperature=0.7, presence_penalty=1.5)
+        options["regex"] = "[a-z]{2}for[a-z]"
         done = loop.submit(request([1, 2], logprobs=3, **options)).finish()
         assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **options).tokens
         model, text = loop.engine.model, [1, 2]
         for token in done.tokens:
-            expected = log_softmax(
-                model.forward(np.array([text]), 0, model.make_cache(50))[0][-1].astype(np.float32)
-            )
+            logits = model.forward(np.array([text]), 0, model.make_cache(50))[0][-1]
+            expected = log_softmax(logits.astype(np.float32))
             assert token.logprobs.logprob == pytest.approx(expected[token], abs=1e-5)
             ids = np.argsort(-expected, kind="stable")[:3]
             assert [id for id, _ in token.logprobs.top] == ids.tolist()
-            assert [value for _, value in token.logprobs.top] == pytest.approx(
-                expected[ids], abs=1e-5
-            )
+            values = [value for _, value in token.logprobs.top]
+            assert values == pytest.approx(expected[ids], abs=1e-5)
             text.append(int(token))
-        assert (
-            json.loads(json.dumps(done.receipt()))["logprobs"][0][0]
-            == done.tokens[0].logprobs.logprob
-        )
+        receipt = json.loads(json.dumps(done.receipt()))
+        assert receipt["logprobs"][0][0] == done.tokens[0].logprobs.logprob
 
 
 # On a real model
@@ -351,11 +333,8 @@ def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(backend, t
         ]
         for ours, judge in zip(answers, wanted):
             for token, same in zip(ours.tokens, judge.tokens):
-                assert (
-                    (token.logprobs is None)
-                    == (same.logprobs is None)
-                    == ("logprobs" not in options)
-                )
+                is_none = "logprobs" not in options
+                assert (token.logprobs is None) == (same.logprobs is None) == is_none
                 if token.logprobs:
                     assert token.logprobs.logprob == pytest.approx(same.logprobs.logprob, abs=1e-3)
                     assert [i for i, _ in token.logprobs.top] == [i for i, _ in same.logprobs.top]

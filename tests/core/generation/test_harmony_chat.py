@@ -59,12 +59,8 @@ def test_a_function_is_called(llm):
     call = CALL.format('{"a": 3, "b": 4}')
     with Script(llm, ANALYSIS.format("A sum.") + call, FINAL.format("Seven.")) as script:
         assert chat.send("3 + 4?").text == "Seven."
-    assert [message["role"] for message in chat.messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    roles = [message["role"] for message in chat.messages]
+    assert roles == ["user", "assistant", "tool", "assistant"]
     [made] = chat.messages[1]["tool_calls"]
     assert (made["function"]["name"], chat.messages[2]["content"]) == ("add", "7")
     first, second = script.prompts

@@ -64,16 +64,17 @@ def test_a_processor_sees_prompt_and_answer_and_logits(llm):
 
 
 def test_processors_with_prefixes_grammars_and_logprobs(llm):
+    tokens = range(llm.checkpoint.config.vocab_size)
+    digits = [token for token in tokens if any(map(str.isdigit, llm.tokenizer.decode([token])))]
+
     def no_digits(tokens, logits):
-        logits[
-            :,
-            [
-                token
-                for token in range(logits.shape[1])
-                if any(map(str.isdigit, llm.tokenizer.decode([token])))
-            ],
-        ] = -np.inf
+        logits[:, digits] = -np.inf
         return logits
+
+    def only(token):
+        return lambda tokens, logits: np.where(
+            np.arange(logits.shape[1])[None] == token, np.float32(0), -np.inf
+        )
 
     done = llm.generate(
         PROMPT, regex="[0-9]{4}|[a-c]{8}", logits_processor=no_digits, max_tokens=20
@@ -81,22 +82,10 @@ def test_processors_with_prefixes_grammars_and_logprobs(llm):
     assert done.finish_reason == "eos" and len(done.text) == 8 and set(done.text) <= set("abc")
     noted = llm.generate(PROMPT, logits_processor=no_digits, logprobs=2, max_tokens=4)
     assert all(token.logprobs for token in noted.tokens)
-    chat = llm.chat(
-        logits_processor=lambda tokens, logits: np.where(
-            np.arange(logits.shape[1])[None] == 9, np.float32(0), -np.inf
-        )
-    )
+    chat = llm.chat(logits_processor=only(9))
     assert set(chat.send("hi", max_tokens=3).tokens) == {9}
     assert set(chat.send("and?", max_tokens=3).tokens) == {9}
-    assert set(
-        chat.send(
-            "now?",
-            max_tokens=2,
-            logits_processor=lambda tokens, logits: (
-                logits * 0 + np.eye(1, logits.shape[1], 8, dtype=np.float32)
-            ),
-        ).tokens
-    ) == {8}
+    assert set(chat.send("now?", max_tokens=2, logits_processor=only(8)).tokens) == {8}
     with pytest.raises(NumericalError, match="masked every token"):
         llm.generate(PROMPT, logits_processor=lambda tokens, logits: logits - np.inf)
 

@@ -11,6 +11,8 @@ from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.jobs import Job, Results, parse_jobs, run_jobs
 
+HELLO = {"role": "user", "content": "b"}
+
 
 def jobs_of(*lines, **options) -> list[Job]:
     return parse_jobs(
@@ -32,11 +34,8 @@ def test_lines():
         max_tokens=9,
         seed=1,
     )
-    assert [(job.index, job.id, job.prompt) for job in jobs] == [
-        (0, "x", "a"),
-        (1, None, messages),
-        (2, 7, ""),
-    ]
+    read = [(job.index, job.id, job.prompt) for job in jobs]
+    assert read == [(0, "x", "a"), (1, None, messages), (2, 7, "")]
     assert jobs[0].options == {"max_tokens": 9, "seed": 1}
     assert jobs[1].options == {"max_tokens": 9, "seed": 3, "temperature": 0.5}
     assert jobs[2].options == {"max_tokens": 9, "seed": 1, "stop": ["\n"], "logit_bias": {"5": 1.5}}
@@ -53,27 +52,18 @@ def test_lines():
         ("null", "is None, it must be"),
         ({}, "needs one of the fields prompt and messages"),
         ({"id": 1}, "needs one of the fields prompt and messages"),
-        (
-            {"prompt": "a", "messages": [{"role": "user", "content": "b"}]},
-            "prompt and messages, not both",
-        ),
+        ({"prompt": "a", "messages": [HELLO]}, "prompt and messages, not both"),
         ({"prompt": 3}, "field prompt is 3, it must be a valid string"),
         ({"prompt": ["a"]}, "field prompt is ['a']"),
         ({"messages": []}, "field messages is []"),
         ({"messages": "hi"}, "field messages is 'hi'"),
         ({"messages": [{"role": "user"}]}, "field messages[0].content is missing"),
         ({"messages": [{"role": "user", "content": 1}]}, "field messages[0].content is 1"),
-        (
-            {"messages": [{"role": "user", "content": "a", "name": "b"}]},
-            "field messages[0].name is 'b'",
-        ),
+        ({"messages": [HELLO | {"name": "b"}]}, "field messages[0].name is 'b'"),
         ({"prompt": "a", "id": [1]}, "field id is [1]"),
         ({"prompt": "a", "id": True}, "field id is True"),
         ({"prompt": "a", "temperature": -1}, "option temperature: -1 is not allowed"),
-        (
-            {"prompt": "a", "temprature": 1},
-            "there is no option 'temprature' (did you mean 'temperature'?)",
-        ),
+        ({"prompt": "a", "temprature": 1}, "'temprature' (did you mean 'temperature'?)"),
         ({"prompt": "a", "max_tokens": 5.5}, "option max_tokens: 5.5"),
         ({"prompt": "a", "seed": True}, "option seed: True"),
         ({"prompt": "a", "id": "first"}, "field id: 'first' is that of line 1 too"),
@@ -85,12 +75,8 @@ def test_a_bad_line_is_named_with_its_field(line, part):
     with pytest.raises(OptionsError) as error:
         jobs_of({"prompt": "fine", "id": "first"}, "", line)
     text = error.value.args[0]
-    assert (
-        text.startswith("in.jsonl: line 3: ")
-        and part in text
-        and "\n" not in text
-        and len(text) < 300
-    ) or len(str(line)) > 9999
+    assert text.startswith("in.jsonl: line 3: ") and part in text
+    assert "\n" not in text and (len(text) < 300 or len(str(line)) > 9999)
 
 
 def test_no_lines():
@@ -128,14 +114,8 @@ class Served:
         assert handle.done
         if handle.job.prompt in self.errors:
             raise self.errors[handle.job.prompt]
-        return Completion(
-            text=handle.job.prompt.upper(),
-            tokens=[Token(n) for n in (1, 2, 3)],
-            finish_reason="eos",
-            prompt_tokens=5,
-            reused_tokens=2,
-            seed=7,
-        )
+        tokens, counts = [Token(n) for n in (1, 2, 3)], dict(prompt_tokens=5, reused_tokens=2)
+        return Completion(handle.job.prompt.upper(), tokens, "eos", seed=7, **counts)
 
     def tick(self):
         for handle in self.active:
@@ -163,17 +143,9 @@ def test_results_are_written_as_they_finish(tmp_path):
     results = go(tmp_path / "out", jobs, served, most=3, advance=seen.append)
     written = lines(tmp_path / "out")
     assert [line["index"] for line in written] == [1, 2, 3, 4, 5, 6, 0] and served.most == 3
-    assert written[0] == {
-        "index": 1,
-        "id": "id b",
-        "text": "B",
-        "finish_reason": "eos",
-        "prompt_tokens": 5,
-        "reused_tokens": 2,
-        "completion_tokens": 3,
-        "seed": 7,
-        "request": jobs[1].digest,
-    }
+    counts = {"prompt_tokens": 5, "reused_tokens": 2, "completion_tokens": 3}
+    line = {"index": 1, "id": "id b", "text": "B", "finish_reason": "eos", "seed": 7}
+    assert written[0] == line | counts | {"request": jobs[1].digest}
     assert "id" not in written[5] and seen == [0, 1, 2, 3, 4, 5, 6, 7]
     assert (results.failed, results.tokens) == (0, 21)
     assert not served.active
@@ -183,10 +155,12 @@ def test_each_line_is_on_disk_before_the_next_tick(tmp_path):
     jobs = jobs_of({"prompt": "a"}, {"prompt": "b"})
     served, counts = Served(lambda prompt: {"a": 1, "b": 3}[prompt]), []
     tick = served.tick
-    served.tick = lambda: (
-        counts.append(len((tmp_path / "out").read_bytes().splitlines())),
-        tick(),
-    )[1]
+
+    def count_and_tick():
+        counts.append(len((tmp_path / "out").read_bytes().splitlines()))
+        return tick()
+
+    served.tick = count_and_tick
     go(tmp_path / "out", jobs, served)
     assert counts == [0, 1, 1]
 
@@ -250,16 +224,16 @@ def test_results_of_other_requests_are_refused(other, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        b"precious",
-        b"\n",
-        b"[1]\n",
-        b'{"index": 0}\n',
-        b'{"index": -1, "request": "x"}\n',
-        b'{"index": true}\n',
-        b"\xff\n",
-        b'{"text": "a"',
-        b"null\n",
-        b"[" * 100_000 + b"\n",
+        *(
+            b"precious",
+            b"\n",
+            b"[1]\n",
+            b"\xff\n",
+            b'{"text": "a"',
+            b"null\n",
+            b"[" * 100_000 + b"\n",
+        ),
+        *(b'{"index": 0}\n', b'{"index": -1, "request": "x"}\n', b'{"index": true}\n'),
     ],
 )
 def test_another_file_is_refused_and_stays(content, tmp_path):

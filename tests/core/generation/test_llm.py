@@ -97,11 +97,8 @@ def test_logits_are_those_of_transformers(toy, llm):
 
     ids = [1, 40, 50, 60]
     with torch.no_grad():
-        wanted = (
-            AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)(torch.tensor([ids]))
-            .logits[0]
-            .numpy()
-        )
+        peer = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
+        wanted = peer(torch.tensor([ids])).logits[0].numpy()
     got = llm.logits(ids)
     assert got.dtype == np.float32 and got.shape == (4, 384)
     assert np.abs(got - wanted).max() / np.abs(wanted).max() < 1e-4
@@ -119,23 +116,16 @@ def test_a_repr_is_one_short_line(llm):
 
 
 def test_a_question_goes_through_the_template(llm):
-    assert (
-        llm.ask("hi", max_tokens=5).tokens
-        == llm.generate([{"role": "user", "content": "hi"}], max_tokens=5).tokens
-    )
-    assert llm.ask("hi", max_tokens=5).tokens == llm.chat().send("hi", max_tokens=5).tokens
-    assert (
-        llm.ask("hi", system="Be brief.", max_tokens=5, temperature=0.7, seed=1).tokens
-        == llm.chat("Be brief.").send("hi", max_tokens=5, temperature=0.7, seed=1).tokens
-    )
-    assert llm.ask("hi", max_tokens=5).tokens != llm.generate("hi", max_tokens=5).tokens
-    with pytest.raises(
-        ContextError, match="a question is a text, not list: generate takes messages"
-    ):
-        llm.ask([{"role": "user", "content": "hi"}])
-    with pytest.raises(
-        OptionsError, match="there is no option 'max_tokenz' .did you mean 'max_tokens'"
-    ):
+    messages, asked = [{"role": "user", "content": "hi"}], llm.ask("hi", max_tokens=5).tokens
+    assert asked == llm.generate(messages, max_tokens=5).tokens
+    assert asked == llm.chat().send("hi", max_tokens=5).tokens
+    assert asked != llm.generate("hi", max_tokens=5).tokens
+    drawn = dict(max_tokens=5, temperature=0.7, seed=1)
+    answer = llm.ask("hi", system="Be brief.", **drawn)
+    assert answer.tokens == llm.chat("Be brief.").send("hi", **drawn).tokens
+    with pytest.raises(ContextError, match="a question is a text, not list: generate takes mess"):
+        llm.ask(messages)
+    with pytest.raises(OptionsError, match="no option 'max_tokenz' .did you mean 'max_tokens'"):
         llm.ask("hi", max_tokenz=5)
 
 
@@ -181,13 +171,10 @@ def test_stop_tokens_end_an_answer_without_their_text(llm):
         assert done.tokens == whole.tokens[: cut + 1] and whole.text.startswith(done.text)
         assert llm.generate("Once", max_tokens=cut).text.startswith(done.text.rstrip("\ufffd"))
     assert json.loads(json.dumps(done.receipt()))["stop"] == int(token)
-    with pytest.raises(
-        OptionsError, match="option `stop_token_ids`: token id 384 is outside the vocabulary of 384"
-    ):
+    outside = "option `stop_token_ids`: token id 384 is outside the vocabulary of 384"
+    with pytest.raises(OptionsError, match=outside):
         llm.generate("Once", stop_token_ids=[384])
-    with pytest.raises(
-        OptionsError, match="option `stop`: .* texts; token ids are for stop_token_ids"
-    ):
+    with pytest.raises(OptionsError, match="`stop`: .* texts; token ids are for stop_token_ids"):
         llm.generate("Once", stop=["a", 5])
 
 

@@ -20,25 +20,15 @@ CALLS = [
     TURN[1],
 ]
 GOOD = {
-    "format": "mlx_llama session",
-    "version": 1,
-    "model": "m",
-    "system": None,
-    "options": {},
-    "dropped": 0,
-    "messages": TURN,
+    **{"format": "mlx_llama session", "version": 1, "model": "m", "system": None},
+    **{"options": {}, "dropped": 0, "messages": TURN},
 }
 
 
 @pytest.mark.parametrize("messages, dropped", [(TURN * 3, 4), ([*TURN, *CALLS, *CALLS], 6)])
 def test_a_written_session_is_read_again(messages, dropped, tmp_path):
-    fields = {
-        "model": "m",
-        "system": "Sei nett \U0001f999",
-        "options": {"temperature": 0.5},
-        "messages": messages,
-        "dropped": dropped,
-    }
+    fields = {"model": "m", "system": "Sei nett \U0001f999", "options": {"temperature": 0.5}}
+    fields |= {"messages": messages, "dropped": dropped}
     write_session(tmp_path / "s.json", **fields)
     assert read_session(tmp_path / "s.json").model_dump(exclude={"format", "version"}) == fields
     assert json.loads((tmp_path / "s.json").read_bytes()) == GOOD | fields
@@ -47,9 +37,8 @@ def test_a_written_session_is_read_again(messages, dropped, tmp_path):
 
 
 def test_fields_that_may_be_missing(tmp_path):
-    (tmp_path / "s.json").write_text(
-        json.dumps({name: GOOD[name] for name in GOOD if name != "dropped"})
-    )
+    fields = {name: GOOD[name] for name in GOOD if name != "dropped"}
+    (tmp_path / "s.json").write_text(json.dumps(fields))
     assert read_session(tmp_path / "s.json").dropped == 0
 
 
@@ -66,19 +55,8 @@ def test_fields_that_may_be_missing(tmp_path):
         ({"messages": "x"}, "messages is 'x'"),
         ({"messages": [1, 2]}, r"messages\[0\]"),
         ({"messages": [{"role": "user", "content": "a"}]}, "questions and answers"),
-        (
-            {
-                "messages": [
-                    {"role": "system", "content": "a"},
-                    {"role": "assistant", "content": "b"},
-                ]
-            },
-            "'user', 'assistant' or 'tool'",
-        ),
-        (
-            {"messages": [{"role": "user", "content": 3}, {"role": "assistant", "content": "b"}]},
-            r"messages\[0\].content is 3",
-        ),
+        ({"messages": [TURN[0] | {"role": "system"}, TURN[1]]}, "'user', 'assistant' or 'tool'"),
+        ({"messages": [TURN[0] | {"content": 3}, TURN[1]]}, r"messages\[0\].content is 3"),
         ({"dropped": 1}, "dropped is 1"),
         ({"dropped": 99}, "dropped"),
         ({"dropped": "x"}, "dropped"),

@@ -51,13 +51,8 @@ def make(folder, template: str, **load_options):
 
 def render(llm, messages, **variables) -> str:
     """The prompt by transformers."""
-    conversations = [[*messages]]
-    return render_jinja_template(
-        conversations=conversations,
-        chat_template=llm.template.source,
-        add_generation_prompt=True,
-        **variables,
-    )[0][0]
+    how = dict(chat_template=llm.template.source, add_generation_prompt=True, **variables)
+    return render_jinja_template(conversations=[[*messages]], **how)[0][0]
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +69,8 @@ def r1(tmp_path_factory, backend):
 
 def closing(llm) -> list[int]:
     """Judged by the template: the tokens that end an empty thought, as Qwen3's template does."""
-    return llm.tokenizer.encode_parts(["<think>", "\n</think>\n\n"])[
-        len(llm.tokenizer.encode_parts(["<think>"])) :
-    ]
+    start = len(llm.tokenizer.encode_parts(["<think>"]))
+    return llm.tokenizer.encode_parts(["<think>", "\n</think>\n\n"])[start:]
 
 
 def test_a_completion_has_its_thought_apart(qwen):
@@ -133,11 +127,8 @@ def test_a_session_gives_its_thoughts_to_the_template_and_reuses_the_prefix(qwen
     chat = qwen.chat(max_tokens=200)
     with Script(qwen, ANSWER, "Good.") as script:
         first = chat.send("Hello?")
-        assert chat.messages[-1] == {
-            "role": "assistant",
-            "content": TEXT,
-            "reasoning_content": THOUGHT,
-        }
+        answer = {"role": "assistant", "content": TEXT, "reasoning_content": THOUGHT}
+        assert chat.messages[-1] == answer
         second = chat.send("How are you?")
     asked = [*chat.messages[:2], {"role": "user", "content": "How are you?"}]
     assert script.prompts[1].endswith(render(qwen, asked))
@@ -245,9 +236,8 @@ def begin_thought(llm):
 
 def test_a_model_that_begins_to_think_has_its_schema_afterwards(qwen):
     """The mark is several tokens here, the first of which may begin a JSON text too."""
-    completion = qwen.ask(
-        "Hello?", max_tokens=200, schema=SCHEMA, logits_processor=begin_thought(qwen)
-    )
+    begin = begin_thought(qwen)
+    completion = qwen.ask("Hello?", max_tokens=200, schema=SCHEMA, logits_processor=begin)
     assert completion.finish_reason == "eos" and completion.parsed and completion.reasoning
     plain = qwen.ask("Hello?", max_tokens=200, schema=SCHEMA)  # it need not think
     assert plain.parsed and not plain.reasoning
@@ -260,9 +250,8 @@ def test_a_forced_tool_is_called_after_the_thought(qwen):
         """Count."""
         return a
 
-    stream = qwen.respond(
-        QUESTION, [count], "count", max_tokens=400, temperature=1.0, seed=1, reasoning_budget=4
-    )
+    options = dict(max_tokens=400, temperature=1.0, seed=1, reasoning_budget=4)
+    stream = qwen.respond(QUESTION, [count], "count", **options)
     stream.finish()
     assert stream.calls[0].name == "count" and stream.calls[0].is_complete
 
@@ -293,14 +282,8 @@ def test_a_thought_between_calls_is_what_the_template_makes_of_it(qwen):
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == "Three."
     thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
     assert thoughts == "I need a sum.It is 3."
-    assert [message.get("reasoning_content") for message in chat.messages] == [
-        None,
-        "I need a sum.",
-        None,
-        "It is 3.",
-        None,
-        None,
-    ]
+    thoughts = [message.get("reasoning_content") for message in chat.messages]
+    assert thoughts == [None, "I need a sum.", None, "It is 3.", None, None]
     tools = [tool.as_dict() for tool in chat.toolbox.tools]
     assert script.prompts[1].endswith(render(qwen, _with_objects(chat.messages[:3]), tools=tools))
     assert f"<think>\nI need a sum.\n</think>\n\n{call}" in script.prompts[1]

@@ -14,7 +14,7 @@ from mlx_llama.core.generation.tool_use import ToolLoop, ToolStream
 from mlx_llama.core.text.tools import ToolDelta, ToolParser, read_tools
 from mlx_llama.core.text.tools.formats import HERMES
 
-from .test_session import add
+from .test_session import add, roles
 
 USER = [{"role": "user", "content": "1 + 2?"}]
 
@@ -114,29 +114,22 @@ def test_results_and_errors_reach_the_model():
     ask, asked = scripted(
         HERMES,
         'I add.<tool_call>{"name": "add", "arguments": {"a": 1, "b": '
-        '2}}</tool_call><tool_call>{"name": "fail", "arguments": '
-        '{"why": "broken"}}</tool_call><tool_call>{"name": "add", "arguments": {"a": '
-        '"x"}}</tool_call><tool_call>{"name": "no", '
-        '"arguments": {}}</tool_call><tool_call>{"name": "add", "arguments": {"a": '
-        "1,}}</tool_call>",
+        '2}}</tool_call><tool_call>{"name": "fail", "arguments": {"why": '
+        '"broken"}}</tool_call><tool_call>{"name": "add", "arguments": {"a": '
+        '"x"}}</tool_call><tool_call>{"name": "no", "arguments": '
+        '{}}</tool_call><tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>',
         "Three.",
     )
     loop = ToolLoop(ask, USER, read_tools([add, fail]))
     assert "".join(loop) == "I add.Three."
     messages = loop.messages
-    assert [message["role"] for message in messages] == [
-        "user",
-        "assistant",
-        *["tool"] * 5,
-        "assistant",
-    ]
+    assert roles(messages) == ["user", "assistant", *["tool"] * 5, "assistant"]
     assert messages[1]["content"] == "I add." and len(messages[1]["tool_calls"]) == 5
     results = [message["content"] for message in messages[2:7]]
     assert results[0] == "3" and results[1] == "error: RuntimeError: broken"
     assert results[2] == (
         "error: the arguments of add do not fit: a: Input should be a valid integer, unable to "
-        "parse string as an "
-        "integer; b: Field required"
+        "parse string as an integer; b: Field required"
     )
     assert results[3] == "error: there is no tool no, there are add, fail"
     assert results[4].startswith("error: the arguments of add do not fit: all: Invalid JSON")
@@ -152,13 +145,7 @@ def test_the_loop_ends_after_its_rounds_and_at_a_call_that_was_cut():
     loop = ToolLoop(ask, USER, read_tools([add]), rounds=2)
     assert list(loop) == [] and len(asked) == 2
     assert "raise rounds for more answers" in loop.completion.notices[0]
-    assert [message["role"] for message in loop.messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-    ]
+    assert roles(loop.messages) == ["user", "assistant", "tool", "assistant", "tool"]
     ask, asked = scripted(HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1')
     loop = ToolLoop(ask, USER, read_tools([add]))
     assert list(loop) == [] and loop.messages == [*USER, {"role": "assistant", "content": ""}]
