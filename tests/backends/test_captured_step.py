@@ -520,23 +520,6 @@ def test_growing_trimming_restoring_and_filling_a_cache(call):
     assert few == many and few[1] == 260
 
 
-def dynamic_rope(path: Path):
-    from cuda_fallback.model import Llama
-    from mlx_llama.core.files.checkpoint import open_checkpoint
-
-    with computing(by_kernels=True):
-        return Llama.load(open_checkpoint(path), device=DEVICE)._runner
-
-
-def test_dynamic_rope_is_stepped_by_forward(call, tmp_path):
-    folder = make_checkpoint(
-        tmp_path / "d",
-        rope_scaling=dict(rope_type="dynamic", factor=4.0),
-        max_position_embeddings=16,
-    )
-    assert call(dynamic_rope, folder) is None
-
-
 # Grammars and log-probabilities
 
 ROWS = [
@@ -713,17 +696,17 @@ TURNED = dict(
     sliding_layers=(0,),
 )
 ODD = {  # fields of LlamaConfig
-    "multipliers, a layer without rotation": dict(
+    "multipliers, a layer without rotation, norms after rotation": dict(
         embedding_multiplier=3.0,
         residual_multiplier=0.4,
         attention_multiplier=0.2,
         logits_multiplier=0.5,
         unrotated_layers=(1,),
+        query_key_norm="rotated",
     ),
     "norms before and after, gelu": dict(
         norm_placement="both", query_key_norm="head", activation="gelu_tanh"
     ),
-    "norms after rotation": dict(query_key_norm="rotated"),
     "norms after": dict(norm_placement="after", query_key_norm="whole"),
     "softcaps, partial rotation, a rope of windows": dict(
         attention_softcap=1.5, logits_softcap=2.0, norm_offset=0.5, **TURNED

@@ -292,13 +292,6 @@ def test_a_token_reads_the_experts_that_it_uses():
     )
 
 
-def test_the_doctor_counts_the_experts(capsys):
-    from mlx_llama import doctor
-
-    doctor.main([str(folder())])
-    assert "feed-forward 96 of 6 experts, 2 for a token, vocabulary 384" in capsys.readouterr().out
-
-
 def test_the_profile_names_the_experts(backend):
     model = backend.load(
         open_checkpoint(low_bit()), "float32", compile=None if backend.name == "cpu" else False

@@ -15,7 +15,7 @@ import pytest
 from making import make_tokenizer, refusal, shared_arithmetic
 
 from backends.conftest import relative_error
-from backends.test_architectures import GPT_OSS, SIZES, TOKENS, YARN, run
+from backends.test_architectures import GPT_OSS, GPT_OSS_YARN as YARN, SIZES, TOKENS, run
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx

@@ -194,33 +194,13 @@ def reference_probes(feature: str) -> dict[str, np.ndarray]:
     )
 
 
-PER_LAYER = (
-    "attention_norm",
-    "query",
-    "key",
-    "value",
-    "query_rope",
-    "key_rope",
-    "attention",
-    "ffn_norm",
-    "ffn",
-    "block",
-)
-
-
 @pytest.mark.parametrize(
     "feature", ["llama2-grouped", "llama3-rope", "yarn-rope", "mistral-sliding", "attention-bias"]
 )
 def test_backends_agree_at_every_probe(feature, load):
     seen, wanted = probes(*load(checkpoint(feature))), reference_probes(feature)
-    names = [
-        "embedding",
-        *(f"{i}.{name}" for i in range(2) for name in PER_LAYER),
-        "norm",
-        "logits",
-    ]
-    assert sorted(seen) == sorted(wanted) == sorted(names)
-    for name in names:
+    assert seen.keys() == wanted.keys() and len(seen) == 3 + 10 * 2
+    for name in seen:
         assert relative_error(seen[name], wanted[name]) < 1e-5, name
 
 
