@@ -211,11 +211,3 @@ def test_narrow_keys_and_values_beside_sinks(bits, bound, backend):
 def test_activations_are_never_in_float16():
     for path in (published()[0], in_mxfp4()):
         assert open_checkpoint(path).dtype == "bfloat16"
-
-
-def test_the_doctor_reads_the_published_form(capsys):
-    from mlx_llama import doctor
-
-    doctor.main([str(published()[0])])
-    shown = capsys.readouterr().out
-    assert "feed-forward 96 of 5 experts, 3 for a token" in shown and "mxfp4" in shown
