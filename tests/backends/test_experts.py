@@ -21,7 +21,7 @@ from making import (
 )
 from making_gguf import add_config, add_sentencepiece
 
-from backends.conftest import relative_error
+from backends.conftest import relative_error, transformers_logits
 from backends.test_captured_step import fewer_programs
 from backends.triton_process import DEVICE, DEVICE_NAME, call, computing  # noqa: F401
 from mlx_llama.core.backends.selection import select
@@ -189,8 +189,6 @@ def written(format: str) -> tuple[Path, np.ndarray]:
     dequantised by gguf.
     """
     import gguf
-    import torch
-    from transformers import AutoModelForCausalLM
 
     from mlx_llama.core.files.gguf_export import write_gguf
 
@@ -207,11 +205,8 @@ def written(format: str) -> tuple[Path, np.ndarray]:
             whole = gguf.dequantize(stack.data, stack.tensor_type)
             for module, wanted in zip(names, whole, strict=True):
                 np.testing.assert_array_equal(dequantised[f"{module}.weight"], wanted)
-    model = AutoModelForCausalLM.from_pretrained(
-        make_checkpoint(home / "judge", tensors=dequantised, **QWEN), dtype=torch.float32
-    )
-    with torch.no_grad():
-        return home / "m.gguf", model(torch.from_numpy(TOKENS).long()).logits.numpy()
+    judge = make_checkpoint(home / "judge", tensors=dequantised, **QWEN)
+    return home / "m.gguf", transformers_logits(judge, TOKENS)
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_K_M", "MXFP4"])

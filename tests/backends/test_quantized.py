@@ -16,7 +16,8 @@ from machine import device_of
 from making import config_fields, encode_tensor, make_checkpoint, write_safetensors
 from making_gguf import LOW_BIT, make_gguf
 
-from backends.conftest import relative_error
+from backends import conftest
+from backends.conftest import probes, relative_error
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.quantization import FLOAT_MODES
 
@@ -74,18 +75,6 @@ def gguf_model(
     return path, judge
 
 
-def probes(model, to_numpy, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    seen: dict[str, np.ndarray] = {}
-    model.forward(
-        tokens,
-        0,
-        model.make_cache(tokens.shape[1], len(tokens)),
-        all_positions=True,
-        probe=lambda name, array: seen.__setitem__(name, to_numpy(array)),
-    )
-    return seen
-
-
 @pytest.mark.parametrize("length", [1, 7])
 @pytest.mark.parametrize("kind", [*LOW_BIT, *MIXED])
 def test_every_product_is_that_of_the_dequantised_matrix(kind, length, load):
@@ -129,18 +118,13 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (2, 24)).astype(np.int32)
 
 @functools.cache
 def transformers_logits(kind: str, tied: bool, dtype: str = "float32") -> np.ndarray:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     _, judge = gguf_model(kind, 2, tied)
     folder = make_checkpoint(Path(tempfile.mkdtemp()) / "judge", tie_word_embeddings=tied, **SHAPE)
     write_safetensors(
         folder / "model.safetensors",
         {name: encode_tensor(x, "float32") for name, x in judge.items()},
     )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    with torch.no_grad():
-        return model(torch.from_numpy(TOKENS).long()).logits.float().numpy()
+    return conftest.transformers_logits(folder, TOKENS, dtype)
 
 
 def prompt_and_steps(model, to_numpy) -> np.ndarray:
