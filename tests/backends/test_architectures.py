@@ -18,6 +18,7 @@ import pytest
 from making import make_tokenizer
 
 from backends.conftest import relative_error
+from mlx_llama.core.backends.selection import select
 from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
@@ -43,7 +44,6 @@ GRANITE = dict(
     attention_multiplier=0.11,
     logits_scaling=8.0,
 )
-LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the size of a head
 LLAMA4 = dict(
     head_dim=18,
     intermediate_size=48,
@@ -51,15 +51,11 @@ LLAMA4 = dict(
     num_local_experts=5,
     num_experts_per_tok=2,
 )
-YARN = dict(
-    rope_type="yarn",
-    factor=4.0,
-    original_max_position_embeddings=200,
-    beta_fast=32.0,
-    beta_slow=1.0,
-    truncate=False,
-)
+LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the size of a head
+YARN = dict(rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0)
+GPT_OSS_YARN = YARN | dict(original_max_position_embeddings=200, truncate=False)
 GPT_OSS = dict(head_dim=18, num_local_experts=5, num_experts_per_tok=3, sliding_window=7)
+MINISTRAL_YARN = YARN | dict(rope_theta=1e4, mscale=1.0, mscale_all_dim=1.0)
 PLAIN_ROPE = dict(rope_type="default", rope_theta=1e4)
 # name: (model type, fields of transformers' config)
 FAMILIES = {
@@ -82,15 +78,9 @@ FAMILIES = {
             sliding_window=7,
             num_hidden_layers=5,
             rope_parameters={
-                "full_attention": dict(
-                    rope_type="yarn",
-                    rope_theta=1e4,
-                    factor=8.0,
-                    original_max_position_embeddings=32,
-                    beta_fast=32.0,
-                    beta_slow=1.0,
-                ),
-                "sliding_attention": dict(rope_type="default", rope_theta=1e4),
+                "full_attention": YARN
+                | dict(rope_theta=1e4, factor=8.0, original_max_position_embeddings=32),
+                "sliding_attention": PLAIN_ROPE,
             },
         ),
     ),
@@ -128,17 +118,8 @@ FAMILIES = {
         "ministral3",
         dict(
             head_dim=18,
-            rope_parameters=dict(
-                rope_type="yarn",
-                rope_theta=1e4,
-                factor=4.0,
-                original_max_position_embeddings=8,
-                beta_fast=32.0,
-                beta_slow=1.0,
-                mscale=1.0,
-                mscale_all_dim=1.0,
-                llama_4_scaling_beta=0.3,
-            ),
+            rope_parameters=MINISTRAL_YARN
+            | dict(original_max_position_embeddings=8, llama_4_scaling_beta=0.3),
         ),
     ),
     "Gemma 2": (
@@ -176,7 +157,7 @@ FAMILIES = {
             layer_types=["sliding_attention", "full_attention"] * 2,
             rope_parameters={
                 "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "sliding_attention": PLAIN_ROPE,
             },
         ),
     ),
@@ -264,12 +245,12 @@ FAMILIES = {
         ),
     ),
     # Angles that llama.cpp computes like the others, though it rounds the range of pairs.
-    "gpt-oss": ("gpt_oss", GPT_OSS | {"rope_parameters": YARN | {"rope_theta": 5.0}}),
+    "gpt-oss": ("gpt_oss", GPT_OSS | {"rope_parameters": GPT_OSS_YARN | {"rope_theta": 5.0}}),
     "gpt-oss with yarn as published": (
         "gpt_oss",
         GPT_OSS
         | {
-            "rope_parameters": YARN | {"rope_theta": 150000.0},
+            "rope_parameters": GPT_OSS_YARN | {"rope_theta": 150000.0},
             "layer_types": ["full_attention", "sliding_attention"] * 2,
             "num_key_value_heads": 1,
         },
@@ -375,18 +356,6 @@ def test_logits_are_those_of_transformers(name, compile, backend):
         )
 
 
-@pytest.mark.parametrize("compile", [None, False])
-@pytest.mark.parametrize(
-    "name", ["SmolLM3 with windows", "Gemma 2", "Phi-4-mini in a long context"]
-)
-def test_logits_with_keys_and_values_in_16_bits_are_near_those_of_transformers(
-    name, compile, backend
-):
-    folder, wanted = made(name)
-    got = run(backend, open_checkpoint(folder), (0, 20, 28, 29, 30), compile=compile, cache_bits=16)
-    assert 1e-6 < relative_error(got, wanted) < 1e-3
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     folder, wanted = made(name)
@@ -468,7 +437,7 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
 
 @pytest.mark.parametrize("format", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", IN_GGUF)
-def test_llama_cpp_reads_the_file(name, format, backend):
+def test_llama_cpp_reads_the_file(name, format):
     # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of
     # float16.
     tolerance = 0.1 if format == "Q8_0" else 1e-3 if "Gemma" in name else 1e-5
@@ -487,7 +456,7 @@ def test_llama_cpp_reads_the_file(name, format, backend):
         type_v=llama_cpp.GGML_TYPE_F32,
     )
     judge.eval(TOKENS[0].tolist())
-    logits = run(backend, open_checkpoint(path), (0, 29, 30))[0]
+    logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
     wanted = judge.scores[:30]
     if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE", "Llama 4", "gpt-oss")):
         # Its rounding changes the choice between experts with nearly the same score, and then that
@@ -559,18 +528,8 @@ def with_images(name: str):
     is_tied = name == "ministral3"  # as Ministral 3 3B is; Mistral Small 3.1 is not
     text = dict(SIZES, head_dim=18, model_type=name, tie_word_embeddings=is_tied)
     if name == "ministral3":
-        text |= dict(
-            rope_parameters=dict(
-                rope_type="yarn",
-                rope_theta=1e4,
-                factor=4.0,
-                original_max_position_embeddings=16,
-                beta_fast=32.0,
-                beta_slow=1.0,
-                mscale=1.0,
-                mscale_all_dim=1.0,
-                llama_4_scaling_beta=0.1,
-            )
+        text["rope_parameters"] = MINISTRAL_YARN | dict(
+            original_max_position_embeddings=16, llama_4_scaling_beta=0.1
         )
     return transformers.Mistral3ForConditionalGeneration(
         transformers.Mistral3Config(
@@ -598,8 +557,6 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
     """
     torch = pytest.importorskip("torch")
 
-    from mlx_llama.core.backends.selection import select
-
     torch.manual_seed(0)
     model = with_images(name).eval()
     with torch.no_grad():
@@ -626,8 +583,6 @@ def test_llama_4_in_low_bits_has_the_logits_of_mlx_lm(kind, tmp_path):
     """
     torch, mx = pytest.importorskip("torch"), pytest.importorskip("mlx.core")
     from mlx_lm import convert, load
-
-    from mlx_llama.core.backends.selection import select
 
     torch.manual_seed(0)
     model = with_images("llama4")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from making import make_checkpoint
 
-from backends.conftest import relative_error, relative_rms
+from backends.conftest import relative_error, relative_rms, same_state, transformers_logits
 from mlx_llama import load as load_llm
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
@@ -180,17 +180,7 @@ def test_a_sliding_window_across_a_growth_step(load, tmp_path):
         max_position_embeddings=1024,
     )
     model, to_numpy = load(folder)
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        wanted = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
-                torch.from_numpy(ids(300)).long()
-            )
-            .logits[:, -1]
-            .numpy()
-        )
+    wanted = transformers_logits(folder, ids(300))[:, -1]
     cache = model.make_cache(1024)
     for start in (0, 100, 200, 290):
         model.forward(
@@ -292,12 +282,6 @@ def test_the_remedy_for_a_full_context_is_one_that_helps(toy):
 
 def lengths_and_states(cache):
     return cache.lengths[:], [cache.state(row) for row in range(cache.rows)]
-
-
-def same_state(state, other) -> bool:
-    return state.keys() == other.keys() and all(
-        state[name].tobytes() == other[name].tobytes() for name in state
-    )
 
 
 def test_rows_come_and_go_without_touching_others(model):
@@ -411,11 +395,7 @@ def test_a_step_of_rows_gives_each_its_own_token(backend, model):
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_different_lengths_are_transformers_rows(kind, load):
     """A token and then three of rows in an order that is not theirs."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     model, to_numpy = load(folder(kind, 24))
-    judge = AutoModelForCausalLM.from_pretrained(folder(kind, 24), dtype=torch.float32)
     cache, rows, texts = model.make_cache(64, 5), [4, 0, 2], [ids(n)[0] for n in (4, 1, 9)]
     for row, text in zip(rows, texts):
         model.forward([text], 0, cache, rows=[row])
@@ -425,8 +405,7 @@ def test_rows_of_different_lengths_are_transformers_rows(kind, load):
         got = to_numpy(model.forward(more, lengths, cache, rows=rows))
         texts = [np.concatenate(pair) for pair in zip(texts, more)]
         for logits, text in zip(got, texts):
-            with torch.no_grad():
-                wanted = judge(torch.from_numpy(text)[None].long()).logits[0, -1].numpy()
+            wanted = transformers_logits(folder(kind, 24), text[None])[0, -1]
             assert relative_error(logits, wanted) < 1e-4
 
 

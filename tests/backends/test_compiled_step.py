@@ -15,7 +15,7 @@ from machine import open_backend, to_run
 from making import make_checkpoint
 from making_gguf import make_gguf
 
-from backends.conftest import relative_error
+from backends.conftest import relative_error, transformers_logits
 from mlx_llama import load
 from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.errors import BackendError, ContextError
@@ -117,22 +117,11 @@ def logits(mlx, model) -> np.ndarray:
         )
 
 
-@functools.cache
-def transformers(folder: Path):
-    """Logits [30, V] of `TOKENS`, in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        return model(torch.from_numpy(TOKENS).long()).logits[0].numpy()
-
-
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("bfloat16", *LOW_BIT)])
 def test_steps_have_the_logits_of_transformers(name, compile, mlx):
     got = logits(mlx, loaded(mlx, name, compile))
-    assert relative_error(got, transformers(checkpoint(name))) < 1e-4
+    assert relative_error(got, transformers_logits(checkpoint(name), TOKENS)[0]) < 1e-4
 
 
 @pytest.mark.parametrize("compile", [False, True])

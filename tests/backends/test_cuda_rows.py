@@ -141,7 +141,7 @@ def kernel_checkpoint(name: str) -> Path:
             vocab_size=67,
             tokenizer=False,
             architectures=["MistralForCausalLM"],
-            sliding_window=19,
+            sliding_window=11,
         )
     else:
         path = make_checkpoint(
@@ -282,7 +282,7 @@ def test_dense_products_have_the_same_bits_in_any_batch(dtype, error, call):
 
 # Prompts by the kernels of decoded tokens
 
-TEXT = np.random.default_rng(5).integers(3, 60, 36).tolist()
+TEXT = np.random.default_rng(5).integers(3, 60, 20).tolist()
 BATCH_INVARIANT = [("low-bit", None), ("sliding", 8)]
 
 
@@ -314,10 +314,11 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
     """Rows of a cache read TEXT in chunks; compare each position's bits with the decoded ones.
     Returns how many.
     """
-    from cuda_fallback.kernels import attention, packed, products
+    from cuda_fallback.kernels import attention, cuda_graph, packed, products
 
     _, model = plain_and_invariant(name, bits)
     with computing(True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graph, "MAX_ROWS", 16)  # the longest chunk takes two steps
         if not HAS_GPU:  # 16 positions at a time, and few programs
             for module, constant, few in (
                 (attention, "TILE", 1),
@@ -371,8 +372,8 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
 @pytest.mark.parametrize(
     "events",
     [
-        [("read", [1], 34), ("copy", 1, 0, 0.64), ("read", [0, 1], 3)],
-        [("read", [2, 0], 12), ("read", [0], 1), ("trim", 2, 0.3), ("read", [2, 0], 6)],
+        [("read", [1], 18), ("copy", 1, 0, 0.64), ("read", [0, 1], 2)],
+        [("read", [2, 0], 7), ("read", [0], 1), ("trim", 2, 0.3), ("read", [2, 0], 4)],
     ],
     ids=["copy", "trim"],
 )
@@ -522,69 +523,6 @@ def test_rows_join_and_leave_replayed_steps(call, tmp_path):
 
 
 # Keys and values in 8 bits
-
-
-def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
-    """Codes, scales, queries and attention by kernels and by torch's own operations, of the last
-    position of each row.
-    """
-    from backends.test_captured_step import device_state, made, worst
-    from cuda_fallback import ops
-    from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.storage import Storage, dequantize, quantize
-
-    H, room, errors = 2 * G, 300, {}
-    tables = tuple(made(2, room, D // 2))
-    heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
-    heads[0, :, (H + G) * D :] = 0  # values without a scale
-    rows = []
-    for i in range(2):
-        codes, scales = quantize(made(2, 2, G, room, D, seed=i))
-        rows.append(
-            Storage(
-                torch.zeros(room + 1, dtype=torch.int32, device=DEVICE), codes.contiguous(), scales
-            )
-        )
-    state = device_state((70, rows[0], tables), (299, rows[1], tables))
-    before = [row.numbers.clone() for row in rows]
-    query = decode.store_rotated(state, 1, heads, H, G, D, rotates, 8)
-    out = decode.attend(state, 1, query, G, None, D**-0.5, 8)
-    keys = decode.read_keys(state, 1, 2, G, D, dtype, 8)
-    for i, (position, row) in enumerate(zip((70, 299), rows)):
-        split = heads[i].view(H + 2 * G, 1, D)
-        with computing(by_kernels=False):
-            table = tuple(part[position : position + 1] for part in tables)
-            turned = ops.rope(split[None, : H + G], table)[0] if rotates else split[: H + G]
-        errors[f"query {i}"] = worst(query[i], turned[:H])
-        wanted = torch.stack([turned[H:], split[H + G :]])  # [2, G, 1, D]
-        codes, scales = quantize(wanted)
-        new = row.numbers[1, :, :, position : position + 1]
-        # Sums of two products may round otherwise, and so a code at the edge between two.
-        assert (new.int() - codes.int()).abs().max() <= 1 and (new != codes).float().mean() < 0.02
-        assert worst(row.scales[1, :, :, position : position + 1], scales) < 2e-3
-        assert torch.equal(
-            keys[i], dequantize(new, row.scales[1, :, :, position : position + 1], dtype)[0]
-        )
-        now = row.numbers.clone()
-        now[1, :, :, position] = before[i][1, :, :, position]
-        assert torch.equal(now, before[i])
-        seen = row.read(1, slice(None), 0, position + 1, torch.float64)[:, None]
-        wanted = ops.attention(query[i : i + 1].double(), *seen, D**-0.5)
-        errors[f"attention {i}"] = worst(out[i].view(1, H, 1, D), wanted)
-    return errors
-
-
-@pytest.mark.parametrize(
-    "dtype, bound, G, D, rotates",
-    [
-        (torch.float32, 3e-6, 1, 20, True),
-        (torch.float32, 3e-6, 1, 80, False),
-        (torch.float16, 3e-3, 2, 64, True),
-    ],
-)
-def test_codes_are_stored_and_attended_to(dtype, bound, G, D, rotates, call):
-    errors = call(stored_codes, dtype, G, D, rotates)
-    assert len(errors) == 4 and max(errors.values()) < bound, errors
 
 
 @pytest.mark.parametrize("D", [8, 20, 32, 80])

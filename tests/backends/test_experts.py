@@ -21,7 +21,7 @@ from making import (
 )
 from making_gguf import add_config, add_sentencepiece
 
-from backends.conftest import relative_error
+from backends.conftest import relative_error, transformers_logits
 from backends.test_captured_step import fewer_programs
 from backends.triton_process import DEVICE, DEVICE_NAME, call, computing  # noqa: F401
 from mlx_llama.core.backends.selection import select
@@ -189,8 +189,6 @@ def written(format: str) -> tuple[Path, np.ndarray]:
     dequantised by gguf.
     """
     import gguf
-    import torch
-    from transformers import AutoModelForCausalLM
 
     from mlx_llama.core.files.gguf_export import write_gguf
 
@@ -207,11 +205,8 @@ def written(format: str) -> tuple[Path, np.ndarray]:
             whole = gguf.dequantize(stack.data, stack.tensor_type)
             for module, wanted in zip(names, whole, strict=True):
                 np.testing.assert_array_equal(dequantised[f"{module}.weight"], wanted)
-    model = AutoModelForCausalLM.from_pretrained(
-        make_checkpoint(home / "judge", tensors=dequantised, **QWEN), dtype=torch.float32
-    )
-    with torch.no_grad():
-        return home / "m.gguf", model(torch.from_numpy(TOKENS).long()).logits.numpy()
+    judge = make_checkpoint(home / "judge", tensors=dequantised, **QWEN)
+    return home / "m.gguf", transformers_logits(judge, TOKENS)
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_K_M", "MXFP4"])
@@ -290,13 +285,6 @@ def test_a_token_reads_the_experts_that_it_uses():
     assert bytes_per_token(open_checkpoint(folder()), model, 0) == 4 * (
         sum(values.size for values in weights().values()) - 383 * 64 - experts * 4 // 6
     )
-
-
-def test_the_doctor_counts_the_experts(capsys):
-    from mlx_llama import doctor
-
-    doctor.main([str(folder())])
-    assert "feed-forward 96 of 6 experts, 2 for a token, vocabulary 384" in capsys.readouterr().out
 
 
 def test_the_profile_names_the_experts(backend):

@@ -120,14 +120,6 @@ def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
         assert plan.low_bit_operand == backend.runtime.dtype_name(product)
 
 
-def test_a_gpu_without_bfloat16_computes_in_float16(toy):
-    old, new = (BackendFacts("cuda", True, "", {}, True, has_bfloat16=has) for has in (False, True))
-    config = SimpleNamespace(exceeds_float16=False)
-    checkpoint = SimpleNamespace(tensors={}, dtype="bfloat16", config=config)
-    dtypes = [cuda.plan_weights(checkpoint, facts).dtype for facts in (old, new)]
-    assert dtypes == ["float16", "bfloat16"]
-
-
 @pytest.mark.parametrize(
     "name, has_bfloat16, exceeds_float16, expected",
     [
@@ -148,6 +140,9 @@ def test_the_dtype_that_auto_takes_for_ggufs_low_bit_weights(
     checkpoint = dataclasses.replace(open_checkpoint(tmp_path / "m.gguf"), config=config)
     facts = BackendFacts(name, True, "", {}, True, has_bfloat16=has_bfloat16)
     assert import_facts(name).plan_weights(checkpoint, facts).dtype == expected
+    plain = SimpleNamespace(tensors={}, dtype="bfloat16", config=config)  # no low-bit weights
+    if name == "cuda" and not exceeds_float16:
+        assert cuda.plan_weights(plain, facts).dtype == expected
 
 
 def test_torch_without_cuda_is_told_from_its_version_file(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from making import make_checkpoint
 from making_gguf import make_gguf
 
-from backends.conftest import relative_error
+from backends.conftest import relative_error, transformers_logits
 
 QWEN2, QWEN3 = dict(architectures=["Qwen2ForCausalLM"]), dict(architectures=["Qwen3ForCausalLM"])
 WIDE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
@@ -29,18 +29,11 @@ TOKENS = np.random.default_rng(1).integers(0, 384, (2, 30)).astype(np.int32)
 @functools.cache
 def made(name: str) -> tuple[Path, np.ndarray]:
     """Write a file; returns (path, transformers' logits for its weights dequantised by gguf)."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     fields, kinds = FAMILIES[name]
     home = Path(tempfile.mkdtemp())
     weights = make_gguf(home / "m.gguf", kinds=kinds, **fields)
     folder = make_checkpoint(home / "m", tensors=weights, **fields)
-    with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
-            torch.from_numpy(TOKENS).long()
-        ).logits
-    return home / "m.gguf", logits.numpy()
+    return home / "m.gguf", transformers_logits(folder, TOKENS)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,7 +15,7 @@ import pytest
 from making import make_tokenizer, refusal, shared_arithmetic
 
 from backends.conftest import relative_error
-from backends.test_architectures import GPT_OSS, SIZES, TOKENS, YARN, run
+from backends.test_architectures import GPT_OSS, GPT_OSS_YARN as YARN, SIZES, TOKENS, run
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
@@ -211,11 +211,3 @@ def test_narrow_keys_and_values_beside_sinks(bits, bound, backend):
 def test_activations_are_never_in_float16():
     for path in (published()[0], in_mxfp4()):
         assert open_checkpoint(path).dtype == "bfloat16"
-
-
-def test_the_doctor_reads_the_published_form(capsys):
-    from mlx_llama import doctor
-
-    doctor.main([str(published()[0])])
-    shown = capsys.readouterr().out
-    assert "feed-forward 96 of 5 experts, 3 for a token" in shown and "mxfp4" in shown

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from machine import device_of
+from making import config_fields
 
 from mlx_llama import load
 from mlx_llama.core.models.config import LlamaConfig
@@ -73,18 +74,7 @@ def test_an_interrupt_ends_a_prompt_at_the_next_group(llm, monkeypatch):
 
 
 def test_the_width_of_a_chunk_follows_the_largest_product(monkeypatch):
-    shape = dict(
-        architectures=["LlamaForCausalLM"],
-        model_type="llama",
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        vocab_size=32000,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=2048,
-    )
+    shape = config_fields(hidden_size=2048, intermediate_size=5632, vocab_size=32000)
     config = LlamaConfig.from_dict(shape)
     monkeypatch.setattr(pace.platform, "system", lambda: "Linux")
     cpu = mx.Device(mx.cpu)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from backends.conftest import relative_rms
+from backends.conftest import relative_rms, same_state
 from backends.test_compiled_step import (
     MODELS as COMPILED,
     make_toy,
@@ -73,12 +73,6 @@ def ids(length: int, seed: int = 0) -> list[int]:
 
 def prefill(model, cache, row: int, tokens: list[int]) -> None:
     model.forward([tokens], 0, cache, rows=[row])
-
-
-def same_state(state: dict, other: dict) -> bool:
-    return state.keys() == other.keys() and all(
-        state[name].tobytes() == other[name].tobytes() for name in state
-    )
 
 
 # ---- tokens

@@ -17,6 +17,7 @@ import pytest
 from machine import open_backend
 from making_gguf import HALVES, dequantise, make_gguf, random_blocks
 
+from backends.conftest import relative_rms
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.generation.options import resolve
@@ -82,11 +83,6 @@ def weight(kind: str, rows: int, columns: int, scales=None) -> tuple[GGUFWeight,
         for at in HALVES[kind]:
             every[:, at : at + 2] = scales(len(every)).astype(np.float16)[:, None].view(np.uint8)
     return GGUFWeight("w", kind, (rows, columns), blocks), dequantise(blocks, kind)
-
-
-def rms_error(got, wanted: np.ndarray) -> float:
-    got = np.asarray(got, np.float64)
-    return float(np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)))
 
 
 def product(matrix, x: np.ndarray) -> np.ndarray:
@@ -180,7 +176,9 @@ def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
     rows = np.array([[0, 2 * shape[0]], [shape[0], 3]], np.int32)
     np.testing.assert_array_equal(np.array(matrix.rows(mx.array(rows))), judge[rows])
     x = np.random.default_rng(0).standard_normal((2, 3, shape[1])).astype(np.float32)
-    assert rms_error(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64)) < 2e-6
+    assert (
+        relative_rms(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64)) < 2e-6
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -198,7 +196,7 @@ def test_the_metal_kernels_read_what_gguf_reads(kind, shape, mlx, kernels):
         for count in (1, 3, 20):
             x = np.random.default_rng(count).standard_normal((count, shape[1])).astype(dtype)
             assert (
-                rms_error(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64))
+                relative_rms(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64))
                 < bound
             )
     from mlx_llama.mlx_native.kernels import two_level
@@ -231,15 +229,15 @@ def test_any_scales_that_a_file_may_hold(kind, spread, mlx, kernels, monkeypatch
     x = np.random.default_rng(3).standard_normal((24, 512)).astype(np.float32)
     wanted = x.astype(np.float64) @ judge.T.astype(np.float64)
     matrix = kernels.pack([stored], mx.float16, mlx.device)
-    assert rms_error(product(matrix, x[:2]), wanted[:2]) < 2e-6
-    assert rms_error(product(matrix, x), wanted) < 2e-6
+    assert relative_rms(product(matrix, x[:2]), wanted[:2]) < 2e-6
+    assert relative_rms(product(matrix, x), wanted) < 2e-6
     plain = kernels.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert isinstance(plain, kernels.QuantizedMatrix)
-    assert rms_error(product(as_float32(plain), x), wanted) < 1e-3
+    assert relative_rms(product(as_float32(plain), x), wanted) < 1e-3
     # dequantised for a prompt on a GPU
     chosen = kernels._product_dtype(stored, mx.float16, mlx.device, np.abs(judge).max())
     rounded = judge.astype(np.float16 if chosen == mx.float16 else np.float32).astype(np.float64)
-    assert rms_error(x.astype(np.float64) @ rounded.T, wanted) < 5e-4
+    assert relative_rms(x.astype(np.float64) @ rounded.T, wanted) < 5e-4
 
 
 def as_float32(matrix):
@@ -308,14 +306,10 @@ def test_kernels_are_metal_and_shift_few_codes(kind, sources):
     "line, reason",
     [
         ("const float16_t* p = supers;", "with an lvalue of type 'device float16_t const"),
-        ("const device int* p = x_shape;", "with an lvalue of type 'constant int const"),
-        ("threadgroup float* p = sums;", "with an lvalue of type 'float"),
         ("supers[0] = float16_t(0);", "read-only"),
         ("float y = x[0];", "cannot initialize a variable of type 'float'"),
-        ("out[0] = 1.0f;", "from incompatible type 'float'"),
         ("float y = 1.0f; y = y * 1.5 + 1;", "increases floating-point precision"),
         ("double y = 0;", "poisoned"),
-        ("int* p = new int;", "poisoned"),
         ("try {} catch (...) {}", "exceptions disabled"),
         ("uint y = 1u << 32;", "shift count"),
     ],
@@ -347,11 +341,12 @@ def test_a_models_logits_do_not_depend_on_the_layout(kind, mlx, monkeypatch, req
     path = model_file(kind)
     wanted, in_16_bits = logits(mlx, path, "float32"), logits(mlx, path, "auto")
     request.getfixturevalue("kernels")
-    assert rms_error(logits(mlx, path, "float32"), wanted) < 1e-5
+    assert relative_rms(logits(mlx, path, "float32"), wanted) < 1e-5
     # more rows than the kernel takes
-    assert rms_error(logits(mlx, path, "float32", 20)[:, :7], wanted) < 1e-5
+    assert relative_rms(logits(mlx, path, "float32", 20)[:, :7], wanted) < 1e-5
     assert (
-        rms_error(logits(mlx, path, "auto"), wanted) <= 1.2 * rms_error(in_16_bits, wanted) + 1e-4
+        relative_rms(logits(mlx, path, "auto"), wanted)
+        <= 1.2 * relative_rms(in_16_bits, wanted) + 1e-4
     )
 
 
@@ -470,6 +465,6 @@ def test_without_kernels_16_bit_scales_are_close_enough(kind, mlx, gpu_layout):
     assert matrix.scalings[0][0].dtype == mx.float16
     values = product(as_float32(matrix), np.eye(2048, dtype=np.float32)).T
     # 2.1e-4 by rounding scales alone, 2.3e-4 to 2.8e-4 if biases added to it
-    assert rms_error(values, judge) < 2.15e-4
+    assert relative_rms(values, judge) < 2.15e-4
     if stored.group_size == 32:
         assert matrix.nbytes <= 1.15 * stored.nbytes

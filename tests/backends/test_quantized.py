@@ -16,8 +16,8 @@ from machine import device_of
 from making import config_fields, encode_tensor, make_checkpoint, write_safetensors
 from making_gguf import LOW_BIT, make_gguf
 
-from backends.conftest import relative_error
-from mlx_llama import load as load_llm
+from backends import conftest
+from backends.conftest import probes, relative_error
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.quantization import FLOAT_MODES
 
@@ -75,18 +75,6 @@ def gguf_model(
     return path, judge
 
 
-def probes(model, to_numpy, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    seen: dict[str, np.ndarray] = {}
-    model.forward(
-        tokens,
-        0,
-        model.make_cache(tokens.shape[1], len(tokens)),
-        all_positions=True,
-        probe=lambda name, array: seen.__setitem__(name, to_numpy(array)),
-    )
-    return seen
-
-
 @pytest.mark.parametrize("length", [1, 7])
 @pytest.mark.parametrize("kind", [*LOW_BIT, *MIXED])
 def test_every_product_is_that_of_the_dequantised_matrix(kind, length, load):
@@ -130,35 +118,32 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (2, 24)).astype(np.int32)
 
 @functools.cache
 def transformers_logits(kind: str, tied: bool, dtype: str = "float32") -> np.ndarray:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     _, judge = gguf_model(kind, 2, tied)
     folder = make_checkpoint(Path(tempfile.mkdtemp()) / "judge", tie_word_embeddings=tied, **SHAPE)
     write_safetensors(
         folder / "model.safetensors",
         {name: encode_tensor(x, "float32") for name, x in judge.items()},
     )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    with torch.no_grad():
-        return model(torch.from_numpy(TOKENS).long()).logits.float().numpy()
+    return conftest.transformers_logits(folder, TOKENS, dtype)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", *MIXED])
-def test_a_gguf_models_logits_are_those_of_transformers(kind, tied, load):
-    model, to_numpy = load(gguf_model(kind, 2, tied)[0])
+def prompt_and_steps(model, to_numpy) -> np.ndarray:
+    """Logits of TOKENS, the last four decoded one by one."""
     cache = model.make_cache(TOKENS.shape[1], len(TOKENS))
-    first = to_numpy(model.forward(TOKENS[:, :20], 0, cache, all_positions=True))
-    rest = [
-        to_numpy(model.forward(TOKENS[:, i : i + 1], i, cache, all_positions=True))
-        for i in range(20, TOKENS.shape[1])
-    ]
+    logits = [model.forward(TOKENS[:, :20], 0, cache, all_positions=True)]
+    for i in range(20, TOKENS.shape[1]):
+        logits.append(model.forward(TOKENS[:, i : i + 1], i, cache, all_positions=True))
+    return np.concatenate([to_numpy(part) for part in logits], axis=1)
+
+
+@pytest.mark.parametrize(
+    "kind, tied",
+    [*((kind, False) for kind in ("Q4_0", "Q8_0", *MIXED)), ("Q8_0", True), ("Q4_K_M", True)],
+)
+def test_a_gguf_models_logits_are_those_of_transformers(kind, tied, load):
+    got = prompt_and_steps(*load(gguf_model(kind, 2, tied)[0]))
     # random codes with large biases make softmax sharp: rounding grows from layer to layer
-    assert (
-        relative_error(np.concatenate([first, *rest], axis=1), transformers_logits(kind, tied))
-        < 1e-3
-    )
+    assert relative_error(got, transformers_logits(kind, tied)) < 1e-3
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K_M"])
@@ -265,28 +250,7 @@ def mlx_lm_logits(case: str) -> np.ndarray:
 @pytest.mark.parametrize("case", CONVERSIONS)
 def test_a_converted_models_logits_are_those_of_mlx_lm(case, load):
     pytest.importorskip("mlx.core")
-    model, to_numpy = load(converted(case))
-    got = to_numpy(
-        model.forward(TOKENS, 0, model.make_cache(TOKENS.shape[1], len(TOKENS)), all_positions=True)
-    )
-    assert relative_error(got, mlx_lm_logits(case)) < 1e-4
-
-
-@pytest.mark.parametrize("case", ["4 bits", "mixed_3_6", "per layer", "tied", "bfloat16"])
-def test_a_converted_model_gives_the_tokens_of_mlx_lm(case, backend):
-    mx = pytest.importorskip("mlx.core")
-    from mlx_lm.generate import generate_step
-
-    llm = load_llm(
-        converted(case), backend=backend.name, device=device_of(backend), dtype="float32"
-    )
-    prompt, n = llm.encode("Once upon a time"), 24
-    with mx.stream(mx.cpu):
-        steps = generate_step(mx.array(prompt), mlx_lm_model(case), max_tokens=n)
-        wanted = [int(token) for token, _ in steps]
-    got = list(llm.generate(prompt, max_tokens=n, temperature=0).tokens)
-    stop = next((i for i, token in enumerate(wanted) if token in llm.checkpoint.eos_token_ids), n)
-    assert stop > 4 and got[:stop] == wanted[:stop]
+    assert relative_error(prompt_and_steps(*load(converted(case))), mlx_lm_logits(case)) < 1e-4
 
 
 @pytest.mark.parametrize(("case", "rounding"), [("bfloat16", 2**-8), ("float16", 2**-11)])

@@ -15,7 +15,6 @@ from making_gguf import make_gguf
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.sampling import Kind
 
 torch = pytest.importorskip("torch")
 
@@ -174,24 +173,3 @@ def test_shares_by_kernels(tmp_path, call):
             tmp_path / "toy", tie_word_embeddings=True, num_hidden_layers=1, vocab_size=385
         ),
     )
-
-
-def measure_noise_of_shares() -> bool:
-    """The noise of a share is that part of the whole noise, bit for bit."""
-    from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.draw import count_words, gumbel_table, pack
-    from cuda_fallback.kernels.state import MAX_ROWS
-
-    words = np.zeros((count_words(Kind(True)), MAX_ROWS), np.int64)
-    pack([options.resolve({"temperature": 1.0, "seed": 2**63 + 5}).options] * 2, Kind(True), words)
-    words, scores = torch.from_numpy(words).to(DEVICE), torch.zeros((2, 100), device=DEVICE)
-    noise = gumbel_table(scores.device), torch.tensor([7, 8], device=DEVICE), words
-    whole = decode.add_noise(scores, *noise)
-    parts = [
-        decode.add_noise(scores[:, a:b].contiguous(), *noise, a) for a, b in ((0, 33), (33, 100))
-    ]
-    return bool(torch.equal(torch.cat(parts, dim=1), whole)) and bool(whole.abs().sum() > 1)
-
-
-def test_noise_of_shares_by_kernels(call):
-    assert call(measure_noise_of_shares)

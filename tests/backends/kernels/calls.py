@@ -305,61 +305,44 @@ class Library:
                 row[:D], row[D:] = stored[position], 0
         return self._attend(query, pages, layout, first, end)
 
-    def store_halves_and_attend(
-        self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Store keys and values [positions, D] as float16 and attend to them: (output, numbers [2,
-        positions, D]).
+    def store_and_attend(
+        self,
+        query: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        first: int,
+        end: int,
+        bits: int = 8,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Store keys and values [positions, D] in `bits` and attend to them: (output, float16
+        numbers or codes [2, positions, D], scales of codes).
         """
         D = query.shape[1]
-        layout = PageLayout(1, 1, D, 16)
+        layout = PageLayout(1, 1, D, bits)
         # NaN
         pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]
-        halves = np.empty((2, len(keys), D), np.float16)
-        for part, stored in enumerate((keys, values)):
-            for position in range(first, end):
-                page, slot = pages[position // PAGE], position % PAGE
-                followed = Memory((D + 16,), values=np.nan)
-                followed.array[:D] = stored[position]
-                at = layout.numbers(0, part) + slot * layout.row_bytes
-                self._calls["store", D, 16](
-                    address(followed.array, np.float32, (D + 16,)), page.array.ctypes.data + at, 0
-                )
-                row = page.array[at : at + layout.row_bytes].view(np.float16)
-                halves[part, position] = row[:D]
-                assert not row[D:].any()
-        return self._attend(query, pages, layout, first, end), halves
-
-    def store_and_attend(
-        self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Store keys and values [positions, D] in 8 bits and attend to them: (output, codes [2,
-        positions, D], scales).
-        """
-        D = query.shape[1]
-        layout = PageLayout(1, 1, D, 8)
-        # scales are NaN
-        pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]
-        codes = np.empty((2, len(keys), D), np.int8)
+        numbers = np.empty((2, len(keys), D), np.int8 if bits == 8 else np.float16)
         scales = np.empty((2, len(keys), layout.groups), np.float16)
         for part, stored in enumerate((keys, values)):
             for position in range(first, end):
                 page, slot = pages[position // PAGE], position % PAGE
                 followed = Memory((D + 16,), values=np.nan)
                 followed.array[:D] = stored[position]
-                at = (
-                    layout.numbers(0, part) + slot * layout.row_bytes,
-                    layout.scales(0, part) + slot * 2 * layout.groups,
-                )
-                self._calls["store", D, 8](
+                at = layout.numbers(0, part) + slot * layout.row_bytes
+                scale = layout.scales(0, part) + slot * 2 * layout.groups if bits == 8 else 0
+                self._calls["store", D, bits](
                     address(followed.array, np.float32, (D + 16,)),
-                    *(page.array.ctypes.data + offset for offset in at),
+                    page.array.ctypes.data + at,
+                    page.array.ctypes.data + scale,
                 )
-                codes[part, position] = page.array[at[0] : at[0] + D].view(np.int8)
-                scales[part, position] = page.array[at[1] : at[1] + 2 * layout.groups].view(
-                    np.float16
-                )
-        return self._attend(query, pages, layout, first, end), codes, scales
+                row = page.array[at : at + layout.row_bytes].view(numbers.dtype)
+                numbers[part, position] = row[:D]
+                if bits == 8:
+                    groups = page.array[scale : scale + 2 * layout.groups]
+                    scales[part, position] = groups.view(np.float16)
+                else:
+                    assert not row[D:].any()
+        return self._attend(query, pages, layout, first, end), numbers, scales
 
     def _attend(
         self, query: np.ndarray, pages: list[Memory], layout: PageLayout, first: int, end: int

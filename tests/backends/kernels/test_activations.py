@@ -245,57 +245,41 @@ def test_attention(kernels, size):
                 )
 
 
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("size", SIZES)
-def test_attention_reads_codes_as_numpy_does(kernels, size):
-    """Codes and scales are those of pages.quantise to the bit; attention is that of their products
-    in float64.
+def test_attention_reads_few_bits_as_numpy_does(kernels, size, bits):
+    """Codes and scales are those of pages.quantise to the bit, numbers NumPy's float16. Attention
+    is that of their products in float64, or has the bits of float32 keys and values.
     """
     rng = np.random.default_rng(12)
     for end, heads in ((1, 1), (17, 5), (64, 3), (65, 4), (129, 2)):
         keys, values = (
             rng.standard_normal((end, size), np.float32) * np.float32(3) for _ in range(2)
         )
-        keys[0], values[-1, :3] = 0, 1e-9  # a group of zeros, a scale below float16's smallest
+        # a group of zeros, a scale below float16's smallest, subnormal numbers
+        keys[0], values[-1, :3] = 0, 1e-9 if bits == 8 else 1e-7
+        if bits == 16:  # ties to even, the largest that is not infinite
+            values[-1, 3:6] = 1 + 2**-11, 1 + 3 * 2**-11, 65519
         query = rng.standard_normal((heads, size), np.float32)
         for first in {0, max(0, end - 20)}:
-            got, codes, scales = kernels.store_and_attend(query, keys, values, first, end)
-            exact = []
-            for part, stored in enumerate((keys, values)):
-                wanted_codes, wanted_scales = quantise(stored[first:])
-                np.testing.assert_array_equal(codes[part, first:], wanted_codes)
-                np.testing.assert_array_equal(scales[part, first:], wanted_scales)
-                exact.append(np.zeros_like(stored))
-                exact[part][first:] = dequantise(wanted_codes, wanted_scales)
-                assert (
-                    np.abs(exact[part] - stored)[first:].max()
-                    <= np.abs(stored).max() / 127 * 0.51 + 1e-9
-                )
-            np.testing.assert_allclose(got, attention(query, *exact, first, end), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_attention_reads_halves_as_numpy_does(kernels, size):
-    """Stored numbers are NumPy's float16 to the bit; attention has the bits of float32 keys and
-    values that equal them.
-    """
-    rng = np.random.default_rng(13)
-    for end, heads in ((1, 1), (17, 5), (64, 3), (65, 4), (129, 2)):
-        keys, values = (
-            rng.standard_normal((end, size), np.float32) * np.float32(3) for _ in range(2)
-        )
-        keys[0], values[-1, :3] = 0, 1e-7  # zeros, subnormal numbers
-        # ties to even, the largest that is not infinite
-        values[-1, 3:6] = 1 + 2**-11, 1 + 3 * 2**-11, 65519
-        query = rng.standard_normal((heads, size), np.float32)
-        for first in {0, max(0, end - 20)}:
-            got, halves = kernels.store_halves_and_attend(query, keys, values, first, end)
-            for part, stored in enumerate((keys, values)):
-                np.testing.assert_array_equal(
-                    halves[part, first:].view(np.uint16),
-                    stored[first:].astype(np.float16).view(np.uint16),
-                )
-            wide = [part.astype(np.float16).astype(np.float32) for part in (keys, values)]
-            np.testing.assert_array_equal(got, kernels.attend(query, *wide, first, end))
+            got, stored, scales = kernels.store_and_attend(query, keys, values, first, end, bits)
+            exact = [np.zeros_like(keys), np.zeros_like(values)]
+            for part, numbers in enumerate((keys[first:], values[first:])):
+                if bits == 16:
+                    codes = numbers.astype(np.float16)
+                    exact[part][first:] = codes
+                else:
+                    codes, wanted_scales = quantise(numbers)
+                    np.testing.assert_array_equal(scales[part, first:], wanted_scales)
+                    exact[part][first:] = dequantise(codes, wanted_scales)
+                    error = np.abs(exact[part][first:] - numbers).max()
+                    assert error <= np.abs(numbers).max() / 127 * 0.51 + 1e-9
+                np.testing.assert_array_equal(stored[part, first:], codes)
+            if bits == 16:
+                np.testing.assert_array_equal(got, kernels.attend(query, *exact, first, end))
+            else:
+                wanted = attention(query, *exact, first, end)
+                np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=0)
 
 
 def test_nan_is_stored_as_nan(kernels):

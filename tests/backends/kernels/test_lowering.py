@@ -80,21 +80,11 @@ def test_probes_of_a_prompt_of_several_chunks():
 def test_a_program_refuses_incomplete_operations():
     core = model("odd widths")._runner
     program = Program(core.code, 1)
-    operands = dict(
-        qkv=1,
-        qkv_bytes=1,
-        heads=1,
-        key_heads=1,
-        keys_at=0,
-        values_at=0,
-        page_keys=0,
-        page_values=0,
-        key_scales=0,
-        value_scales=0,
-        rotates=1,
-        table_at=0,
-        query_table_at=0,
+    names = (
+        "qkv qkv_bytes heads key_heads keys_at values_at page_keys page_values key_scales "
+        "value_scales rotates table_at query_table_at"
     )
+    operands = dict.fromkeys(names.split(), 1)
     with pytest.raises(TypeError, match="operands of rotate"):
         program.add(
             "rotate", 1, **{name: operands[name] for name in operands if name != "page_keys"}
@@ -102,24 +92,11 @@ def test_a_program_refuses_incomplete_operations():
     with pytest.raises(TypeError, match="operands of rotate"):
         program.add("rotate", 1, **operands, more=1)
     with pytest.raises(ValueError, match="not among the compiled operations"):
-        program.add(
-            "attend nothing",
-            1,
-            qkv=1,
-            qkv_bytes=1,
-            shared=1,
-            key_heads=1,
-            out=1,
-            out_bytes=1,
-            page_keys=0,
-            page_values=0,
-            key_scales=0,
-            value_scales=0,
-            window=1,
-            is_chunk=0,
-            scale=0,
-            sinks=0,
+        names = (
+            "qkv qkv_bytes shared key_heads out out_bytes page_keys page_values key_scales "
+            "value_scales window is_chunk scale sinks"
         )
+        program.add("attend nothing", 1, **dict.fromkeys(names.split(), 1))
     for bad in (-1, 1.5, None):
         with pytest.raises(ValueError, match="integers from 0 on"):
             program.add("rotate", 1, **operands | {"page_keys": bad})

@@ -77,8 +77,6 @@ def test_plain_numpy_gives_the_same_answers_and_a_notice(how, monkeypatch):
         monkeypatch.setenv(compilation.VARIABLE, "numpy")
         reason = "MLX_LLAMA_CPU_TARGET asks for it"
     else:
-        import sys
-
         monkeypatch.setitem(sys.modules, "llvmlite", None)
         monkeypatch.delenv(compilation.VARIABLE, raising=False)
         reason = "the package 'llvmlite' is not installed (pip install llvmlite)"

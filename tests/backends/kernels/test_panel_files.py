@@ -78,7 +78,6 @@ def flip(content: bytearray, at: int) -> None:
 
 
 DAMAGE = {
-    "first byte": lambda content: flip(content, 0),
     "any byte": lambda content: flip(content, 12345),
     "last panel": lambda content: flip(content, len(content) - 129),
     "magic": lambda content: flip(content, len(content) - 128),

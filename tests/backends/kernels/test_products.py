@@ -1,13 +1,8 @@
-"""Products of panels with activations, against float64 products with reference dequantisers.
-
-MLX_LLAMA_TEST_EVERY_LAYOUT=1: all combinations of widths, groups and dtypes of scales, on every
-target (minutes).
-"""
+"""Products of panels with activations, against float64 products with reference dequantisers."""
 
 from __future__ import annotations
 
 import functools
-import os
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +14,6 @@ from backends.kernels.weights import (
     FEW,
     FLOATS,
     KINDS,
-    MLX_EVERY,
     TARGETS,
     Matrix,
     float_judge,
@@ -47,13 +41,10 @@ TILED = {
     16: ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"),
     32: (*FLOATS, "Q4_0", "mlx mxfp8"),
 }
-EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
 
 
 def kinds(name: str) -> tuple[str, ...]:
     """Kinds tested on a target: all on the best one."""
-    if EVERY:
-        return (*FLOATS, *LOW_BIT, *MLX_EVERY, "mlx nvfp4", "mlx mxfp8")
     return KINDS if name == available()[0] else FEW
 
 
@@ -193,23 +184,11 @@ def test_product(name, kind, whole):
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target):
-            check(
-                library(name, kind),
-                matrix(kind, whole),
-                filled(name, kind, whole),
-                x_layout,
-                tokens,
-                rng,
-            )
-            check(
-                library(name, kind),
-                matrix(kind, whole),
-                filled(name, kind, whole),
-                x_layout,
-                tokens,
-                rng,
-                limits=True,
-            )
+            for limits in (False, True):
+                panels = filled(name, kind, whole)
+                check(
+                    library(name, kind), matrix(kind, whole), panels, x_layout, tokens, rng, limits
+                )
 
 
 @EACH

@@ -18,10 +18,6 @@ from mlx_llama.core.files.quantized import AffineWeight, FloatWeight, GGUFWeight
 from mlx_llama.core.models.quantization import FLOAT_MODES
 
 FLOATS = ("float32", "float16", "bfloat16")
-MLX_EVERY = tuple(
-    f"mlx {bits} {group} {dtype}"
-    for bits, group, dtype in itertools.product((2, 3, 4, 5, 6, 8), (32, 64, 128), FLOATS)
-)
 # every width with every group size, dtypes of scales in turn
 MLX = tuple(
     f"mlx {bits} {group} {FLOATS[(i + j) % 3]}"
