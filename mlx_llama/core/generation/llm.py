@@ -350,10 +350,10 @@ class LLM:
         their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
         OptionsError, and TemplateError without a template.
         """
-        said: Any = messages  # Session checks them
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
         model = self.loop, self.require_template(), self.defaults, self.checkpoint.name
-        more = self.identify_cache, box, rounds, said, self.look_up
+        # Session checks the messages.
+        more: Any = self.identify_cache, box, rounds, messages, self.look_up
         return Session(*model, system, {**options}, *more)
 
     def prompt_logprobs(

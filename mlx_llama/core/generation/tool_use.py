@@ -120,7 +120,10 @@ def encode_with_tools(
     Raises TemplateError and TokenizerError as `encode_messages`.
     """
     template = template.choose(bool(box.offered))
-    variables, form, written = set_switches(template.source, options, variables), None, ()
+    variables = set_switches(template.source, options, variables)
+    form: ToolFormat | None = None
+    rule: Rule | None = None
+    written: tuple[str, ...] = ()
     if box.offered or mentions_tools(messages):
         form = find_format(template.source, tokenizer)
         messages, extras = form.offer(messages, box.offered)
@@ -131,7 +134,7 @@ def encode_with_tools(
     tokens, thinking = Thinking.begin(tokenizer, template.source, tokens, options, has_rule)
     if form is None or not box.offered:
         return ToolPrompt(tokens, thinking=thinking)
-    rule, many = None, box.many and not form.calls_once
+    many = box.many and not form.calls_once
     if box.forced or options.schema:
         answer = None if box.forced or options.schema is None else options.schema.as_dict()
         text = form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)

@@ -198,7 +198,7 @@ def _stand_in(vocab_size: int = 0) -> LlamaConfig:
     """A small config for a tokenizer of `vocab_size`, or of any size if 0."""
     sizes = {"hidden_size": 2, "head_dim": 2, "vocab_size": vocab_size or 1 << 24}
     ones = ("num_attention_heads", "intermediate_size", "num_hidden_layers")
-    fields = {"model_type": "llama", **sizes, **dict.fromkeys(ones, 1)}
+    fields: dict[str, Any] = {"model_type": "llama", **sizes, **dict.fromkeys(ones, 1)}
     fields |= {"eos_token_id": None, "bos_token_id": None}
     return LlamaConfig.from_dict(fields)
 

@@ -81,7 +81,7 @@ class ChatTemplate:
         Raises TemplateError: malformed messages; the template refuses the conversation, fails,
         violates the sandbox, or exceeds a limit.
         """
-        values = {"tools": None, "documents": None, **self.variables, **extras}
+        values: dict[str, Any] = {"tools": None, "documents": None, **self.variables, **extras}
         values["add_generation_prompt"] = add_generation_prompt
         return self._run({**values, "messages": check_messages(messages)})
 

@@ -130,9 +130,9 @@ def _start() -> subprocess.Popen[bytes]:
         session = {
             "creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
         }
+    session |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(command, env=environment, **pipes, **session)
+        return subprocess.Popen(command, env=environment, **session)
     except (OSError, TypeError, ValueError) as e:  # sys.executable may be None
         raise Stopped(f"the process that renders it cannot be started ({e})") from None
 

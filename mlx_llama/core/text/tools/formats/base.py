@@ -123,7 +123,7 @@ class ToolFormat(ABC):
         ]
         rules = [f"calls: {self.spell_calls(mark, many)}", "call: " + "\n    | ".join(calls)]
         for number, tool in enumerate(tools):
-            schema = {"additionalProperties": False, **tool.parameters}
+            schema: dict[str, Any] = {"additionalProperties": False, **tool.parameters}
             schema |= {"type": "object", "x-guidance": JSON_OPTIONS}
             rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
         return rules
