@@ -690,9 +690,9 @@ def test_one_trace_per_size_of_buffer(mlx, monkeypatch):
 
     seen, original = [], StepView.__init__
 
-    def counting(self, token, position, tokens, *rest):
+    def counting(self, packing, token, position, tokens, *rest):
         seen.append(tokens.shape)
-        original(self, token, position, tokens, *rest)
+        original(self, packing, token, position, tokens, *rest)
 
     monkeypatch.setattr(StepView, "__init__", counting)
     model = mlx.load(open_checkpoint(checkpoint("plain")), "float32", compile=True)
