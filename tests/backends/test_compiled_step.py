@@ -194,9 +194,9 @@ def traces(monkeypatch) -> list:
 
     seen, original = [], StepView.__init__
 
-    def counting(self, token, position, tokens, *rest):
+    def counting(self, packing, token, position, tokens, *rest):
         seen.append(tokens.shape)
-        original(self, token, position, tokens, *rest)
+        original(self, packing, token, position, tokens, *rest)
 
     monkeypatch.setattr(StepView, "__init__", counting)
     return seen
