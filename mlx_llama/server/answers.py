@@ -419,7 +419,11 @@ def _resolve(llm: LLM, ask: Ask, settings: Settings) -> tuple[Resolved, dict[str
     faults. Raises Refusal.
     """
     is_forced = bool(ask.toolbox.forced)
-    merged = {"adapter": BASE} | merge_options(settings.options, ask.options, is_forced)
+    # A rule of the request replaces the server's, and a null lifts it.
+    replaced = set(ask.options) | set(RULES if _has_rule(ask) else ())
+    ours = {name: value for name, value in settings.options.items() if name not in replaced}
+    theirs = {name: value for name, value in ask.options.items() if value is not None}
+    merged: dict[str, Any] = {"adapter": BASE, **ours, **theirs}
     if ask.variables.get("enable_thinking") is False:
         merged.setdefault("reasoning", "off")  # for templates without this switch
     if is_forced:
@@ -466,7 +470,10 @@ def _encode(
             ask.note(f"chat_template_kwargs.{name}")
     if isinstance(ask.prompt, str):
         check_count(llm.tokenizer.count_at_least(ask.prompt))
-        return ToolPrompt(_encode_text(llm, ask.prompt)), 0
+        # with special tokens and a single BOS, so that it may be a rendered template
+        tokens = llm.tokenizer.encode(ask.prompt, add_bos=True, parse_special=True)
+        is_double = tokens[:2] == [llm.tokenizer.bos_id] * 2
+        return ToolPrompt(tokens[1:] if is_double else tokens), 0
     if not _is_chat(ask.prompt):
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
     messages, beginning, template, variables = _read_chat(llm, ask)
@@ -535,14 +542,6 @@ def _is_chat(prompt: Any) -> bool:
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
 
 
-def _encode_text(llm: LLM, text: str) -> list[int]:
-    """Encode a text to continue, with special tokens and a single BOS, so that it may be a rendered
-    template.
-    """
-    tokens = llm.tokenizer.encode(text, add_bos=True, parse_special=True)
-    return tokens[1:] if tokens[:2] == [llm.tokenizer.bos_id] * 2 else tokens
-
-
 _RENDERING = (  # arguments of the renderer
     "messages",
     "tools",
@@ -581,23 +580,6 @@ def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mappin
         ]
     continues = len(rest) > 1 and rest[-1]["role"] == "assistant" and not rest[-1].get("tool_calls")
     return [*systems, *(rest[:-1] if continues else rest)], rest[-1]["content"] if continues else ""
-
-
-def merge_options(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: bool = False
-) -> dict[str, Any]:
-    """Merge the server's options and a request's, which win: its rule replaces the server's, and a
-    null lifts it.
-
-    has_rule: the request has a rule outside of its options.
-    """
-    replaces = has_rule or any(theirs.get(name) is not None for name in RULES)
-    defaults = {
-        name: value
-        for name, value in ours.items()
-        if name not in theirs and not (replaces and name in RULES)
-    }
-    return {**defaults, **{name: value for name, value in theirs.items() if value is not None}}
 
 
 def check_options(

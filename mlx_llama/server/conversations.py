@@ -12,9 +12,9 @@ from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.generation.schema import Schema
 
 from .answers import Ask
-from .faults import Fault, fault_of
+from .faults import Fault, bad_field, fault_of
 from .fields import RULES, Body, Likeliest, Note, OptionFields, Strict, TemplateVariables, look_up
-from .tooling import build_toolbox, check_rule
+from .tooling import build_toolbox
 
 MESSAGES = Field(min_length=1, max_length=2048)
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
@@ -404,14 +404,27 @@ class Conversing(AnswerFields):
             variables={**self.chat_template_kwargs, **documents},
             **more,
         )
-        has_schema = self.form().get("schema") is not None
-        check_rule(ask.toolbox, ask.options, self.format_field if has_schema else "")
+        rules = [name for name in RULES if ask.options.get(name) is not None]
+        if ask.toolbox.forced and rules:
+            field = rules[0] if self.form().get("schema") is None else self.format_field
+            text = "does not apply to an answer that must be a call: use tool_choice auto"
+            raise bad_field(field, "tool_choice auto or none", text)
         return ask
+
+
+class NamedChoice(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: str
 
 
 class OpenAIFields(Conversing):
     """Fields that chat completions and responses share."""
 
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
+        "auto", description="stop strings do not end a required call"
+    )
     parallel_tool_calls: bool = True
     top_logprobs: Likeliest = None
 
@@ -419,3 +432,12 @@ class OpenAIFields(Conversing):
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
         adapt_allowed_tools(values)
+        choice: Any = values.get("tool_choice")
+        if isinstance(choice, dict) and isinstance(choice.get("function"), dict):
+            # in the format of chat completions
+            rest = {name: value for name, value in choice.items() if name != "function"}
+            values["tool_choice"] = rest | choice["function"]
+
+    def choice(self) -> tuple[str, bool]:
+        choice = self.tool_choice
+        return choice if isinstance(choice, str) else choice.name, self.parallel_tool_calls

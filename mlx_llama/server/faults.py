@@ -76,9 +76,9 @@ def bad_field(
     return Refusal(status, code, [fault_of(field, constraint, text, value)])
 
 
-def not_found(text: str, code: str = "not_found") -> Refusal:
+def not_found(text: str) -> Refusal:
     """Refuse a request for something that is not there, or switched off."""
-    return Refusal(404, code, message=text)
+    return Refusal(404, "not_found", message=text)
 
 
 def client_gone() -> Refusal:

@@ -32,13 +32,11 @@ class Keeper:
     def __init__(
         self,
         load: Callable[[], LLM],
-        idle: float | None = None,
-        on_failure: Callable[[], None] = lambda: None,
-        describe_model: Callable[[LLM], dict[str, Any]] = lambda llm: {},
+        idle: float | None,
+        on_failure: Callable[[], None],
+        describe_model: Callable[[LLM], dict[str, Any]],
     ):
-        self._load = load
-        self._idle = idle
-        self._on_failure = on_failure
+        self._load, self._idle, self._on_failure = load, idle, on_failure
         self._describe_model = describe_model
         self.facts: dict[str, Any] = {}
         self.llm: LLM | None = None  # None if it is not loaded

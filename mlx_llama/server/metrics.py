@@ -49,15 +49,12 @@ class Metrics:
 
     def watch(self, desk: Any) -> None:
         """Report the state of a desk and its scheduler at each scrape."""
-        self.registry.register(_Scrape(desk))
-
-
-class _Scrape:
-    def __init__(self, desk: Any):
-        self._desk = desk
+        self.desk = desk
+        self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        desk = self._desk
+        """Read the state, for the registry."""
+        desk = self.desk
         yield _gauge("active", "requests running or waiting", desk.active)
         yield _gauge("ready", "1 if the model is loaded", desk.keeper.state == "ready")
         yield CounterMetricFamily(

@@ -28,25 +28,12 @@ from .conversations import (
     is_rule,
 )
 from .faults import bad_field
-from .fields import Body, Note, OptionFields
+from .fields import Note, OptionFields
 from .replies import Events, Json, check_model, choices_of, count_prompt, reply
 from .schemas import serves
 from .tooling import Piece, Reader, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
-
-
-class NamedFunction(Body):
-    """The name of a function."""
-
-    name: str
-
-
-class NamedChoice(Body):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
 
 
 class ResponseFormat(SchemaBody):
@@ -89,9 +76,6 @@ class ChatFields(OpenAIFields):
     logprobs: bool = Field(False, description="report the log-probability of each token")  # type: ignore[assignment]
     response_format: ResponseFormat | None = None
     tools: list[FunctionTool] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
-        "auto", description="stop strings do not end a required call"
-    )
     modalities: list[Literal["text"]] = ["text"]
 
     @classmethod
@@ -102,8 +86,7 @@ class ChatFields(OpenAIFields):
             del values["functions"]
         if (choice := values.pop("function_call", None)) is not None:
             is_name = isinstance(choice, dict)
-            named = {"type": "function", "function": choice} if is_name else choice
-            values.setdefault("tool_choice", named)
+            values.setdefault("tool_choice", {"type": "function", **choice} if is_name else choice)
         if values.get("tool_choice") == "any":  # Mistral's word
             values["tool_choice"] = "required"
         super().adapt(values, note)
@@ -132,11 +115,6 @@ class ChatFields(OpenAIFields):
         if (named := form.json_schema) is not None:
             return format_options(form.type, named.schema_, named.strict)
         return format_options(form.type, form.schema_)
-
-    def choice(self) -> tuple[str, bool]:
-        choice = self.tool_choice
-        name = choice if isinstance(choice, str) else choice.function.name
-        return name, self.parallel_tool_calls
 
     def messages_ask(self) -> Ask:
         """Translate the conversation. Raises Refusal."""

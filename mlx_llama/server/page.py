@@ -61,16 +61,10 @@ def _require_page(request: Request) -> None:
         raise not_found("the page is off: start the server with --page")
 
 
-@router.get("/page/code.css")
-async def code_colors(request: Request) -> Response:
-    """Return the colors of highlighted code."""
-    _require_page(request)
-    return _reply(_write_code_colors(), ".css")
-
-
 @functools.cache
-def _files() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in KINDS}
+def _files() -> dict[str, str | bytes]:
+    files = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in KINDS}
+    return {**files, "code.css": _write_code_colors()}
 
 
 @router.get("/")
@@ -86,8 +80,8 @@ async def page_file(request: Request) -> Response:
     return _reply(_files()[name], Path(name).suffix)
 
 
-@functools.cache
 def _write_code_colors() -> str:
+    """Write the colors of highlighted code."""
     from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 
     light = HtmlFormatter(style="default").get_style_defs(".code")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -191,10 +192,8 @@ class Writer:
             yield self.encode(value)
         async for batch in answers.batches(self.shows_progress):
             reader = readers[batch.index]
-            if self.shows_progress:
-                for value in self.progress(reader, batch.processed):
-                    yield self.encode(value)
-            for value in self.drive(reader, batch.tokens, batch.is_last):
+            done = self.progress(reader, batch.processed) if self.shows_progress else ()
+            for value in itertools.chain(done, self.drive(reader, batch.tokens, batch.is_last)):
                 yield self.encode(value)
         for value in self.finish(readers):
             yield self.encode(value)

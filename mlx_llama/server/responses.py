@@ -63,13 +63,6 @@ class ResponsesTool(FunctionBody):
     type: Literal["function"]
 
 
-class ResponsesChoice(Body):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    name: str
-
-
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -96,9 +89,6 @@ class ResponsesRequest(OpenAIFields):
     instructions: str = ""
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []
-    tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = Field(
-        "auto", description="stop strings do not end a required call"
-    )
     previous_response_id: str | None = Field(
         None,
         max_length=512,
@@ -168,10 +158,6 @@ class ResponsesRequest(OpenAIFields):
     def requested_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
         return logprobs | super().requested_options()
-
-    def choice(self) -> tuple[str, bool]:
-        choice = self.tool_choice
-        return choice if isinstance(choice, str) else choice.name, self.parallel_tool_calls
 
 
 def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:

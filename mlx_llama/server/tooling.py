@@ -23,7 +23,6 @@ from mlx_llama.core.text.tools import (
 
 from .answers import Answers
 from .faults import Fault, Refusal, bad_field
-from .fields import RULES
 
 LEAST_LOGPROB = -9999.0  # OpenAI's number for minus infinity
 
@@ -41,17 +40,6 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
         allowed, text = f"one of {', '.join(names)}", f"there is no tool {choice!r:.100}"
         raise bad_field("tool_choice", allowed, text, choice)
     return Toolbox(tools, choice, many and choice not in names)
-
-
-def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
-    """Refuse a rule for the text of an answer that must be a call.
-
-    form: the field with the schema, "" for schema itself.
-    """
-    rule = next((name for name in RULES if options.get(name) is not None), None)
-    if box.forced and rule:
-        text = "does not apply to an answer that must be a call: use tool_choice auto"
-        raise bad_field(form or rule, "tool_choice auto or none", text)
 
 
 Piece = str | Thought | ToolDelta

@@ -373,3 +373,21 @@ def test_a_model_without_a_template_has_chatml(toy, tmp_path, inside):
     shown = server.post("/apply-template", messages=QUESTION).json()["prompt"]
     turn = f"<|im_start|>user\n{QUESTION[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     assert shown.endswith(turn)
+
+
+def test_aliases_and_a_named_tool(roomy, inside):
+    server = inside(lambda: load(roomy, backend="cpu"), alias="a,b").ready()
+    listed = server.http.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["a", "b"]
+    schema = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}} for name in "fg"
+    ]
+    named = {"type": "function", "function": {"name": "g"}}
+    for model, answered in (("b", "b"), ("B.gguf", "a"), ("other", "a"), (None, "a")):
+        asked = {"messages": QUESTION, "tools": tools, "tool_choice": named, "model": model}
+        done = server.post("/v1/chat/completions", **asked, max_tokens=200)
+        assert done.json()["model"] == answered
+        assert ("model" in done.headers.get("x-mlx-llama-noted", "")) == (model == "other")
+        [call] = done.json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "g"
