@@ -351,10 +351,20 @@ class LLM:
         OptionsError, and TemplateError without a template.
         """
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
-        model = self.loop, self.require_template(), self.defaults, self.checkpoint.name
-        # Session checks the messages.
-        more: Any = self.identify_cache, box, rounds, messages, self.look_up
-        return Session(*model, system, {**options}, *more)
+        checked: Any = messages  # by Session
+        return Session(
+            self.loop,
+            self.require_template(),
+            self.defaults,
+            self.checkpoint.name,
+            system,
+            {**options},
+            self.identify_cache,
+            box,
+            rounds,
+            checked,
+            self.look_up,
+        )
 
     def prompt_logprobs(
         self, prompt: Prompt, top: int = 0, adapter: str | None = None

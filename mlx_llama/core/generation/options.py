@@ -15,7 +15,6 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
@@ -43,13 +42,11 @@ MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 _BOOLEANS = ("speculate", "schema", "post_sampling_probs")  # options that a bool may be meant for
 
 
-def _option(default, aliases: str = "", *, flag_help: str = "", limits=None, **more):
-    """An option; `help` takes its text. aliases: other tools' names. flag_help: for the command
-    line only. limits: both included.
-    """
-    more["json_schema_extra"] = {"aliases": aliases.split(), "flag_help": flag_help}
-    more |= {"ge": limits[0], "le": limits[1]} if limits else {}
-    return SimpleNamespace(help=lambda text: Field(default, description=text, **more))
+def _option(default, help: str, aliases: str = "", *, flag_help: str = "", limits=None, **more):
+    # aliases: other tools' names. flag_help: for the command line only. limits: both included.
+    extra: Any = {"aliases": aliases.split(), "flag_help": flag_help}
+    bounds = {"ge": limits[0], "le": limits[1]} if limits else {}
+    return Field(default, description=help, json_schema_extra=extra, **bounds, **more)
 
 
 with warnings.catch_warnings():
@@ -64,13 +61,17 @@ with warnings.catch_warnings():
         )
 
         schema: Schema | None = _option(  # type: ignore[assignment]  # shadows a method
-            None, "json_schema j json_schema_file jf", flag_help="; a file or JSON text"
-        ).help("JSON schema that the answer must satisfy")
-        regex: str | None = _option(None).help(
-            "regular expression that the whole answer must match"
+            None,
+            "JSON schema that the answer must satisfy",
+            "json_schema j json_schema_file jf",
+            flag_help="; a file or JSON text",
         )
-        grammar: str | None = _option(None, "grammar_file", flag_help="; a file or text").help(
-            "grammar that the answer must follow: Lark with a rule start, or GBNF with a rule root"
+        regex: str | None = _option(None, "regular expression that the whole answer must match")
+        grammar: str | None = _option(
+            None,
+            "grammar that the answer must follow: Lark with a rule start, or GBNF with a rule root",
+            "grammar_file",
+            flag_help="; a file or text",
         )
 
         @field_validator("schema", mode="before")
@@ -97,95 +98,135 @@ with warnings.catch_warnings():
 class GenerationOptions(_StructureOptions):
     """Complete, checked options. Each is a flag, a Python argument and part of the receipt."""
 
-    max_tokens: int = _option(256, "m n predict n_predict", limits=(0, ENDLESS)).help(
-        "maximum number of tokens to generate"
+    max_tokens: int = _option(
+        256, "maximum number of tokens to generate", "m n predict n_predict", limits=(0, ENDLESS)
     )
-    temperature: float = _option(0.0, "temp", limits=(0, 100)).help(
-        "softmax temperature; 0 is greedy"
+    temperature: float = _option(0.0, "softmax temperature; 0 is greedy", "temp", limits=(0, 100))
+    top_k: int = _option(0, "sample from the k most likely tokens; 0: all", limits=(0, 2**31))
+    top_p: float = _option(
+        1.0,
+        "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all",
+        limits=(1e-6, 1),
     )
-    top_k: int = _option(0, limits=(0, 2**31)).help("sample from the k most likely tokens; 0: all")
-    top_p: float = _option(1.0, limits=(1e-6, 1)).help(
-        "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all"
+    min_p: float = _option(
+        0.0,
+        "drop tokens less likely than this fraction of the most likely one; 0: none",
+        limits=(0, 1),
     )
-    min_p: float = _option(0.0, limits=(0, 1)).help(
-        "drop tokens less likely than this fraction of the most likely one; 0: none"
+    repetition_penalty: float = _option(
+        1.0,
+        "divide the logits of recent tokens by this (multiply negative ones); 1: off",
+        "repeat_penalty",
+        limits=(0.01, 100),
     )
-    repetition_penalty: float = _option(1.0, "repeat_penalty", limits=(0.01, 100)).help(
-        "divide the logits of recent tokens by this (multiply negative ones); 1: off"
+    repetition_context_size: int = _option(
+        20,
+        "number of recent tokens that the three penalties consider, prompt included",
+        "repeat_last_n",
+        limits=(0, 65536),
     )
-    repetition_context_size: int = _option(20, "repeat_last_n", limits=(0, 65536)).help(
-        "number of recent tokens that the three penalties consider, prompt included"
+    presence_penalty: float = _option(
+        0.0, "subtract this from the logits of tokens seen recently; 0: off", limits=(-100, 100)
     )
-    presence_penalty: float = _option(0.0, limits=(-100, 100)).help(
-        "subtract this from the logits of tokens seen recently; 0: off"
+    frequency_penalty: float = _option(
+        0.0, "subtract this times the number of recent occurrences; 0: off", limits=(-100, 100)
     )
-    frequency_penalty: float = _option(0.0, limits=(-100, 100)).help(
-        "subtract this times the number of recent occurrences; 0: off"
+    dry_multiplier: float = _option(
+        0.0,
+        "DRY: subtract this from the logits of tokens that would continue a repetition; 0: off",
+        limits=(0, 100),
     )
-    dry_multiplier: float = _option(0.0, limits=(0, 100)).help(
-        "DRY: subtract this from the logits of tokens that would continue a repetition; 0: off"
+    dry_base: float = _option(
+        1.75,
+        "DRY: multiply the penalty by this for each repeated token beyond the allowed length",
+        limits=(1, 100),
     )
-    dry_base: float = _option(1.75, limits=(1, 100)).help(
-        "DRY: multiply the penalty by this for each repeated token beyond the allowed length"
+    dry_allowed_length: int = _option(
+        2, "DRY: repeated tokens without a penalty", limits=(0, 65536)
     )
-    dry_allowed_length: int = _option(2, limits=(0, 65536)).help(
-        "DRY: repeated tokens without a penalty"
-    )
-    dry_penalty_last_n: int = _option(64, limits=(-1, 65536)).help(
-        "DRY: number of recent tokens searched for repetitions, prompt included; -1: all"
+    dry_penalty_last_n: int = _option(
+        64,
+        "DRY: number of recent tokens searched for repetitions, prompt included; -1: all",
+        limits=(-1, 65536),
     )
     dry_sequence_breakers: tuple[str, ...] = _option(
         ("\n", ":", '"', "*"),
+        "DRY: no repetition goes beyond these texts",
         "dry_sequence_breaker",
         flag_help="; repeat it for more, none: no text",
-    ).help("DRY: no repetition goes beyond these texts")
-    xtc_probability: float = _option(0.0, limits=(0, 1)).help(
-        "XTC: probability that all but the least likely of the tokens above the threshold are "
-        "dropped; 0: off"
     )
-    xtc_threshold: float = _option(0.1, limits=(0, 1)).help(
+    xtc_probability: float = _option(
+        0.0,
+        "XTC: probability that all but the least likely of the tokens above the threshold are "
+        "dropped; 0: off",
+        limits=(0, 1),
+    )
+    xtc_threshold: float = _option(
+        0.1,
         "XTC: probability of a likely token, after the filters and without the temperature; above "
-        "0.5: off"
+        "0.5: off",
+        limits=(0, 1),
     )
     logit_bias: dict[int, float] = _option(
-        {}, flag_help=", as TOKEN_ID=BIAS; repeat it for more"
-    ).help("token ids and what is added to their logits")
-    seed: int | None = _option(None, "s", ge=0, lt=2**64).help(
+        {},
+        "token ids and what is added to their logits",
+        flag_help=", as TOKEN_ID=BIAS; repeat it for more",
+    )
+    seed: int | None = _option(
+        None,
         "seed of the random numbers; the same seed gives the same tokens (default: a new one "
-        "each time)"
+        "each time)",
+        "s",
+        ge=0,
+        lt=2**64,
     )
-    stop: tuple[str, ...] = _option((), "r reverse_prompt", flag_help="; repeat it for more").help(
-        "stop at this text"
+    stop: tuple[str, ...] = _option(
+        (), "stop at this text", "r reverse_prompt", flag_help="; repeat it for more"
     )
-    stop_token_ids: tuple[int, ...] = _option((), flag_help=", separated by commas").help(
-        "stop at these tokens, besides the model's end tokens"
+    stop_token_ids: tuple[int, ...] = _option(
+        (),
+        "stop at these tokens, besides the model's end tokens",
+        flag_help=", separated by commas",
     )
-    prefill_step_size: int | None = _option(None, "ubatch_size batch_size", limits=(1, 65536)).help(
-        "prompt tokens processed at once (default: 512; 2048 on a GPU by cuda)"
+    prefill_step_size: int | None = _option(
+        None,
+        "prompt tokens processed at once (default: 512; 2048 on a GPU by cuda)",
+        "ubatch_size batch_size",
+        limits=(1, 65536),
     )
-    speculate: Literal["none", "prompt", "model"] | None = _option(None).help(
+    speculate: Literal["none", "prompt", "model"] | None = _option(
+        None,
         "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, by "
-        "the draft model; none (default: model if a draft model is loaded, else none)"
+        "the draft model; none (default: model if a draft model is loaded, else none)",
     )
-    logprobs: int | None = _option(None, limits=(0, MAX_LOGPROBS)).help(
+    logprobs: int | None = _option(
+        None,
         "keep each token's log-probability and those of the k likeliest: of the softmax over the "
-        "model's own logits, before penalties, biases, temperature, filters and grammars"
+        "model's own logits, before penalties, biases, temperature, filters and grammars",
+        limits=(0, MAX_LOGPROBS),
     )
-    post_sampling_probs: bool = _option(False).help(
+    post_sampling_probs: bool = _option(
+        False,
         "take log-probabilities after biases, penalties, temperature, filters and grammars, as the "
-        "token was drawn; tokens that these exclude are not among the likeliest"
+        "token was drawn; tokens that these exclude are not among the likeliest",
     )
 
-    adapter: str | None = _option(None, max_length=512).help(
-        "name of the loaded adapter that answers; base: none (default: the first one)"
+    adapter: str | None = _option(
+        None,
+        "name of the loaded adapter that answers; base: none (default: the first one)",
+        max_length=512,
     )
-    reasoning: Literal["auto", "on", "off", "raw"] = _option("auto").help(
+    reasoning: Literal["auto", "on", "off", "raw"] = _option(
+        "auto",
         "thoughts of a reasoning model: on or off, where the chat template has a switch (off ends "
-        "those that it opens, too); auto: as the template does; raw: left in the text"
+        "those that it opens, too); auto: as the template does; raw: left in the text",
     )
-    reasoning_budget: int = _option(-1, "thinking_budget_tokens", limits=(-1, 2**31)).help(
+    reasoning_budget: int = _option(
+        -1,
         "maximum number of tokens of a thought, whose end is then forced; 0: no thought; -1: "
-        "unlimited"
+        "unlimited",
+        "thinking_budget_tokens",
+        limits=(-1, 2**31),
     )
 
     @field_validator("*", mode="before")

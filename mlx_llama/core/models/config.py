@@ -179,10 +179,19 @@ class LlamaConfig:
             (f"{block}.{name}.gate_proj", f"{block}.{name}.up_proj", f"{block}.{name}.down_proj")
             for name in (modules.stack, modules.shared)
         )
-        names = f"{block}.{modules.router}", gate, up, down, stacks
-        shares = modules.scoring, modules.scales_input, shared if modules.shared else None
-        chosen = self.num_experts_per_tok, self.norm_topk_prob
-        return ExpertsSpec(*names, *chosen, *shares, self.mlp_bias)
+        return ExpertsSpec(
+            f"{block}.{modules.router}",
+            gate,
+            up,
+            down,
+            stacks,
+            self.num_experts_per_tok,
+            self.norm_topk_prob,
+            modules.scoring,
+            modules.scales_input,
+            shared if modules.shared else None,
+            self.mlp_bias,
+        )
 
     @property
     def exceeds_float16(self) -> bool:
