@@ -13,7 +13,7 @@ from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.generation.completion import Writer
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Device:
     """Launches and reads of a model (the served model or a draft model) on its cache."""
 
