@@ -180,9 +180,10 @@ class LlamaConfig:
             for name in (modules.stack, modules.shared)
         )
         names = f"{block}.{modules.router}", gate, up, down, stacks
-        shares: Any = modules.scoring, modules.scales_input, shared if modules.shared else None
+        shares = modules.scoring, modules.scales_input, shared if modules.shared else None
         chosen = self.num_experts_per_tok, self.norm_topk_prob
-        return ExpertsSpec(*names, *chosen, *shares, self.mlp_bias)
+        values: Any = (*names, *chosen, *shares, self.mlp_bias)
+        return ExpertsSpec(*values)
 
     @property
     def exceeds_float16(self) -> bool:
