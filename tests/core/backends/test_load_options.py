@@ -33,10 +33,8 @@ def test_options_of_the_cpu_backend(name, value, backend):
     if backend.name == "cpu":
         assert getattr(check(backend, **{name: value}), name) == int(value)
         return
-    with pytest.raises(
-        BackendError,
-        match=f"^`{name}` {value}: is for the cpu backend, and this is {backend.name}: leave",
-    ):
+    said = f"^`{name}` {value}: is for the cpu backend, and this is {backend.name}: leave"
+    with pytest.raises(BackendError, match=said):
         check(backend, **{name: value})
 
 
@@ -86,10 +84,8 @@ def test_names_of_dtypes(name, dtype, backend, toy):
     # where torch has the name too
     assert getattr(torch, dtype) == getattr(torch, name, getattr(torch, dtype))
     if backend.name == "cpu" and dtype != "float32":
-        with pytest.raises(
-            BackendError,
-            match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.*` or cuda$",
-        ):
+        said = f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.*` or cuda$"
+        with pytest.raises(BackendError, match=said):
             backend.load(open_checkpoint(toy), name)
         return
     assert backend.runtime.dtype_name(backend.load(open_checkpoint(toy), name).dtype) == dtype
@@ -98,12 +94,10 @@ def test_names_of_dtypes(name, dtype, backend, toy):
 def test_what_is_not_given_keeps_its_default(backend):
     plain = LoadOptions(batch_invariant=False, max_rows=MAX_ROWS, adapters=())
     assert check(backend) == plain and check(backend, compile=True) == replace(plain, compile=True)
-    assert check(backend, dtype="fp32", compile=False) == replace(
-        plain, dtype="float32", compile=False
-    )
-    assert backend.check(check(backend, max_rows="4", cache_memory="2GB")) == replace(
-        plain, max_rows=4, cache_memory=2 * 10**9
-    )
+    wanted = replace(plain, dtype="float32", compile=False)
+    assert check(backend, dtype="fp32", compile=False) == wanted
+    wanted = replace(plain, max_rows=4, cache_memory=2 * 10**9)
+    assert backend.check(check(backend, max_rows="4", cache_memory="2GB")) == wanted
 
 
 @pytest.mark.parametrize("bits", [8, "8", 16, "16"])
@@ -118,28 +112,19 @@ def test_bits_that_do_not_depend_on_the_rest_of_the_batch(backend, toy):
     """
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
-    assert (
-        check(backend, batch_invariant=None)
-        == check(backend, batch_invariant=False)
-        == check(backend)
-    )
+    for value in (None, False):
+        assert check(backend, batch_invariant=value) == check(backend)
     if backend.name == "mlx":
-        with pytest.raises(
-            BackendError,
-            match="^`batch_invariant`: the mlx backend's products depend .* `backend='cpu'` or "
-            "cuda$",
-        ):
+        said = "^`batch_invariant`: the mlx backend's products depend .* `backend='cpu'` or cuda$"
+        with pytest.raises(BackendError, match=said):
             check(backend, batch_invariant=True)
         return
     assert check(backend, batch_invariant=True).batch_invariant
     if backend.name == "cpu":
         from cpu_fallback.kernels import compilation
 
-        with pytest.raises(
-            BackendError,
-            match="^`batch_invariant`: plain NumPy's "
-            ".*`compile=False` asks for it.*: leave it out$",
-        ):
+        said = "^`batch_invariant`: plain NumPy's .*`compile=False` asks for it.*: leave it out$"
+        with pytest.raises(BackendError, match=said):
             backend.load(open_checkpoint(toy), compile=False, batch_invariant=True)
         if compilation.find_target()[0]:
             assert backend.load(open_checkpoint(toy), batch_invariant=True).is_batch_invariant
@@ -184,10 +169,8 @@ def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
     assert llm.model.notices[0].startswith("1 thread on 6 cores, for a small model")
     doctor.main([str(toy)])
     assert "cpu   fits: computes in float32 on 1 thread;" in capsys.readouterr().out
-    assert "one per physical core, fewer for a small model" in " ".join(
-        generate.parser().format_help().split()
-    )
-    assert "one per physical core, fewer for a small model" in " ".join(load.__doc__.split())
+    for text in (generate.parser().format_help(), load.__doc__):
+        assert "one per physical core, fewer for a small model" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

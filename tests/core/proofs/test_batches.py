@@ -34,22 +34,17 @@ def test_rows_that_do_not_depend_on_others_keep_every_promise():
     model = ToyModel()
     results = run(model, sizes=batches.SIZES)
     assert list(results) == [(rows, start) for rows in (2, 3, 8, 32) for start in STARTS]
-    assert all(
-        result.is_kept
-        and result.same_bits == result.same_tokens == result.rows
-        and result.relative == 0
-        for result in results.values()
-    )
+    for result in results.values():
+        assert result.is_kept and result.relative == 0
+        assert result.same_bits == result.same_tokens == result.rows
     # Batches were run: steps of every size, rows of different lengths in one, and rows that joined
     # others at work.
     sizes = {shape[0] for shape, _, _ in model.calls if shape[1] == 1}
     assert set(range(1, 33)) >= sizes >= {1, 2, 3, 8, 16, 24, 32}
     assert any(len(set(starts)) > 2 for shape, starts, _ in model.calls if shape == (8, 1))
     assert any(rows[:2] == [7, 6] for _, _, rows in model.calls)
-    assert {shape[1] for shape, _, _ in model.calls if shape[0] == 1} >= {
-        batches.CHUNK,
-        max(map(len, PROMPTS)),
-    }
+    counts = {shape[1] for shape, _, _ in model.calls if shape[0] == 1}
+    assert counts >= {batches.CHUNK, max(map(len, PROMPTS))}
 
 
 class Counting(ToyModel):
@@ -98,9 +93,8 @@ def test_another_bit_is_found_and_allowed_where_only_tokens_are_promised():
 def test_other_tokens_are_found():
     for promise in ("bits", "tokens"):
         results = run(Crowded(), promise)
-        assert {key for key, result in results.items() if not result.is_kept} == {
-            (8, start) for start in STARTS
-        }
+        broken = {key for key, result in results.items() if not result.is_kept}
+        assert broken == {(8, start) for start in STARTS}
         assert all(result.same_tokens < 8 for (rows, _), result in results.items() if rows == 8)
     # Without that promise the numbers must be near all the same, and these are not.
     assert not run(Crowded(), "tolerance")[8, "at once"].is_kept
@@ -114,24 +108,24 @@ def test_chunks_that_show_are_found():
 
 
 def test_a_wrong_copy_is_found_where_a_prefix_was_copied(monkeypatch):
-    monkeypatch.setattr(
-        ToyModel, "make_cache", lambda self, capacity, rows=1: Leaking(capacity, rows)
-    )
+    make = lambda self, capacity, rows=1: Leaking(capacity, rows)  # noqa: E731
+    monkeypatch.setattr(ToyModel, "make_cache", make)
     for promise in ("bits", "tokens", "tolerance"):
-        assert {
-            start for (_, start), result in run(ToyModel(), promise).items() if not result.is_kept
-        } == {"from a prefix"}
+        results = run(ToyModel(), promise)
+        broken = {start for (_, start), result in results.items() if not result.is_kept}
+        assert broken == {"from a prefix"}
 
 
 def test_the_promise_of_a_model():
     kernels = SimpleNamespace(is_batch_invariant=True)
     others = SimpleNamespace(is_batch_invariant=False)
     assert {batches.promise_of(kernels, dtype) for dtype in ("float32", "bfloat16")} == {"bits"}
-    assert [batches.promise_of(others, dtype) for dtype in ("float32", "bfloat16", "float16")] == [
-        "tokens",
-        "tolerance",
-        "tolerance",
-    ]
+    for dtype, promise in (
+        ("float32", "tokens"),
+        ("bfloat16", "tolerance"),
+        ("float16", "tolerance"),
+    ):
+        assert batches.promise_of(others, dtype) == promise
 
 
 @pytest.mark.parametrize(
@@ -147,7 +141,5 @@ def test_the_promise_of_a_model():
     ],
 )
 def test_promises(promise, same_tokens, same_bits, relative, is_kept):
-    assert (
-        BatchResult(8, "at once", same_tokens, same_bits, relative, promise, 1e-4).is_kept
-        is is_kept
-    )
+    result = BatchResult(8, "at once", same_tokens, same_bits, relative, promise, 1e-4)
+    assert result.is_kept is is_kept

@@ -9,6 +9,7 @@ import os
 import sys
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from launching import run_python
@@ -17,6 +18,7 @@ from making_gguf import add_config, add_sentencepiece, make_gguf
 from safetensors import safe_open
 from transformers import DynamicCache, LlamaConfig as TheirConfig, LlamaForCausalLM
 
+from core.files.test_gguf_export import ROPES
 from core.files.test_hub import cache, put_in_cache  # noqa: F401
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -32,17 +34,11 @@ LLAMA_70B = dict(
     intermediate_size=28672,
     num_hidden_layers=80,
     num_attention_heads=64,
-    num_key_value_heads=8,
     max_position_embeddings=131072,
     bos_token_id=128000,
     eos_token_id=[128001, 128008, 128009],
-    rope_scaling={
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
+    num_key_value_heads=8,
+    rope_scaling=ROPES["llama3"]["rope_scaling"] | {"original_max_position_embeddings": 8192},
 )
 
 
@@ -80,9 +76,7 @@ def sparse_gguf(path, **fields):
         # the writer wants the shape in bytes where blocks are given
         stored = (*shape[:-1], shape[-1] // weights * nbytes) if len(shape) == 2 else shape
         base, suffix = name.rsplit(".", 1)
-        dtype = (
-            torch.empty(0, dtype=torch.uint8 if len(shape) == 2 else torch.float32).numpy().dtype
-        )
+        dtype = np.dtype(np.uint8 if len(shape) == 2 else np.float32)
         writer.add_tensor_info(
             f"{names.get_name(base)}.{suffix}", stored, dtype, tensor_nbytes, raw_dtype=kind
         )
@@ -97,6 +91,11 @@ def sparse_gguf(path, **fields):
 
 
 # The model
+
+# {part of a tensor's name: its group}, the first that matches
+GROUPS = [("self_attn", "attention"), (".mlp.", "mlp"), ("norm", "norms"), ("lm_head", "head")]
+GROUPS += [("embed_tokens", "embedding"), ("attn_", "attention"), ("ffn_", "mlp")]
+GROUPS += [("output.", "head"), ("token_embd", "embedding")]
 
 
 @pytest.mark.parametrize(
@@ -123,24 +122,16 @@ def test_sizes_are_those_of_transformers(fields, tmp_path):
     cache_nbytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert 1000 * fit(diagnosis, "cpu").cache_bytes_per_token == 2 * cache_nbytes  # float32
     assert 1000 * fit(diagnosis, "mlx").cache_bytes_per_token == cache_nbytes
-    [*_, size], count = (
-        cache.layers[0].keys.shape,
-        2 * len(cache.layers) * cache.layers[0].keys[..., 0].numel(),
-    )
+    keys = cache.layers[0].keys
+    size, count = keys.shape[-1], 2 * len(cache.layers) * keys[..., 0].numel()
     # a byte each, and a float16 for up to 32 of a head
     in_8_bits = cache_nbytes // 2 + 2 * count * len(range(0, size, 32))
-    assert {
-        name: 1000 * size for name, size in diagnosis.model["cache_bytes_per_token"].items()
-    } == {"32_bits": 2 * cache_nbytes, "16_bits": cache_nbytes, "8_bits": in_8_bits}
-    for name in ("cpu", "mlx"):  # float16 on the CPU, the activations' 16 bits on MLX
-        assert (
-            1000 * fit(diagnose(tmp_path / "m", cache_bits=16), name).cache_bytes_per_token
-            == cache_nbytes
-        )
-        assert (
-            1000 * fit(diagnose(tmp_path / "m", cache_bits=8), name).cache_bytes_per_token
-            == in_8_bits
-        )
+    sizes = {name: 1000 * n for name, n in diagnosis.model["cache_bytes_per_token"].items()}
+    assert sizes == {"32_bits": 2 * cache_nbytes, "16_bits": cache_nbytes, "8_bits": in_8_bits}
+    for bits, wanted in ((16, cache_nbytes), (8, in_8_bits)):
+        diagnosis = diagnose(tmp_path / "m", cache_bits=bits)
+        for name in ("cpu", "mlx"):  # float16 on the CPU, the activations' 16 bits on MLX
+            assert 1000 * fit(diagnosis, name).cache_bytes_per_token == wanted
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -153,25 +144,14 @@ def test_groups_hold_what_the_headers_hold(dtype, code, shards, tmp_path):
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():
-                kind = (
-                    "attention"
-                    if "self_attn" in name
-                    else "mlp"
-                    if ".mlp." in name
-                    else "norms"
-                    if "norm" in name
-                    else "head"
-                    if name == "lm_head.weight"
-                    else "embedding"
-                )
+                kind = next(kind for mark, kind in GROUPS if mark in name)
                 part, tensor = expected.setdefault(kind, [0, 0]), file.get_slice(name)
                 assert tensor.get_dtype() == code
                 part[0] += 1
                 part[1] += file.get_tensor(name).nbytes
     diagnosis = diagnose(folder)
-    assert {
-        group["group"]: [group["tensors"], group["nbytes"]] for group in diagnosis.groups
-    } == expected
+    counted = {group["group"]: [group["tensors"], group["nbytes"]] for group in diagnosis.groups}
+    assert counted == expected
     assert all(group["formats"] == {dtype: group["tensors"]} for group in diagnosis.groups)
     assert diagnosis.model["dtype"] == dtype
     assert diagnosis.model["nbytes"] == sum(size for _, size in expected.values())
@@ -190,41 +170,15 @@ def test_groups_of_other_mlps(tmp_path):
 
 def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
     path = tmp_path / "m.gguf"
-    make_gguf(
-        path,
-        hidden_size=256,
-        intermediate_size=256,
-        head_dim=64,
-        vocab_size=512,
-        kinds=lambda name: (
-            "Q6_K"
-            if "v_proj" in name or "lm_head" in name
-            else "F16"
-            if "embed" in name
-            else "Q4_K"
-        ),
-    )
+    kinds = {"v_proj": "Q6_K", "lm_head": "Q6_K", "embed_tokens": "F16"}
+    sizes = dict(hidden_size=256, intermediate_size=256, head_dim=64, vocab_size=512)
+    make_gguf(path, kinds=lambda name: kinds.get(name.split(".")[-2], "Q4_K"), **sizes)
     expected = {}
     for tensor in gguf.GGUFReader(path).tensors:
-        kind = next(
-            (
-                group
-                for part, group in (
-                    ("attn_norm", "norms"),
-                    ("ffn_norm", "norms"),
-                    ("attn_", "attention"),
-                    ("ffn_", "mlp"),
-                    ("output_norm", "norms"),
-                    ("output.", "head"),
-                    ("token_embd", "embedding"),
-                )
-                if part in tensor.name
-            )
-        )
+        kind = next(group for part, group in GROUPS if part in tensor.name)
         formats = expected.setdefault(kind, {})
-        name = {"F32": "float32", "F16": "float16"}.get(
-            tensor.tensor_type.name, tensor.tensor_type.name
-        )
+        name = tensor.tensor_type.name
+        name = {"F32": "float32", "F16": "float16"}.get(name, name)
         count, size = formats.get(name, (0, 0))
         formats[name] = count + 1, size + tensor.n_bytes
     diagnosis = diagnose(path)
@@ -274,11 +228,8 @@ print(json.dumps([diagnosis.facts(), peak_memory(), sorted(frameworks)]))
     facts, peak, frameworks = json.loads(done.stdout)
     assert frameworks == [] and peak < 400e6
     assert facts["model"]["parameters"] == 70_553_706_496
-    assert not [
-        finding
-        for finding in facts["findings"]
-        if finding["level"] == "error" and finding["about"] != "memory"
-    ]
+    errors = [finding for finding in facts["findings"] if finding["level"] == "error"]
+    assert {finding["about"] for finding in errors} <= {"memory"}
 
 
 def test_rope_window_and_stretched_context(tmp_path):
@@ -302,17 +253,17 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     import huggingface_hub
 
     asked, download = [], huggingface_hub.snapshot_download
-    monkeypatch.setattr(
-        huggingface_hub,
-        "snapshot_download",
-        lambda *args, **named: asked.append(named["local_files_only"]) or download(*args, **named),
-    )
+
+    def note(*args, **named):
+        asked.append(named["local_files_only"])
+        return download(*args, **named)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", note)
     snapshot = put_in_cache(cache)
     diagnosis = diagnose("toy/llama", "main")
     assert diagnosis.ok
-    assert diagnosis.command == Command(
-        "chat", options={"model": "toy/llama", "revision": "main", "cache_bits": None}
-    )
+    options = {"model": "toy/llama", "revision": "main", "cache_bits": None}
+    assert diagnosis.command == Command("chat", options=options)
     (snapshot / "model.safetensors").unlink()
     diagnosis = diagnose("toy/llama")
     assert "holds neither model.safetensors" in messages_of(diagnosis, "error")[0]
@@ -349,12 +300,8 @@ def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     smi(T4)
     diagnosis = diagnose(make_checkpoint(tmp_path / "m", dtype="bfloat16"))
     [cuda] = [facts for facts in diagnosis.backends if facts.name == "cuda"]
-    assert (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.options) == (
-        True,
-        "Tesla T4",
-        14913 << 20,
-        (),
-    )
+    facts = (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.options)
+    assert facts == (True, "Tesla T4", 14913 << 20, ())
     # a T4 has no bfloat16
     assert diagnosis.auto == "cuda" and fit(diagnosis, "cuda").computes_in == "float16"
     assert diagnosis.machine["gpu"]["name"] == "Tesla T4"

@@ -98,38 +98,21 @@ def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
 @pytest.mark.parametrize(
     "memory, auto, expected",
     [
-        ({"mlx": 1 << 30, "cpu": 1 << 30, "cuda": 1 << 30}, "cuda", "chat --model toy"),
-        (
-            {"mlx": 1 << 30, "cpu": 1 << 20, "cuda": 1 << 10},
-            "cuda",
-            "chat --model toy --backend mlx",
-        ),
-        ({"mlx": None, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", "chat --model toy --backend mlx"),
-        (
-            {"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 30},
-            "cpu",
-            "chat --model toy --backend cuda --device cpu",
-        ),
-        (
-            {"cuda": 1 << 30, "cpu": 1 << 10, "mlx": 1 << 30},
-            "cpu",
-            "chat --model toy --backend mlx",
-        ),
-        ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", None),
+        ("mlx 30 cpu 30 cuda 30", "cuda", "chat --model toy"),
+        ("mlx 30 cpu 20 cuda 10", "cuda", "chat --model toy --backend mlx"),
+        ("mlx None cpu 10 cuda 10", "cpu", "chat --model toy --backend mlx"),
+        ("mlx 10 cpu 10 cuda 30", "cpu", "chat --model toy --backend cuda --device cpu"),
+        ("cuda 30 cpu 10 mlx 30", "cpu", "chat --model toy --backend mlx"),
+        ("mlx 10 cpu 10 cuda 10", "cpu", None),
     ],
 )
 def test_the_command_takes_a_backend_with_room(memory, auto, expected, toy):
-    facts = [
-        BackendFacts(
-            name,
-            True,
-            "",
-            {},
-            options=(("device", "cpu"),) if name == "cuda" and auto != "cuda" else (),
-            memory_bytes=memory[name],
-        )
-        for name in memory
-    ]
+    """memory: the binary logarithm of the bytes of each backend, in order."""
+    words, facts = iter(memory.split()), []
+    for name, bits in zip(words, words):
+        options = (("device", "cpu"),) if name == "cuda" and auto != "cuda" else ()
+        nbytes = None if bits == "None" else 1 << int(bits)
+        facts.append(BackendFacts(name, True, "", {}, options=options, memory_bytes=nbytes))
     diagnosis = Diagnosis({}, facts, auto, "toy", template={"name": "any"})
     fit_backends(diagnosis, open_checkpoint(toy), None, None, False)
     assert next_command(diagnosis) == (expected and f"python -m mlx_llama.{expected}")

@@ -85,10 +85,8 @@ def test_a_report_within_the_tolerance():
 def test_the_first_probe_that_is_off_is_named():
     comparison = report(logits=1.0, _0_key=0.5, _0_ffn=0.1)
     assert not comparison.is_within and comparison.first_bad.name == "0.key"
-    assert (
-        comparison.verdict()
-        == "OUTSIDE: first at probe 0.key, position 1: relative error 0.5, allowed 0.0001"
-    )
+    said = "OUTSIDE: first at probe 0.key, position 1: relative error 0.5, allowed 0.0001"
+    assert comparison.verdict() == said
     assert comparison.report()["first_bad"] == "0.key" and comparison.report()["within"] is False
 
 
@@ -123,11 +121,11 @@ def test_a_near_tie_is_told_from_a_bug():
     reference = np.array([1.0, 5.0, 4.9999, -3.0], np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "greedy", lambda llm, prompt, count: [1, 2, 0][:count])
-        near = core.compare_decoded(
-            Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-4, lambda tokens: reference
-        )
-        far = core.compare_decoded(
-            Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-6, lambda tokens: reference
+        near, far = (
+            core.compare_decoded(
+                Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], tolerance, lambda tokens: reference
+            )
+            for tolerance in (1e-4, 1e-6)
         )
     assert near.first_difference == far.first_difference == 1 and near.near_tie and not far.near_tie
     assert near.margins == pytest.approx((1e-4, 1e-4), rel=0.02)

@@ -26,40 +26,25 @@ def chatty(folder, template=CHAT_TEMPLATE, kind="sentencepiece", generation=None
 
 
 TURN = "{% for message in messages %}{{ message['content'] }}END{% endfor %}"
+BOS = "{{ bos_token }}"
 LLAMA3 = {"kind": "bytelevel", "bos_token_id": 379}
 
 
 def test_end_tokens_come_from_three_places(tmp_path):
-    folder = chatty(
-        tmp_path / "m",
-        TURN.replace("END", "<|eot_id|>"),
-        generation={"eos_token_id": [380]},
-        eos_token_id=381,
-        **LLAMA3,
-    )
+    fields = LLAMA3 | {"generation": {"eos_token_id": [380]}, "eos_token_id": 381}
+    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), **fields)
     diagnosis = diagnose(folder)
-    assert diagnosis.tokenizer["eos_of"] == {
-        "config": [381],
-        "generation_config": [380],
-        "tokenizer": [383],
-    }
-    assert (
-        diagnosis.tokenizer["eos"]
-        == sorted(open_checkpoint(folder).eos_token_ids)
-        == [380, 381, 383]
-    )
+    ends = {"config": [381], "generation_config": [380], "tokenizer": [383]}
+    assert diagnosis.tokenizer["eos_of"] == ends
+    assert sorted(open_checkpoint(folder).eos_token_ids) == [380, 381, 383]
+    assert diagnosis.tokenizer["eos"] == [380, 381, 383]
     assert diagnosis.tokenizer["texts"][383] == "'<|eot_id|>'"
     assert diagnosis.template["turn_end"] == 383 and messages_of(diagnosis, "warning") == []
 
 
 def test_a_turn_that_ends_with_another_token_is_told_and_the_remedy_works(tmp_path):
-    folder = chatty(
-        tmp_path / "m",
-        TURN.replace("END", "<|eot_id|>\n"),
-        eos_token_id=380,
-        settings={"eos_token": "<|end_of_text|>"},
-        **LLAMA3,
-    )
+    fields = LLAMA3 | {"eos_token_id": 380, "settings": {"eos_token": "<|end_of_text|>"}}
+    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>\n"), **fields)
     [warning] = messages_of(diagnose(folder), "warning")
     assert "ends a turn with '<|eot_id|>' (383)" in warning and "end tokens (380)" in warning
     path = re.search(r"put 383 into eos_token_id of (\S+)$", warning)[1]
@@ -91,13 +76,8 @@ def test_a_turn_that_ends_with_plain_text(tmp_path):
 
 
 def test_no_end_token_at_all(tmp_path):
-    folder = chatty(
-        tmp_path / "m",
-        TURN.replace("END", "\n"),
-        eos_token_id=None,
-        settings={"eos_token": None},
-        **LLAMA3,
-    )
+    fields = LLAMA3 | {"eos_token_id": None, "settings": {"eos_token": None}}
+    folder = chatty(tmp_path / "m", TURN.replace("END", "\n"), **fields)
     diagnosis = diagnose(folder)
     assert diagnosis.ok
     assert diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
@@ -120,16 +100,12 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
     "template, settings, expected",
     [
         (
-            "{{ bos_token }}" + TURN,
+            BOS + TURN,
             {},
             "writes BOS ('<s>'), which the tokenizer would add, too; it is added once",
         ),
-        (
-            "{{ bos_token }}{{ bos_token }}" + TURN,
-            {},
-            "begins a conversation with BOS ('<s>') 2 times",
-        ),
-        ("{{ bos_token }}" + TURN, {"add_bos_token": False}, None),
+        (BOS * 2 + TURN, {}, "begins a conversation with BOS ('<s>') 2 times"),
+        (BOS + TURN, {"add_bos_token": False}, None),
         (TURN, {}, None),
         (TURN, {"add_bos_token": False}, "writes no BOS ('<s>'), and the tokenizer adds none"),
     ],
@@ -137,9 +113,7 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
 def test_where_bos_comes_from(template, settings, expected, tmp_path):
     folder = chatty(tmp_path / "m", template.replace("END", "</s>"), settings=settings)
     diagnosis = diagnose(folder)
-    said = [
-        message for message in messages_of(diagnosis, "note") + messages_of(diagnosis, "warning")
-    ]
+    said = messages_of(diagnosis, "note") + messages_of(diagnosis, "warning")
     assert len(said) == (expected is not None) and (expected is None or expected in said[0])
     from mlx_llama.core.text.template import encode_messages
 
@@ -150,10 +124,8 @@ def test_where_bos_comes_from(template, settings, expected, tmp_path):
 
 def test_a_bos_that_the_config_has_otherwise(tmp_path):
     said = messages_of(diagnose(chatty(tmp_path / "m", bos_token_id=5)), "note")
-    assert any(
-        "bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used" in message
-        for message in said
-    )
+    expected = "bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used"
+    assert any(expected in message for message in said)
 
 
 def test_fields_of_the_generation_config_without_effect(tmp_path):

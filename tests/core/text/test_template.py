@@ -249,6 +249,7 @@ def test_lone_surrogates_in_a_message(models):
         ({"role": "user", "content": "x"}, "messages"),
         (["Hi"], "messages[0]"),
         ([{"role": "user"}], "messages[0]"),
+        ([{"content": "x"}], "messages[0]"),
         ([{"role": "user", "content": "x", "nom": "y"}], "messages[0]"),
         ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
         ([{"role": "user", "content": "x", "reasoning_content": "y"}], "messages[0]"),

@@ -26,9 +26,8 @@ ENDLESS = {
     "silent": "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% "
     "endfor %}",
     "filtered": "{% for i in range(99999) if range(99999)|list|length < 0 %}{% endfor %}",
-    "macro": "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - "
-    "1) }}{% endif %}{% endmacro %}{{ "
-    "f(60) }}",
+    "macro": "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro "
+    "%}{{ f(60) }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "wide loop": "{% set a = range(99999)|list %}{% for x in a "
@@ -39,36 +38,26 @@ ENDLESS = {
     "constant": "{{ ('a' * 100000000000)|length }}",
     "power": "{{ 9 ** (9 ** 9) }}",
     "power of float": "{{ 2.0 ** 100000 }}",
-    "doubling": "{% set ns = namespace(s='x') %}{% for i in range(60) "
-    "%}{% set ns.s = ns.s ~ ns.s %}{% "
-    "endfor %}",
-    "adding": "{% set ns = namespace(s='x') %}{% for i in range(60) "
-    "%}{% set ns.s = ns.s + ns.s %}{% "
-    "endfor %}",
-    "adding lists": "{% set ns = namespace(s=[1]) %}{% for i in range(60) "
-    "%}{% set ns.s = ns.s + ns.s %}{% "
-    "endfor %}",
-    "squaring": "{% set ns = namespace(s=9) %}{% for i in range(60) "
-    "%}{% set ns.s = ns.s * ns.s %}{% "
-    "endfor %}",
-    "blocks": "{% set ns = namespace(s='x') %}{% for i in range(60) "
-    "%}{% set ns.s %}{{ ns.s }}{{ ns.s "
-    "}}{% endset %}{% endfor %}",
-    "nesting": "{% set ns = namespace(s=[1]) %}{% for i in range(60) "
-    "%}{% set ns.s = [ns.s, ns.s] %}{% "
-    "endfor %}{{ ns.s }}",
+    "doubling": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s "
+    "%}{% endfor %}",
+    "adding": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s "
+    "%}{% endfor %}",
+    "adding lists": "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + "
+    "ns.s %}{% endfor %}",
+    "squaring": "{% set ns = namespace(s=9) %}{% for i in range(60) %}{% set ns.s = ns.s * ns.s "
+    "%}{% endfor %}",
+    "blocks": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s %}{{ ns.s }}{{ "
+    "ns.s }}{% endset %}{% endfor %}",
+    "nesting": "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] "
+    "%}{% endfor %}{{ ns.s }}",
     "nesting views": "{% set ns = namespace(s={}) %}{% for i in range(60) %}"
     "{% set ns.s = {'a': ns.s.items(), 'b': ns.s.values()} %}{% endfor %}{{ ns.s }}",
-    "pretty": "{% set ns = namespace(s=[1]) %}{% for i in range(17) "
-    "%}{% set ns.s = [ns.s, ns.s] %}{% "
-    "endfor %}"
-    "{{ ns.s | pprint | length }}",
-    "nesting dicts": "{% set ns = namespace(s={}) %}{% for i in range(60) "
-    "%}{% set ns.s = {'a': ns.s, 'b': "
-    "ns.s} %}{% endfor %}{{ ns.s }}",
-    "nesting calls": "{% set ns = namespace(s=1) %}{% for i in range(60) %}{% "
-    "set ns.s = dict(a=ns.s, b=ns.s) "
-    "%}{% endfor %}{{ ns.s }}",
+    "pretty": "{% set ns = namespace(s=[1]) %}{% for i in range(17) %}{% set ns.s = [ns.s, ns.s] "
+    "%}{% endfor %}{{ ns.s | pprint | length }}",
+    "nesting dicts": "{% set ns = namespace(s={}) %}{% for i in range(60) %}{% set ns.s = {'a': "
+    "ns.s, 'b': ns.s} %}{% endfor %}{{ ns.s }}",
+    "nesting calls": "{% set ns = namespace(s=1) %}{% for i in range(60) %}{% set ns.s = "
+    "dict(a=ns.s, b=ns.s) %}{% endfor %}{{ ns.s }}",
     "printing": "{% set s = 'x' * 100000 %}{% for i in range(100000) %}{{ s }}{% endfor %}",
     "join": "{% set s = 'x' * 500000 %}{{ range(90000)|join(s) }}",
     "join method": "{% set s = 'x' * 500000 %}{{ s.join('y' * 500000) }}",
@@ -97,46 +86,36 @@ ENDLESS = {
     "string": "{% set s = ['x' * 500000] * 500000 %}{{ s|string|length }}",
     "copies": "{% set s = ['x' * 500000] * 50000 %}{{ s }}",
     "namespaces": "{% set ns = namespace(s=namespace(s=1)) %}{% for i in range(60) %}{% set ns.s = "
-    "namespace(a=ns.s, b=ns.s) %}"
-    "{% endfor %}{{ ns }}{{ ns.s }}{{ 1 // 0 }}",
+    "namespace(a=ns.s, b=ns.s) %}{% endfor %}{{ ns }}{{ ns.s }}{{ 1 // 0 }}",
     "copies by a filter": "{% set s = 'x' * 500000 %}{{ ([''] * 90000) | "
     "map('default', s, true) | list }}",
     "copies in a tilde": "{% set s = 'x' * 500000 %}{{ 'a' ~ ([''] * 90000) | "
     "map('default', s, true) | list }}",
-    "copies in a block": "{% set s = 'x' * 500000 %}{% set t %}{% for i in "
-    "range(90000) %}{{ s }}{% endfor %}{% "
-    "endset %}",
+    "copies in a block": "{% set s = 'x' * 500000 %}{% set t %}{% for i in range(90000) %}{{ s "
+    "}}{% endfor %}{% endset %}",
     "tilde": "{% set s = ['x' * 500000] * 50000 %}{{ '' ~ s }}",
     # One call of Python's that never ends, deaf to Ctrl-C: comparing and hashing nested lists of
     # shared parts
-    "comparing": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in "
-    "range(60) %}{% set ns.a = [ns.a, "
-    "ns.a] "
-    "%}"
-    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ [ns.a] | map('default', 1) | list == [ns.b] | "
-    "map('default', 1) | list }}",
-    "hashing": "{% set ns = namespace(s=(1,)) %}{% for i in range(60) "
-    "%}{% set ns.s = (ns.s, ns.s) %}{% "
-    "endfor %}{{ {ns.s: 1} }}",
+    "comparing": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = "
+    "[ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ [ns.a] | "
+    "map('default', 1) | list == [ns.b] | map('default', 1) | list }}",
+    "hashing": "{% set ns = namespace(s=(1,)) %}{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) "
+    "%}{% endfor %}{{ {ns.s: 1} }}",
     "wordwrap": "{{ ('x' * 9000000) | wordwrap(1) }}",
-    "division": "{% set ns = namespace(s=9 ** 4000000) %}{% for i in "
-    "range(99) %}{% set x = ns.s // 7 ** "
-    "(1000000 + i) %}{% endfor %}",
+    "division": "{% set ns = namespace(s=9 ** 4000000) %}{% for i in range(99) %}{% set x = ns.s "
+    "// 7 ** (1000000 + i) %}{% endfor %}",
     "punycode": "{{ ((range(50000) | map('string') | join('é')) * 99).encode('punycode') }}",
     # Memory outside of texts and lists of text
     "bytes percent": "{{ 'x%*d'.encode() % (3000000000, 1) }}",
     "bytes replace": "{% set b = ('x' * 100000).encode() %}{{ b.replace('x'.encode(), b) }}",
     "bytes join": "{% set b = ('x' * 1000000).encode() %}{{ b.join([b] * 9999) }}",
-    "encode and decode": "{% set ns = namespace(s='é' * 1000000, l=[]) %}{% for "
-    "i in range(9999) %}{% set ns.l = "
-    "[ns.l, ns.s.encode('utf-16')] %}{% endfor %}",
+    "encode and decode": "{% set ns = namespace(s='é' * 1000000, l=[]) %}{% for i in range(9999) "
+    "%}{% set ns.l = [ns.l, ns.s.encode('utf-16')] %}{% endfor %}",
     "hex": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = "
-    "ns.s.encode().hex() "
-    "%}{% endfor %}",
+    "ns.s.encode().hex() %}{% endfor %}",
     "join with d": "{{ range(99999) | join(d='x' * 100000) }}",
-    "namespaces of texts": "{% set ns = namespace(s=1) %}{% for i in range(99999) "
-    "%}{% set ns.s = namespace(a=ns.s, "
-    "b='x' * 100000 ~ i) %}{% endfor %}",
+    "namespaces of texts": "{% set ns = namespace(s=1) %}{% for i in range(99999) %}{% set ns.s = "
+    "namespace(a=ns.s, b='x' * 100000 ~ i) %}{% endfor %}",
     "many variables": "".join(f"{{% set v{i} = 'x' * (4000000 + {i}) %}}" for i in range(400)),
     "groupby": "{{ (['x' * 1000000] * 9999) | map('upper') | groupby('x') }}",
 }
@@ -253,14 +232,11 @@ def test_what_the_process_imports_is_small():
 def test_ctrl_c_works_during_a_rendering():
     """And leaves no process behind."""
     program = (
-        "from mlx_llama.core.text.template import ChatTemplate\n"
-        "from mlx_llama.core.text.template_process import PROCESS\n"
-        "template = ChatTemplate(open(0).read(), 't')\n"
-        "print(PROCESS._process.pid, flush=True)\n"
-        "try:\n"
-        "    template.render([{'role': 'user', 'content': 'x'}])\n"
-        "except KeyboardInterrupt:\n"
-        "    print('interrupted', PROCESS._process)\n"
+        "from mlx_llama.core.text.template import ChatTemplate\nfrom "
+        "mlx_llama.core.text.template_process import PROCESS\ntemplate = "
+        "ChatTemplate(open(0).read(), 't')\nprint(PROCESS._process.pid, flush=True)\ntry:\n    "
+        "template.render([{'role': 'user', 'content': 'x'}])\nexcept KeyboardInterrupt:\n    "
+        "print('interrupted', PROCESS._process)\n"
     )
     run = subprocess.Popen(
         [sys.executable, "-c", program],

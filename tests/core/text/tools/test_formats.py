@@ -96,6 +96,11 @@ def test_openais_form_of_a_message_is_the_same(model):
     ) == conversation([("assistant", "x")])
 
 
+def calling(arguments):
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
 @pytest.mark.parametrize(
     "message, reason",
     [
@@ -103,14 +108,8 @@ def test_openais_form_of_a_message_is_the_same(model):
         ({"role": "user", "content": "x", "tool_calls": []}, "expected the fields"),
         ({"role": "assistant", "tool_calls": []}, "list of 1 to"),
         ({"role": "assistant", "tool_calls": [{}]}, "'function'"),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-            "expected an object",
-        ),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
-            "expected an object",
-        ),
+        (calling("{"), "expected an object"),
+        (calling([1]), "expected an object"),
         ({"role": "tool", "content": "x", "tool_call_id": 5}, "tool_call_id is 5"),
         ({"role": "tool"}, "expected the fields"),
         ({"role": ["assistant"], "content": "x"}, "expected a word"),
@@ -140,17 +139,13 @@ def test_a_template_of_one_call_a_message_gets_several_in_turn(model):
         *conversation([("user", "thanks")]),
     ]
     messages, extras = LLAMA3.offer(talk, read_tools([add]))
-    assert [
+    order = [
         message.get("tool_call_id") or [call["id"] for call in message.get("tool_calls", ())]
         for message in messages
-    ] == [[], ["call1"], "call1", ["call2"], "call2", "call3", []]
-    judged = model.judge.apply_chat_template(
-        messages,
-        tokenize=False,
-        chat_template=template.source,
-        add_generation_prompt=True,
-        **extras,
-    )
+    ]
+    assert order == [[], ["call1"], "call1", ["call2"], "call2", "call3", []]
+    how = dict(chat_template=template.source, add_generation_prompt=True, **extras)
+    judged = model.judge.apply_chat_template(messages, tokenize=False, **how)
     assert template.render(messages, **extras) == judged
     assert judged.index("sum 1") < judged.index("sum 2")
 
@@ -206,27 +201,14 @@ def test_formats_are_recognised(model):
     bare = SimpleNamespace(added_ids=())
     recognised = {name: find_format(source, bare) for name, source in TOOL_TEMPLATES.items()}
     assert recognised == {
-        "apertus": formats.APERTUS,
-        "apriel": formats.APRIEL,
-        "devstral": MISTRAL_HEADERS,
-        "firefunction-2": formats.FIREFUNCTION,
-        "functionary-3.1": FUNCTIONARY_31,
-        "functionary-3.2": FUNCTIONARY_32,
-        "gemma-2": formats.IN_USER,
-        "glm-4.6": GLM,
-        "gpt-oss": HARMONY,
-        "granite-3.3": GRANITE_3,
-        "hermes-2-pro": HERMES,
-        "llama-3.1": LLAMA3,
-        "minimax-m2": MINIMAX_M2,
-        "mistral-nemo": MISTRAL,
-        "mistral-small-3.2": MISTRAL_IDS,
-        "nemotron-nano-2": formats.NEMOTRON,
-        "phi-4-mini": PHI_4_MINI,
-        "qwen2.5": HERMES,
-        "qwen3-coder": QWEN_CODER,
-        "seed-oss": SEED_OSS,
-        "smollm3": SMOLLM3,
+        **{"apertus": formats.APERTUS, "apriel": formats.APRIEL, "devstral": MISTRAL_HEADERS},
+        **{"firefunction-2": formats.FIREFUNCTION, "functionary-3.1": FUNCTIONARY_31},
+        **{"functionary-3.2": FUNCTIONARY_32, "gemma-2": formats.IN_USER, "glm-4.6": GLM},
+        **{"gpt-oss": HARMONY, "granite-3.3": GRANITE_3, "hermes-2-pro": HERMES},
+        **{"llama-3.1": LLAMA3, "minimax-m2": MINIMAX_M2, "mistral-nemo": MISTRAL},
+        **{"mistral-small-3.2": MISTRAL_IDS, "nemotron-nano-2": formats.NEMOTRON},
+        **{"phi-4-mini": PHI_4_MINI, "qwen2.5": HERMES, "qwen3-coder": QWEN_CODER},
+        **{"seed-oss": SEED_OSS, "smollm3": SMOLLM3},
     }
     assert find_format("{% if tools %}<tool_call>[{name, arguments}", bare) is SMOLLM2
     assert find_format("{% if tools %}functools[{", bare) is FUNCTOOLS
@@ -349,10 +331,8 @@ def test_a_named_tool_is_the_only_one_that_can_be_called(model):
         Rule("tools", only), starts_text=False
     )
     text = model.tokenizer.stream(starts_text=False)
-    assert (
-        "".join(text.push(token) for token in constraint.forced())
-        == '<tool_call>\n{"name": "add", "arguments": {"a": '
-    )
+    forced = "".join(text.push(token) for token in constraint.forced())
+    assert forced == '<tool_call>\n{"name": "add", "arguments": {"a": '
     with pytest.raises(OptionsError, match="no tool to call"):
         HERMES.grammar([], model.tokenizer)
 
@@ -375,15 +355,9 @@ def test_enforced_arguments_have_no_keys_but_the_declared_ones(model):
 
 
 def test_a_schema_of_parameters_that_cannot_be_enforced_is_refused(model):
-    tool = Tool(
-        "f",
-        "",
-        {
-            "type": "object",
-            "properties": {"a": {"not": {}, "x-guidance": {"lenient": True}}},
-            "x-guidance": {"lenient": True},
-        },
-    )
+    lenient = {"x-guidance": {"lenient": True}}
+    schema = {"type": "object", "properties": {"a": {"not": {}, **lenient}}, **lenient}
+    tool = Tool("f", "", schema)
     with pytest.raises(OptionsError, match="option `tools`: cannot be enforced: .*not"):
         Grammars(model.tokenizer, model.tokenizer.eos_ids, 400).compile(
             Rule("tools", HERMES.grammar([tool], model.tokenizer))

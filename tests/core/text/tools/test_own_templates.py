@@ -37,19 +37,9 @@ SCHEMAS = {
     "limit": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
     "unit": {"enum": ["celsius", "5", "true"]},
 }
-TOOLS = [
-    Tool(
-        name,
-        f"Does {name}.",
-        {
-            "type": "object",
-            "properties": SCHEMAS,
-            "additionalProperties": False,
-            "$defs": {"place": {"type": "object"}},
-        },
-    )
-    for name in ("add", "look_up", "files.read-2")
-]
+PARAMETERS = {"type": "object", "properties": SCHEMAS, "additionalProperties": False}
+PARAMETERS["$defs"] = {"place": {"type": "object"}}
+TOOLS = [Tool(name, f"Does {name}.", PARAMETERS) for name in ("add", "look_up", "files.read-2")]
 # Marks of all formats, and what JSON and tags must escape
 FRAGMENTS = [
     *("a", "Zürich ", "\U0001f999", "\n", "\n\n", " ", "\t", '"', "'", "\\", "\\n", *"{}[]<>"),
@@ -144,7 +134,7 @@ def test_calls_of_the_template_are_read(path):
         pytest.skip(f"the sandbox refuses this template: {error}")
     assert all(tool.name in text for tool in TOOLS)
     chance, is_ours = random.Random(path.stem), path.parent == DATA
-    for number in range(100):
+    for number in range(40):
         count = 1 if form.calls_once else chance.randint(1, 3)
         calls = [(chance.choice(TOOLS).name, make_values(chance, form)) for _ in range(count)]
         message = {
