@@ -201,6 +201,19 @@ def test_strange_names_of_fields_are_noted_in_a_header_of_ascii(lenient):
     assert len(done.headers["x-mlx-llama-noted"]) < 3000
 
 
+def test_a_client_s_ignored_field_is_in_the_log_once(lenient):
+    path, body = CHAT
+    for agent, field in (("a/1", "x_new"), ("a/1", "x_new"), ("b/1", "x_new"), ("a/1", "x_other")):
+        fields = {**body, "max_tokens": 1, field: 1}
+        lenient.http.post(path, json=fields, headers={"User-Agent": agent}).raise_for_status()
+    lenient.wait(lambda: "x_other" in lenient.text())
+    lines = [line for line in lenient.text().splitlines() if "ignored in requests of" in line]
+    told = [line.split("requests of ")[1] for line in lines if "/1: x_" in line]
+    assert told == [
+        f"127.0.0.1, {client}" for client in ("a/1: x_new", "b/1: x_new", "a/1: x_other")
+    ]
+
+
 def test_a_strict_server_translates_and_refuses_what_would_be_ignored(guide):
     """Also where only the model's template tells that a field has no effect."""
     path, body = CHAT
