@@ -107,13 +107,13 @@ def test_a_signal_while_writing_leaves_nothing_behind(signal, code, out, argumen
     script = f"""
 import sys, time
 from mlx_llama import cli, quantize
-from mlx_llama.core.files import writing, gguf_export, quantize as folder
+from mlx_llama.core.files import writing
 
 def slabs(*_, **__):
     print("writing", flush=True)
     time.sleep(60)
 
-folder.slabs = gguf_export.slabs = slabs
+writing.slabs = slabs
 sys.exit(cli.run(quantize.main, {[str(toy), str(tmp_path / out), *arguments]!r}))
 """
     with subprocess.Popen(

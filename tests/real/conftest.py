@@ -18,13 +18,13 @@ from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.proofs.perplexity import measure_perplexity
 from real.checkpoints import MODELS, FetchError
 from real.golden import Golden, Judge, read_golden
-
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+from real.texts import LOGITS
 
 
 def perplexity(llm: LLM) -> float:
-    """Perplexity of the README's first 256 tokens."""
-    return measure_perplexity(llm, llm.encode(README)[:256], 256, 255).value
+    """Perplexity of a story of some 290 tokens."""
+    tokens = llm.encode(LOGITS[6])
+    return measure_perplexity(llm, tokens, len(tokens), len(tokens) - 1).value
 
 
 @functools.cache

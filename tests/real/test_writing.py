@@ -19,13 +19,13 @@ from real.texts import LOGITS, make_tokenizer_texts
 FORMATS = {
     "F32": 1.0001,
     "F16": 1.001,
-    "BF16": 1.02,
+    "BF16": 1.01,
     "Q8_0": 1.01,
-    "Q6_K": 1.03,
-    "Q5_K_M": 1.2,
-    "Q4_K_M": 1.2,
-    "IQ4_XS": 1.25,
-    "Q4_0": 1.25,
+    "Q6_K": 1.02,
+    "Q5_K_M": 1.05,
+    "Q4_K_M": 1.1,
+    "IQ4_XS": 1.1,
+    "Q4_0": 1.1,
 }
 
 
