@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .core.generation.llm import LLM, Prompt, load
     from .core.generation.options import Defaults, GenerationOptions, Options, Resolved
     from .core.generation.schema import Schema
-    from .core.generation.session import Session, Stream
-    from .core.generation.tool_use import ToolStream
+    from .core.generation.session import Messages, Session, Stream
+    from .core.generation.tool_use import Toolbox, ToolLoop, ToolStream
     from .core.text.template import ChatTemplate
     from .core.text.thoughts import Thought
     from .core.text.tokenizer import Tokenizer
@@ -65,8 +65,8 @@ _HOMES = {
     "generation.entries": "Entry", "generation.hooks": "LogitsProcessor OnProgress",
     "generation.llm": "LLM Prompt load",
     "generation.options": "Defaults GenerationOptions Options Resolved",
-    "generation.schema": "Schema", "generation.session": "Session Stream",
-    "generation.tool_use": "ToolStream", "text.template": "ChatTemplate",
+    "generation.schema": "Schema", "generation.session": "Messages Session Stream",
+    "generation.tool_use": "Toolbox ToolLoop ToolStream", "text.template": "ChatTemplate",
     "text.thoughts": "Thought", "text.tokenizer": "Tokenizer", "text.tools": "ToolCall ToolDelta",
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -75,10 +75,10 @@ __all__ = [
     "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
     "CheckpointError", "ConfigError", "ContextError", "Defaults", "Engine", "Entry",
     "GenerationOptions", "Handle", "Identity", "LlamaError", "LoadOptions", "LogitsProcessor",
-    "Loop", "NumericalError", "OnProgress", "Options", "OptionsError", "OutOfMemoryError",
-    "Prompt", "Resolved", "Schema", "SessionError", "TemplateError", "Thought", "Token",
-    "TokenLogprobs", "Tokenizer", "TokenizerError", "ToolCall", "ToolDelta", "ToolStream",
-    "TraceError",
+    "Loop", "Messages", "NumericalError", "OnProgress", "Options", "OptionsError",
+    "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError", "TemplateError", "Thought", "Token",
+    "TokenLogprobs", "Tokenizer", "TokenizerError", "ToolCall", "ToolDelta", "ToolLoop",
+    "ToolStream", "Toolbox", "TraceError",
 ]  # fmt: skip
 
 

@@ -33,7 +33,9 @@ def test_public_names_are_listed_and_there():
     assert set(dir(mlx_llama)) == FIRST | {"__version__"}
     assert set(mlx_llama.__all__) >= FIRST | ERRORS
     assert len(set(mlx_llama.__all__)) == len(mlx_llama.__all__)
-    for name in set(mlx_llama.__all__) - {"Prompt", "errors", "LogitsProcessor", "OnProgress"}:
+    for name in set(mlx_llama.__all__) - {
+        *("Prompt", "errors", "LogitsProcessor", "OnProgress", "Messages")
+    }:
         assert getattr(mlx_llama, name).__name__ == name
     assert mlx_llama.errors is errors
     with pytest.raises(AttributeError, match="no attribute 'lod'"):

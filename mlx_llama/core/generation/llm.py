@@ -43,12 +43,11 @@ from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
 from .hooks import Hooks, split_hooks
 from .options import Defaults, Options, Resolved
-from .session import Session, Stream
+from .session import Messages, Session, Stream
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
-Messages = abc.Sequence[abc.Mapping[str, Any]]
 # A text, messages or token ids.
 Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 

@@ -37,7 +37,6 @@ from .tool_use import (
 from .turns import find_turns, fit_turns
 
 Messages = Sequence[Mapping[str, Any]]
-Talk = list[dict[str, Any]]
 
 
 @dataclass(eq=False, repr=False)
@@ -128,7 +127,7 @@ class Session:
     identify_cache: Callable[[int], Identity] | None = None
     toolbox: Toolbox = Toolbox()  # functions that an answer may call
     rounds: int = ROUNDS  # maximum number of answers to a question
-    messages: Talk = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     look_up: Callable[[str, str], str] = lambda question, answer: ""  # `see_also` of both
 
     def __post_init__(self) -> None:
@@ -236,7 +235,7 @@ class Session:
             raise SessionError("there is no question yet: ask something first")
         return self.messages[find_turns(self.messages)[-1]]["content"]
 
-    def undo(self) -> Talk:
+    def undo(self) -> list[dict[str, Any]]:
         """Take back the last question and its answer; returns their messages."""
         with self._lock:
             self._settle()
@@ -299,12 +298,14 @@ class Session:
             hooks.processors or self.hooks.processors, hooks.on_progress or self.hooks.on_progress
         )
 
-    def _ask(self, before: Talk, text: str, resolved: Resolved, hooks: Hooks) -> Stream:
+    def _ask(
+        self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks
+    ) -> Stream:
         return self._answer_to([*before, {"role": "user", "content": text}], resolved, hooks)
 
     def _answer_to(
         self,
-        asked: Talk,
+        asked: list[dict[str, Any]],
         resolved: Resolved,
         hooks: Hooks,
         begun: Sequence[int] = (),
