@@ -76,8 +76,8 @@ __all__ = [
     "CheckpointError", "ConfigError", "ContextError", "Defaults", "Engine", "Entry",
     "GenerationOptions", "Handle", "Identity", "LlamaError", "LoadOptions", "LogitsProcessor",
     "Loop", "Messages", "NumericalError", "OnProgress", "Options", "OptionsError",
-    "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError", "TemplateError", "Thought", "Token",
-    "TokenLogprobs", "Tokenizer", "TokenizerError", "ToolCall", "ToolDelta", "ToolLoop",
+    "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError", "TemplateError", "Thought",
+    "Token", "TokenLogprobs", "Tokenizer", "TokenizerError", "ToolCall", "ToolDelta", "ToolLoop",
     "ToolStream", "Toolbox", "TraceError",
 ]  # fmt: skip
 
