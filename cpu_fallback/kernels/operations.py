@@ -144,8 +144,8 @@ def _pack(f: Operation, x_layout: ActivationLayout, source: str, sizes: tuple[in
 
 def _factor(f: Operation, source: str, a: Value, groups: Value) -> Value:
     """1 / RMS of a row, 1 unless the source is a norm."""
-    one = f.constant(f32, 1.0)
-    return one / norms.root_mean_square(f, a, groups) if source == "norm" else one
+    factor = f.constant(f32, 1.0)
+    return factor / norms.root_mean_square(f, a, groups) if source == "norm" else factor
 
 
 def _call_pack(

@@ -131,8 +131,8 @@ def batch(job: Job) -> int:
     prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
     for llm, columns in job.runs():
         promise = batches.promise_of(llm.model, columns["dtype"])
-        run, told = (llm.backend, llm.model, prompts, promise), cli.announce("comparing")
-        results = batches.compare_batches(*run, columns["tolerance"], sizes, told)
+        run, on_progress = (llm.backend, llm.model, prompts, promise), cli.announce("comparing")
+        results = batches.compare_batches(*run, columns["tolerance"], sizes, on_progress)
         rows += [columns | result.report() for result in results]
     lengths = [len(prompt) for prompt in prompts]
     facts = {"prompts": len(prompts), "prompt_tokens": f"{min(lengths)} to {max(lengths)}"}

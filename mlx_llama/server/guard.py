@@ -29,7 +29,7 @@ log = logging.getLogger("mlx_llama.server")
 # need no key: they reveal nothing about the model
 PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}
 PUBLIC_FOLDERS = ("/page/",)
-MAX_TOLD = 10_000  # pairs of a client and a field
+MAX_WARNED = 10_000  # pairs of a client and a field
 _STREAM = r"/v1/jobs/[^/]+/stream"
 
 
@@ -39,7 +39,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
         self.app, self.settings, self.metrics = app, settings, metrics
         self._keys = [_digest(key) for key in settings.api_keys]
-        self._told: set[tuple[str, str]] = set()  # clients and ignored fields that the log names
+        self._warned: set[tuple[str, str]] = set()  # clients and ignored fields that the log names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -232,11 +232,11 @@ class Guard:
         """Name ignored fields in the log, once for each client: address and user agent."""
         agent = Headers(scope=scope).get("user-agent", "")[:100]
         client = _join_places([(scope.get("client") or ["a socket"])[0], agent])
-        if new := [place for place in places if (client, place) not in self._told]:
+        if new := [place for place in places if (client, place) not in self._warned]:
             log.warning("ignored in requests of %s: %s", client, _join_places(new))
-        if len(self._told) > MAX_TOLD:
-            self._told.clear()
-        self._told.update((client, place) for place in new)
+        if len(self._warned) > MAX_WARNED:
+            self._warned.clear()
+        self._warned.update((client, place) for place in new)
 
 
 def _join_places(places: Iterable[str]) -> str:

@@ -156,7 +156,7 @@ class Positions:
         return self.runtime.free_memory(self.device)
 
     def view(self, tokens: Any, index_pos: int | Sequence[int], rows: Any = None) -> CallView:
-        """What a forward over `tokens` [B, T] sees; see CallView."""
+        """The view of a forward over `tokens` [B, T]; see CallView."""
         return self.view_type(self, tokens, index_pos, rows)
 
     @property

@@ -208,8 +208,8 @@ def test_a_client_s_ignored_field_is_in_the_log_once(lenient):
         lenient.http.post(path, json=fields, headers={"User-Agent": agent}).raise_for_status()
     lenient.wait(lambda: "x_other" in lenient.text())
     lines = [line for line in lenient.text().splitlines() if "ignored in requests of" in line]
-    told = [line.split("requests of ")[1] for line in lines if "/1: x_" in line]
-    assert told == [
+    warned = [line.split("requests of ")[1] for line in lines if "/1: x_" in line]
+    assert warned == [
         f"127.0.0.1, {client}" for client in ("a/1: x_new", "b/1: x_new", "a/1: x_other")
     ]
 
