@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.families import strip_wrapper
@@ -21,7 +20,7 @@ from .folder import LEFTOVER
 from .fused_experts import split_fused
 from .packed import take_packed
 from .quantized import AffineWeight, FloatWeight, MLXWeight
-from .tensor import DTYPES, Pages, Stored, Tensor
+from .tensor import DTYPES, Stored, Tensor
 
 Weights = Mapping[str, Stored]  # by tensor name
 
@@ -54,16 +53,12 @@ def _take_part(whole: Stored, i: int, count: int, axes: int) -> Stored:
     if first != count or len(shape) != axes:
         return whole
 
-    def array() -> tuple[np.ndarray, Pages]:
-        view, pages = whole.array()
-        size = view.nbytes // count
-        return view[i], [(mapped, at + i * size, size) for mapped, at, _ in pages]
-
     def decode(name: str) -> Tensor | AffineWeight:
         stack = whole.tensor(name)
         rows = stack.flat() if isinstance(stack, Tensor) else stack
         return rows.part(name, i * shape[0], (i + 1) * shape[0])
 
+    array = partial(whole.take, i, count)
     return dataclasses.replace(whole, shape=tuple(shape), array=array, decode=decode)
 
 

@@ -18,7 +18,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.machine import FileMap
 
 from .quantized import AffineWeight, mxfp4_weight
-from .tensor import Pages, Stored, Tensor
+from .tensor import Stored, Tensor
 
 _ALL = slice(None)
 _BLOCK = 32  # weights that share a scale
@@ -48,15 +48,10 @@ def _take_expert(
         shape.reverse()
     shape[0] = len(range(*rows.indices(shape[0])))
 
-    def read(stored: Stored) -> tuple[np.ndarray, Pages]:
-        view, pages = stored.array()
-        size = view.nbytes // count
-        return view[i], [(mapped, at + i * size, size) for mapped, at, _ in pages]
-
     def decode(name: str) -> Tensor | AffineWeight:
         if scales is None:
             number = whole.tensor(name)  # raises for another dtype
-            view, pages = read(whole)
+            view, pages = whole.take(i, count)
             view = (view if is_bias else view.T)[rows]
             return _Part(name, number.dtype, view.shape, view, pages)
         groups = whole.shape[:-1]
@@ -66,7 +61,7 @@ def _take_expert(
                     f"{stored.path}: tensor {stored.name} is {stored.dtype} {list(stored.shape)}, "
                     f"expected U8 {list(wanted)} for mxfp4; fetch it again"
                 )
-        (blocks, first), (codes, second) = read(whole), read(scales)
+        (blocks, first), (codes, second) = whole.take(i, count), scales.take(i, count)
         order = None if rows == _ALL else np.arange(len(blocks))[rows]
         return mxfp4_weight(name, blocks, codes, order, [*first, *second])
 

@@ -162,6 +162,12 @@ class Stored:
     array: Callable[[], tuple[np.ndarray, Pages]]
     decode: Callable[[str], Any] | None = None  # makes the tensor of a name, of other formats
 
+    def take(self, i: int, count: int) -> tuple[np.ndarray, Pages]:
+        """As `array`, of part `i` of a stack of `count`."""
+        view, pages = self.array()
+        size = view.nbytes // count
+        return view[i], [(mapped, at + i * size, size) for mapped, at, _ in pages]
+
     def tensor(self, name: str) -> Any:
         """The tensor as `name`, zero-copy: a Tensor or AffineWeight. Raises CheckpointError: a
         dtype other than F32, F16 and BF16.
