@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import string
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -366,6 +367,15 @@ SHAPES = {
         vocab_size=201088,
         max_position_embeddings=131072,
         sliding_window=128,
+        rope_theta=150000.0,
+        rope_scaling=dict(
+            rope_type="yarn",
+            factor=32.0,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            truncate=False,
+            original_max_position_embeddings=4096,
+        ),
     ),
     "llama-4-scout": dict(
         model_type="llama4_text",
@@ -382,6 +392,10 @@ SHAPES = {
         vocab_size=202048,
         max_position_embeddings=131072,
         rope_theta=500000.0,
+        rope_scaling=None,
+        attention_bias=False,
+        attention_chunk_size=8192,
+        use_qk_norm=True,
     ),
     # Mixtures of experts: 2 of the 32 layers of Mixtral 8x7B, 6 of the 48 of Qwen3-30B-A3B, and a
     # small one
@@ -556,6 +570,28 @@ def narrow(shape: Mapping[str, Any]) -> dict[str, Any]:
     return {**shape, **fields, "num_key_value_heads": 4 // groups}
 
 
+def publish(
+    raw: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Fields and shapes as gpt-oss and Llama 4 come in MLX folders: their experts' matrices in
+    stacks, Llama 4's text model within the one with vision."""
+    if raw["model_type"] not in ("gpt_oss", "llama4_text"):
+        return raw, dict(shapes)
+    count, prefix = raw["num_local_experts"], ""
+    if raw["model_type"] == "llama4_text":
+        prefix = "language_model."
+        raw = {
+            "architectures": ["Llama4ForConditionalGeneration"],
+            "model_type": "llama4",
+            "text_config": raw,
+        }
+    stacked = {}
+    for name, dims in shapes.items():
+        stack = re.sub(r"experts\.\d+", "experts", name)
+        stacked[prefix + stack] = dims if stack == name else (count, *dims)
+    return raw, stacked
+
+
 def write(
     folder: Path, shape: str, dtype: str, seed: int, change: Callable[..., Any] = dict
 ) -> None:
@@ -563,13 +599,13 @@ def write(
     shape's fields."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = config_fields(change(SHAPES[shape]), dtype)
-    (folder / "config.json").write_text(json.dumps(raw, indent=1))
     if raw["model_type"] != "llama":
         write_tokenizer(folder, raw["vocab_size"])
-    config = LlamaConfig.from_dict(raw, "config.json")
+    raw, shapes = publish(raw, LlamaConfig.from_dict(raw, "config.json").stored_shapes())
+    (folder / "config.json").write_text(json.dumps(raw, indent=1))
     kind, width = WIDTHS[dtype]
     header, offset = {}, 0
-    for name, dims in config.stored_shapes().items():
+    for name, dims in shapes.items():
         end = offset + width * int(np.prod(dims))
         header[name] = {"dtype": kind, "shape": list(dims), "data_offsets": [offset, end]}
         offset = end
@@ -577,7 +613,7 @@ def write(
     text += b" " * (-len(text) % 8)  # align the data, as the safetensors library does
     with open(folder / "model.safetensors", "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, values in random_tensors(config.stored_shapes(), seed):
+        for _, values in random_tensors(shapes, seed):
             file.write(values.astype(NUMBERS[dtype]).tobytes())
 
 

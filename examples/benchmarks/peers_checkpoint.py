@@ -191,7 +191,7 @@ class MlxLm(Decoding):
 
         self.mx, self.caches, self.generate_step = mx, cache, generate_step
         self.model, config = load_model(Path(path))
-        self.vocabulary = config["vocab_size"]
+        self.vocabulary = config.get("text_config", config)["vocab_size"]
         self.cache = cache.make_prompt_cache(self.model)
 
     def _generate(self, tokens: list[int], count: int) -> Any:
