@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -514,7 +514,7 @@ class LlamaConfig:
 def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     """The fields of the family's table by LlamaConfig's names, and what follows from them."""
     fields = {field.name: field for field in family.table if read.name(field)}
-    layers = _read_layers(read, family, fields) if family.layer_sizes else {}
+    layers = _read_layers(read, fields, family.layer_sizes) if family.layer_sizes else {}
     values = {
         name: value
         for name, field in fields.items()
@@ -547,9 +547,11 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     return {**family.fixed, **values, **layers}
 
 
-def _read_layers(read: Reader, family: Family, fields: Mapping[str, Field]) -> dict[str, Any]:
+def _read_layers(
+    read: Reader, fields: Mapping[str, Field], sizes_of: Callable[[Reader], tuple]
+) -> dict[str, Any]:
     """`layer_sizes`; the fields of the layers get a number for all."""
-    sizes = read.attempt(family.layer_sizes, read, otherwise=())
+    sizes = read.attempt(sizes_of, read, otherwise=())
     groups, units = ([size for size in column if size] for column in zip(*sizes or [(1, 1)]))
     heads = read.get(read.name(fields["num_attention_heads"]))
     alike = {
