@@ -158,34 +158,42 @@ class Experts:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: attention and MLP, each with norms before or after it, added to the stream."""
+    """One layer: attention and MLP, each with norms before or after it, added to the stream. A
+    layer may lack either (None).
+    """
 
     ops: Ops
+    spec: LayerSpec
     attention_norm: RMSNorm | Unnormed
-    attention: Attention
+    attention: Attention | None
     ffn_norm: RMSNorm | Unnormed
-    mlp: MLP | Experts
+    mlp: MLP | Experts | None
     post_attention_norm: RMSNorm | None = None
     post_ffn_norm: RMSNorm | None = None
 
     def __call__(
         self, x: Array, delta: Array | None, view: View, last_only: bool = False
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array | None]:
         """x: the stream [B, T, E]; delta: its pending addition, None for zero. Returns both anew:
         the next norm adds them.
         """
-        i = self.attention.spec.index
-        x, normed = self.attention_norm(x, delta)
-        view.probe("attention_norm", normed, i)
-        attended = self.attention(normed, view, last_only)
-        view.probe("attention", attended, i)
+        i = self.spec.index
+        if self.attention is not None:
+            x, normed = self.attention_norm(x, delta)
+            view.probe("attention_norm", normed, i)
+            attended = self.attention(normed, view, last_only)
+            view.probe("attention", attended, i)
+            delta = self._adjust(attended, self.post_attention_norm)
+        elif last_only:
+            x, delta = self.ops.add(x, delta), None
         if last_only:
             x = self.ops.last_position(x)
-        x, normed = self.ffn_norm(x, self._adjust(attended, self.post_attention_norm))
-        view.probe("ffn_norm", normed, i)
-        ffn = self.mlp(normed, view)
-        view.probe("ffn", ffn, i)
-        delta = self._adjust(ffn, self.post_ffn_norm)
+        if self.mlp is not None:
+            x, normed = self.ffn_norm(x, delta)
+            view.probe("ffn_norm", normed, i)
+            ffn = self.mlp(normed, view)
+            view.probe("ffn", ffn, i)
+            delta = self._adjust(ffn, self.post_ffn_norm)
         view.probe_sum("block", x, delta, i, self.ops)
         return x, delta
 
@@ -193,7 +201,7 @@ class Block:
         """`delta` as the stream takes it: behind its own norm, times the layer's multiplier."""
         if norm is not None:
             delta = self.ops.rms_norm(delta, norm.weight, norm.eps)
-        factor = self.attention.spec.residual_multiplier
+        factor = self.spec.residual_multiplier
         return self.ops.scale(delta, factor) if factor != 1 else delta
 
 
@@ -265,6 +273,32 @@ class Decoder:
 
 def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
     """The layer that `spec` describes."""
+    attention = build_attention(ops, spec, weights) if spec.qkv else None
+
+    def build_mlp(gate_up: Sequence[str], down: str, xielu: tuple[float, ...] = ()) -> MLP:
+        return MLP(ops, weights.linear(*gate_up), weights.linear(down), spec.activation, xielu)
+
+    mlp: MLP | Experts | None = None
+    if experts := spec.experts:
+        parts = experts.gate, experts.up, experts.down
+        gate, up, down = map(weights.stack, parts)
+        stacks = ExpertStacks(gate, up, down, experts, spec.activation)
+        router, shared = weights.linear(experts.router), None
+        if experts.shared:
+            shared = build_mlp(experts.shared[:2], experts.shared[2])
+        if experts.has_biases:
+            stacks = stacks._replace(biases=tuple(map(weights.stack_biases, parts)))
+        mlp = Experts(ops, router, stacks, shared)
+    elif spec.down:
+        numbers = _constrain(*weights.numbers(spec.xielu)) if spec.xielu else ()
+        mlp = build_mlp(spec.gate_up, spec.down, numbers)
+    before = weights.norm(spec.attention_norm), weights.norm(spec.ffn_norm)
+    first, second = (norm or Unnormed(ops) for norm in before)
+    after = weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm)
+    return Block(ops, spec, first, attention, second, mlp, *after)
+
+
+def build_attention(ops: Ops, spec: LayerSpec, weights: Weights) -> Attention:
     query_norm, key_norm = (
         weights.norm_of_ones(spec.head_dim) if spec.norms_heads else weights.norm(name)
         for name in (spec.query_norm, spec.key_norm)
@@ -278,29 +312,7 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         query_norm = key_norm = replace(query_norm, weight=query_norm.weight * 0 + 1)
     projections = weights.linear(*spec.qkv), weights.linear(spec.out)
     scales = query_norm, key_norm, query_scale, weights.vector(spec.sinks)
-    attention = Attention(ops, spec, *projections, *scales)
-
-    def build_mlp(gate_up: Sequence[str], down: str, xielu: tuple[float, ...] = ()) -> MLP:
-        return MLP(ops, weights.linear(*gate_up), weights.linear(down), spec.activation, xielu)
-
-    mlp: MLP | Experts
-    if experts := spec.experts:
-        parts = experts.gate, experts.up, experts.down
-        gate, up, down = map(weights.stack, parts)
-        stacks = ExpertStacks(gate, up, down, experts, spec.activation)
-        router, shared = weights.linear(experts.router), None
-        if experts.shared:
-            shared = build_mlp(experts.shared[:2], experts.shared[2])
-        if experts.has_biases:
-            stacks = stacks._replace(biases=tuple(map(weights.stack_biases, parts)))
-        mlp = Experts(ops, router, stacks, shared)
-    else:
-        numbers = _constrain(*weights.numbers(spec.xielu)) if spec.xielu else ()
-        mlp = build_mlp(spec.gate_up, spec.down, numbers)
-    before = weights.norm(spec.attention_norm), weights.norm(spec.ffn_norm)
-    first, second = (norm or Unnormed(ops) for norm in before)
-    after = weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm)
-    return Block(ops, first, attention, second, mlp, *after)
+    return Attention(ops, spec, *projections, *scales)
 
 
 def _constrain(alpha_p: float, alpha_n: float, beta: float, eps: float) -> tuple[float, ...]:

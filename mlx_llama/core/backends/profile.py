@@ -70,11 +70,11 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
     """(name in a profile, matrix or tuple of matrices) of each product of a model."""
     named = []
     for block in model.decoder.blocks:
-        attention = block.attention
-        named += [("query, key, value", attention.qkv), ("attention output", attention.out)]
-        if block.attention.spec.experts:
+        if attention := block.attention:
+            named += [("query, key, value", attention.qkv), ("attention output", attention.out)]
+        if block.spec.experts:
             named.append(("router", block.mlp.router))
-        mlp = block.mlp.shared if block.attention.spec.experts else block.mlp
+        mlp = block.mlp.shared if block.spec.experts else block.mlp
         if mlp is not None:
             named += [("gate, up", mlp.gate_up), ("down", mlp.down)]
     return [(name, linear.weight) for name, linear in (*named, ("head", model.decoder.head))]

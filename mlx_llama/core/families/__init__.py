@@ -14,7 +14,8 @@ from .family import Family
 # Files with a family each. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
     "llama mistral ministral ministral3 mixtral llama4 qwen2 qwen3 qwen3_moe smollm3 granite "
-    "granite4 olmo2 olmo3 phi3 gemma2 gemma3 exaone4 seed_oss glm4 ernie4_5 hunyuan apertus gpt_oss"
+    "granite4 olmo2 olmo3 phi3 gemma2 gemma3 exaone4 seed_oss glm4 ernie4_5 hunyuan apertus "
+    "gpt_oss nemotron_nas"
 ).split()
 _ALL: tuple[Family, ...] = tuple(import_module(f".{file}", __name__).FAMILY for file in _FILES)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

@@ -102,6 +102,8 @@ class Family:
     # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
     exceeds_float16: bool = False
 
+    # key-value heads and hidden units of each layer, where layers differ
+    layer_sizes: Callable[[Reader], tuple[tuple[int, int], ...]] | None = None
     windows: Windows = Windows(is_absent=True)
     # layers without rotary embedding
     unrotated: Callable[[Reader, dict[str, Any]], Layers] | None = None

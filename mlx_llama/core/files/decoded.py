@@ -92,7 +92,7 @@ class DecodedTensor(Tensor):
             low, high = int(rows.min()), int(rows.max()) + 1
             return self._decode(low, high)[rows - low]
 
-        return self._derive(self.name, self.shape, decode)
+        return self._derive(self.name, (len(order), *self.shape[1:]), decode)
 
     def _derive(self, name: str, shape: tuple[int, ...], decode: Decode) -> DecodedTensor:
         share = self.file_bytes * math.prod(shape) // math.prod(self.shape)

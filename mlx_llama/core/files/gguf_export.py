@@ -265,7 +265,9 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     family = FAMILIES[config.architecture]
     for key, entry in {entry.gguf: entry for entry in family.table if entry.gguf}.items():
         value = config.stored(entry)
-        if value is not None or entry.gguf_default is not None:
+        if isinstance(value, list):
+            writer.add_array(f"{family.gguf}.{key}", value)
+        elif value is not None or entry.gguf_default is not None:
             (writer.add_uint32 if entry.kind is int else writer.add_float32)(
                 f"{family.gguf}.{key}", value or 0
             )

@@ -91,7 +91,7 @@ class AffineWeight(Mapped, ABC):
 
     @abstractmethod
     def reorder(self, order: np.ndarray) -> AffineWeight:
-        """The matrix whose row n is row order[n] of this one, which is in the file's order."""
+        """The matrix whose row n is row order[n] of this one; a row may come several times."""
 
     @abstractmethod
     def columns(self, start: int, stop: int) -> AffineWeight:
@@ -154,6 +154,7 @@ class _StoredRows(AffineWeight):
         return self._derive(name, arrays, pages=pages, order=order)
 
     def reorder(self, order: np.ndarray) -> AffineWeight:
+        order = order if self.order is None else self.order[order]
         return self._derive(self.name, self.arrays, pages=self.pages, order=order)
 
     def columns(self, start: int, stop: int) -> AffineWeight:

@@ -141,8 +141,9 @@ class Tensor(Mapped):
         return Tensor(self.name, self.dtype, view.shape, view, self.pages, self.order)
 
     def reorder(self, order: np.ndarray) -> Tensor:
-        """The tensor whose row n is row order[n] of this one, which is in the file's order."""
-        return replace(self, order=order)
+        """The tensor whose row n is row order[n] of this one; a row may come several times."""
+        order = order if self.order is None else self.order[order]
+        return replace(self, order=order, shape=(len(order), *self.shape[1:]))
 
     def flat(self) -> Tensor:
         """View a stack of matrices [X, N, K] as a matrix [X N, K]; of vectors, as a vector."""

@@ -8,8 +8,9 @@ lists them. Fields that ask for unsupported arithmetic raise ConfigError.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,6 +119,10 @@ class LlamaConfig:
     norm_topk_prob: bool = True  # the shares of a token's experts add up to 1
     expert_step: int = 1  # every so many layers have experts, others a plain MLP
     attention_sinks: bool = False  # a logit per head in the softmax of attention
+    # key-value heads and hidden units of each layer, 0 for a layer without attention or MLP; empty
+    # if all layers are alike. Layers with fewer key-value heads than `num_key_value_heads` have
+    # each several times here.
+    layer_sizes: tuple[tuple[int, int], ...] = ()
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
@@ -135,6 +140,7 @@ class LlamaConfig:
         gate_up = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
         numbers = () if is_gated else NUMBERS_OF_XIELU
         before, after = NORM_NAMES[self.norm_placement]
+        key_value_heads, units = self._sizes(i)
         window, sliding = None, self.sliding_layers
         if self.sliding_window is not None and (sliding is None or i in sliding):
             window = Window(self.sliding_window, family.windows.is_chunk)
@@ -147,12 +153,12 @@ class LlamaConfig:
         return LayerSpec(
             config=self,
             index=i,
-            attention_norm=before and f"{layer}{before[0]}",
-            qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv"),
-            out=f"{layer}self_attn.o_proj",
-            ffn_norm=before and f"{layer}{before[1]}",
-            gate_up=() if has_experts else tuple(f"{mlp}{name}" for name in gate_up),
-            down="" if has_experts else f"{mlp}down_proj",
+            attention_norm=before and f"{layer}{before[0]}" if key_value_heads else None,
+            qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv" if key_value_heads),
+            out=f"{layer}self_attn.o_proj" if key_value_heads else "",
+            ffn_norm=before and f"{layer}{before[1]}" if units else None,
+            gate_up=tuple(f"{mlp}{name}" for name in gate_up if units and not has_experts),
+            down=f"{mlp}down_proj" if units and not has_experts else "",
             query_norm=f"{layer}self_attn.q_norm" if has_norms else None,
             key_norm=f"{layer}self_attn.k_norm" if has_norms else None,
             norms_heads=self.query_key_norm == "without weights" and i not in self.unrotated_layers,
@@ -165,6 +171,14 @@ class LlamaConfig:
             xielu=tuple(f"{layer}mlp.act_fn.{name}" for name in numbers),
             sinks=f"{layer}self_attn.sinks" if self.attention_sinks else None,
             experts=self._experts(layer) if has_experts else None,
+        )
+
+    def _sizes(self, i: int) -> tuple[int, int]:
+        """Key-value heads of layer `i`, as files store them, and hidden units of its MLP."""
+        return (
+            self.layer_sizes[i]
+            if self.layer_sizes
+            else (self.num_key_value_heads, self.intermediate_size)
         )
 
     def _experts(self, layer: str) -> ExpertsSpec:
@@ -207,8 +221,9 @@ class LlamaConfig:
     def mlp_sizes(self) -> tuple[int, ...]:
         """Hidden units of the layers' MLPs and experts, without duplicates."""
         sizes = (
-            self.moe_intermediate_size if spec.experts else self.intermediate_size
+            self.moe_intermediate_size if spec.experts else self._sizes(spec.index)[1]
             for spec in self.layers
+            if spec.experts or spec.down
         )
         return tuple(dict.fromkeys(sizes))
 
@@ -264,6 +279,10 @@ class LlamaConfig:
         """The field as files store it; None for none."""
         is_scale = field.name == "attention_multiplier"
         value = self.attention_scale if is_scale else getattr(self, field.name)
+        if self.layer_sizes and field.name in ("num_key_value_heads", "intermediate_size"):
+            return [sizes[field.name == "intermediate_size"] for sizes in self.layer_sizes]
+        if self.layer_sizes and field.name == "num_attention_heads":
+            return [value if groups else 0 for groups, _ in self.layer_sizes]
         return None if value is None else field.encode(value)
 
     @classmethod
@@ -401,7 +420,7 @@ class LlamaConfig:
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors by Hugging Face name; matrices are [out, in], as torch's Linear."""
-        d, ffn, vocab = self.hidden_size, self.intermediate_size, self.vocab_size
+        d, vocab = self.hidden_size, self.vocab_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
 
@@ -414,8 +433,9 @@ class LlamaConfig:
                     shapes[f"{name}.bias"] = (count,)
 
         for spec in self.layers:
-            matrices(spec.qkv, (q, kv, kv), d, self.attention_bias)
-            matrices((spec.out,), (d,), q, self.output_bias)
+            if spec.qkv:
+                matrices(spec.qkv, (q, kv, kv), d, self.attention_bias)
+                matrices((spec.out,), (d,), q, self.output_bias)
             if spec.sinks:
                 shapes[spec.sinks] = (spec.heads,)
             if spec.query_norm:
@@ -429,9 +449,10 @@ class LlamaConfig:
                 for gate, up, down in mlps + ([experts.shared] if experts.shared else []):
                     matrices((gate, up), (units, units), d, self.mlp_bias)
                     matrices((down,), (d,), units, self.mlp_bias)
-            else:
-                matrices(spec.gate_up, (ffn,) * len(spec.gate_up), d, self.mlp_bias)
-                matrices((spec.down,), (d,), ffn, self.mlp_bias)
+            elif spec.down:
+                units = self._sizes(spec.index)[1]
+                matrices(spec.gate_up, (units,) * len(spec.gate_up), d, self.mlp_bias)
+                matrices((spec.down,), (d,), units, self.mlp_bias)
             shapes |= zip(spec.xielu, ((1,), (1,), (), ()))
             before = (spec.attention_norm, spec.ffn_norm)
             after = (spec.post_attention_norm, spec.post_ffn_norm)
@@ -460,8 +481,13 @@ class LlamaConfig:
     def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:
         """int64 [rows], by row of a module: its number in the files; None if they agree. Files of
         some families have the two rows of a rotary pair side by side. Here they are half of a
-        head's rotated dimensions apart.
+        head's rotated dimensions apart. Key-value heads of layers that have fewer than the model
+        come several times.
         """
+        if self.layer_sizes and module.endswith(("k_proj", "v_proj")):
+            heads = self._sizes(int(module.split(".")[2]))[0]
+            order = np.arange(heads * self.head_dim).reshape(heads, -1)
+            return np.repeat(order, self.num_key_value_heads // heads, axis=0).reshape(-1)
         if not FAMILIES[self.architecture].interleaved or not module.endswith(("q_proj", "k_proj")):
             return None
         order = np.arange(rows).reshape(-1, self.head_dim)
@@ -476,7 +502,9 @@ class LlamaConfig:
         parts, stored = self.fused_parts(), {}
         for name, shape in self.tensor_shapes().items():
             if name in names or name not in parts:
-                stored[name] = shape
+                order = self.row_order(name.rpartition(".")[0]) if self.layer_sizes else None
+                rows = shape[:1] if order is None else (int(order.max()) + 1,)
+                stored[name] = (*rows, *shape[1:])
             else:
                 whole, _, last = parts[name]
                 stored[whole] = (last, *shape[1:])
@@ -486,6 +514,7 @@ class LlamaConfig:
 def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     """The fields of the family's table by LlamaConfig's names, and what follows from them."""
     fields = {field.name: field for field in family.table if read.name(field)}
+    layers = _read_layers(read, fields, family.layer_sizes) if family.layer_sizes else {}
     values = {
         name: value
         for name, field in fields.items()
@@ -515,7 +544,23 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
         fail("num_experts_per_tok", f"at most {experts}")
     if family.complete:
         values |= family.complete(read, values)
-    return {**family.fixed, **values}
+    return {**family.fixed, **values, **layers}
+
+
+def _read_layers(
+    read: Reader, fields: Mapping[str, Field], sizes_of: Callable[[Reader], tuple]
+) -> dict[str, Any]:
+    """`layer_sizes`; the fields of the layers get a number for all."""
+    sizes = read.attempt(sizes_of, read, otherwise=())
+    groups, units = ([size for size in column if size] for column in zip(*sizes or [(1, 1)]))
+    heads = read.get(read.name(fields["num_attention_heads"]))
+    alike = {
+        "num_attention_heads": max(heads) if isinstance(heads, list) else heads,
+        "num_key_value_heads": math.lcm(*groups),
+        "intermediate_size": max(units, default=1),
+    }
+    read.raw = read.raw | {read.name(fields[name]): value for name, value in alike.items()}
+    return {"layer_sizes": sizes}
 
 
 def _choose_layers(

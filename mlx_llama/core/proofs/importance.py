@@ -117,8 +117,9 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
             places[id(matrix)] = names.gguf(stored), i if count > 1 else 0, count
 
     for block, spec in zip(decoder.blocks, config.layers):
-        add(spec.qkv, block.attention.qkv.weight)
-        add((spec.out,), block.attention.out.weight)
+        if spec.qkv:
+            add(spec.qkv, block.attention.qkv.weight)
+            add((spec.out,), block.attention.out.weight)
         if experts := spec.experts:
             mlp, count = block.mlp, experts.count
             add((experts.router,), mlp.router.weight)
@@ -127,7 +128,7 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
             if experts.shared:
                 add(experts.shared[:2], mlp.shared.gate_up.weight)
                 add(experts.shared[2:], mlp.shared.down.weight)
-        else:
+        elif spec.down:
             add(spec.gate_up, block.mlp.gate_up.weight)
             add((spec.down,), block.mlp.down.weight)
     return places

@@ -30,6 +30,7 @@ def test_names_are_the_librarys_both_ways(name):
         SIZES
         | {"rope_scaling": {"rope_type": "default"}}
         | {"layer_types": ["full_attention"] * 13 if family.splits else None}
+        | {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1}}] * 13}
         | {
             "model_type": family.model_type,
             "tie_word_embeddings": is_tied,
