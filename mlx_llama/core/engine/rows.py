@@ -13,9 +13,8 @@ from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
-from .prefixes import common_prefix
-
 MIN_COPY = 8  # tokens of a prefix that are worth a copy
+BLOCK = 64  # tokens compared at a time
 
 
 @dataclass(eq=False)
@@ -256,3 +255,13 @@ class Rows:
             except Exception:  # try once more: otherwise the row is lost
                 cache.reset(row)
         self.free.append(row)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    shorter, length = min(len(first), len(second)), 0
+    while length < shorter and first[length : length + BLOCK] == second[length : length + BLOCK]:
+        length += BLOCK
+    while length < shorter and first[length] == second[length]:
+        length += 1
+    return min(length, shorter)

@@ -26,7 +26,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.generation.completion import Writer
 
 from .device import Device
-from .prefixes import common_prefix
+from .rows import common_prefix
 
 MAX_NGRAM, MIN_NGRAM = 3, 2  # tokens at the end of the text that are looked up in it
 # per verification; a lookup costs nothing, a draft model a step per draft
