@@ -217,9 +217,7 @@ def _text(diagnosis: Diagnosis) -> list[str]:
 
 
 def _threads(diagnosis: Diagnosis, fit: Fit) -> str:
-    """The number of threads of the cpu backend, in words; "" for other backends and without
-    compiled kernels.
-    """
+    """Threads of the cpu backend, in words; "" for others and without compiled kernels."""
     if fit.backend != "cpu" or not any(
         backend.name == "cpu" and backend.kernels for backend in diagnosis.backends
     ):

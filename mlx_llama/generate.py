@@ -1,6 +1,4 @@
-"""python -m mlx_llama.generate: one prompt, one answer, or a file of prompts. Only the answer goes
-to stdout.
-"""
+"""python -m mlx_llama.generate: a prompt or a file of them; stdout has only the answer."""
 
 from __future__ import annotations
 

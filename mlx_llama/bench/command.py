@@ -64,9 +64,7 @@ FLAGS = """
 
 
 def parser() -> flags.Parser:
-    """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in
-    llama-batched-bench.
-    """
+    """The command line, with llama-bench's flags and llama-batched-bench's."""
     result = flags.Parser("bench", __doc__.split("\n\n")[0], EXAMPLES)
     result.add_flags(FLAGS, repetitions={"default": "3"}, output={"choices": report.FORMATS})
     flags.add_load_flags(result, without=("cache_memory", "draft_model", "template", "max_rows"))
@@ -199,9 +197,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_kernels(args: argparse.Namespace, output: str) -> int:
-    """Measure candidate kernels for decoding; returns the exit code. Raises OptionsError,
-    BackendError.
-    """
+    """Measure candidate decode kernels; returns the exit code. Raises LlamaError."""
     _exclude(args, "kernels", "profile", "host", "plot", "rows", "depth", "model", "adapters")
     _exclude(args, "kernels", "prompt_tokens", "generate_tokens")
     if output not in ("text", "json"):

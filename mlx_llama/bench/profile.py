@@ -33,9 +33,7 @@ class Profiled:
     kv_nbytes: int | None  # of keys and values that attention read; None for a prompt
 
     def figures(self) -> dict[str, Any]:
-        """Figures of a step or prompt by name: times in microseconds, rates in bytes per second,
-        shares of the time.
-        """
+        """Figures by name: microseconds, bytes per second, shares of the time."""
         operations, slower = [], self.profile.slower
         for name, spent in self.profile.operations.items():
             nbytes = self.kv_nbytes if name == ATTENTION else spent.nbytes

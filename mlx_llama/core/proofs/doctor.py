@@ -114,9 +114,7 @@ def take_stock(gpus: Gpus) -> list[BackendFacts]:
 
 
 def predict_auto(backends: list[BackendFacts]) -> str:
-    """Predict the choice of selection.auto(), which imports torch. backends: as `take_stock`
-    returns them.
-    """
+    """Predict selection.auto(), which imports torch. backends: as of `take_stock`."""
     mlx, _, cuda = backends
     if platform.system() == "Darwin" and platform.machine() == "arm64" and mlx.available:
         return "mlx"

@@ -76,9 +76,7 @@ def _choose(
     note, refuse = (partial(diagnosis.add, level, "memory") for level in ("note", "error"))
 
     def rank(fit: Fit) -> tuple:
-        """Sort key: prefer backends with enough memory, then the automatic choice, then those
-        without options.
-        """
+        """Sort by enough memory, then the automatic choice, then those without options."""
         holds = fit.longest_context is None or fit.longest_context >= (
             wanted or min(made_for, USEFUL_CONTEXT)
         )
@@ -139,9 +137,7 @@ def _in_8_bits(fit: Fit, wanted: int) -> str:
 
 
 def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, most: int) -> str:
-    """Remedy for a model that is too large: a command that quantizes it, if the result fits `most`
-    bytes.
-    """
+    """Remedy for a model that is too large: quantize it, if the result fits `most` bytes."""
     config = checkpoint.config
     columns = {shape[1] for shape in config.tensor_shapes().values() if len(shape) == 2}
     sizes = (size for size in (64, 32) if not any(count % size for count in columns))

@@ -1,6 +1,4 @@
-"""Tokenizers of a Hugging Face folder: tokenizer.json, tekken.json (tokenizers) and tokenizer.model
-(sentencepiece).
-"""
+"""Tokenizers of a folder: tokenizer.json, tekken.json, or tokenizer.model (sentencepiece)."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Token
 
 
 class _Settings:
-    """tokenizer_config.json, completed by special_tokens_map.json. Raises TokenizerError for a
-    malformed file.
-    """
+    """tokenizer_config.json over special_tokens_map.json. Raises TokenizerError if malformed."""
 
     def __init__(self, folder: Path):
         self.path = folder / "tokenizer_config.json"
@@ -147,9 +143,7 @@ class _FolderTokenizer(Tokenizer):
         """The text of a token's id."""
 
     def _set_ends(self, settings: _Settings, config: LlamaConfig) -> None:
-        """Set bos_id and eos_ids from the settings, or from config.json if the settings do not
-        mention them.
-        """
+        """Set bos_id and eos_ids from the settings, or from config.json where they lack them."""
         self.named = settings.named
 
         def find(name: str) -> int | None:
@@ -313,9 +307,7 @@ class _FastTokenizer(_FolderTokenizer):
                 library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
 
     def _check_growth(self, library: Any) -> None:
-        """Refuse a normalizer whose output may exhaust memory, on which the library aborts the
-        process.
-        """
+        """Refuse a normalizer that may exhaust memory, since the library then aborts."""
         growth = 1
         for step in _steps(library.normalizer, "normalizers"):
             content = step.get("content", step.get("prepend", ""))
@@ -364,9 +356,7 @@ class _FastTokenizer(_FolderTokenizer):
         return longest * (3 if composes else 1)
 
     def _set_decoder(self) -> None:
-        """Recognise the decoder in tokenizer.json: byte level, Metaspace, or byte fallback as in
-        Llama 2.
-        """
+        """Recognise tokenizer.json's decoder: byte level, Metaspace, or Llama 2's fallback."""
         steps = _steps(self._library.decoder, "decoders")
         kinds = [step["type"] for step in steps]
         if kinds == ["ByteLevel"]:
@@ -463,9 +453,7 @@ def _check_charsmaps(text: str) -> None:
 
 
 class _SentencePieceTokenizer(_FolderTokenizer):
-    """tokenizer.model through the sentencepiece library, plus the tokens of Hugging Face's
-    files.
-    """
+    """tokenizer.model through the sentencepiece library, plus tokens of Hugging Face's files."""
 
     def __init__(self, folder: Path, config: LlamaConfig):
         super().__init__(folder / _MODEL, config)
@@ -538,9 +526,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         return re.compile("|".join(tokens) or "(?!)")
 
     def _add_tokens(self, folder: Path, settings: _Settings) -> None:
-        """Add the tokens of added_tokens.json and added_tokens_decoder, in or above the
-        sentencepiece vocabulary.
-        """
+        """Add tokens of added_tokens.json and added_tokens_decoder to the vocabulary."""
         special = {*settings.named.values(), *settings.listed}
         path = folder / "added_tokens.json"
         if path.exists():

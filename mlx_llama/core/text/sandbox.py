@@ -178,9 +178,7 @@ def serve(memory: int) -> None:
 
 
 def _limit_process(memory: int) -> None:
-    """Set the limits that the system can enforce. The parent watches time and memory on every
-    system.
-    """
+    """Set the limits that the system can enforce. The parent always watches time and memory."""
     if resource is None:
         return
     nothing = dict.fromkeys(("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC"), 0)

@@ -50,9 +50,7 @@ _REMEDY = "check the file, or choose another template with `template`"
 
 
 class ChatTemplate:
-    """A chat template. Known templates render in this process, others in a process with limited
-    time and memory.
-    """
+    """A chat template. Unknown ones render in a process with limited time and memory."""
 
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
         """Compile a template.
@@ -155,9 +153,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Check the calls of an assistant's message; returns their arguments as objects, which
-    templates print as JSON.
-    """
+    """Check a message's calls; returns their arguments as objects, which print as JSON."""
     if not isinstance(calls, (list, tuple)) or not 1 <= len(calls) <= MAX_CALLS:
         raise TemplateError(f"{where} is {show(calls)}, expected a list of 1 to {MAX_CALLS} calls")
     checked = []
@@ -362,9 +358,7 @@ def _render_parts(
     extras: dict[str, Any],
     written: Collection[str],
 ) -> list[str]:
-    """Render a conversation, split inside every control token that a message spells, in part or
-    whole.
-    """
+    """Render a conversation, split inside each control token that a message spells."""
     special = [text for text in tokenizer.special_ids if len(text) > 1]
     # Templates write white space as ordinary text (as transformers' sanitize_control_tokens).
     added = [
@@ -433,9 +427,7 @@ def _pick_marks(
 def _mark_content(
     content: str, to_cut: Sequence[str], literals: tuple[str, ...], cut: str, edge: str
 ) -> str:
-    """Put `cut` inside every literal of `to_cut`, and `edge` at ends that neighbouring text may
-    complete to a literal.
-    """
+    """Put `cut` inside literals, and `edge` at ends that may become part of one."""
     prefixes, suffixes = _prefixes_and_suffixes(literals)
     longest = max(map(len, literals))
     body = content.strip()  # edges stay inside outer spaces, so that templates can strip these

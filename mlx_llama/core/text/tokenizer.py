@@ -97,9 +97,7 @@ class Tokenizer(ABC):
         return ids
 
     def count_at_least(self, text: str) -> int:
-        """A lower bound of the number of tokens of a long text, without encoding it; 0 if short or
-        unknown.
-        """
+        """A lower bound of a long text's tokens, without encoding it; 0 if short or unknown."""
         if len(text) < _LONG or not self._longest_token:
             return 0
         return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest_token)
@@ -111,9 +109,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
-        """Encode a text. starts_text: False for the continuation of a text, which gets no space
-        before the first word.
-        """
+        """Encode a text. starts_text: False for a continuation: no space comes first."""
 
     # Decoding
 
@@ -156,9 +152,7 @@ class Tokenizer(ABC):
         return self._pieces[token]
 
     def token_bytes(self) -> list[bytes | None]:
-        """The bytes that each id adds to a text, by id; None for special and unknown tokens and for
-        padding.
-        """
+        """The bytes that each id adds to a text; None for special, unknown and padding ids."""
         specials, added = set(self.special_ids.values()), set(self.added_ids.values())
         pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
         return [
@@ -261,9 +255,7 @@ class StreamDecoder:
         return text.removeprefix(" ") if drops else text
 
     def _take_pending(self, final: bool) -> str:
-        """Take whole characters from the pending bytes; bytes that belong to no character become
-        U+FFFD.
-        """
+        """Take whole characters from the pending bytes; stray bytes become U+FFFD."""
         text = ""
         while self._pending:
             try:
@@ -283,9 +275,7 @@ def library_faults(
     fault: str = "its tokenizer cannot encode this text",
     remedy: str = "shorten long runs of one character, or fetch the tokenizer again",
 ) -> Iterator[None]:
-    """Turn errors of the tokenizers library into TokenizerError: bare Exception, and
-    PanicException, a BaseException.
-    """
+    """Turn the tokenizers library's errors, a PanicException too, into TokenizerError."""
     try:
         yield
     except (LlamaError, MemoryError):
@@ -304,9 +294,7 @@ def parse_byte_token(text: str) -> int | None:
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes (openai/gpt-2, encoder.py): character ->
-    byte.
-    """
+    """GPT-2's printable characters of the 256 bytes (openai/gpt-2, encoder.py), by byte."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
