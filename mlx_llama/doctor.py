@@ -1,5 +1,4 @@
-"""python -m mlx_llama.doctor: the backends of this machine, and the faults of a model, without
-loading it.
+"""python -m mlx_llama.doctor: show what this machine can run, and what is wrong with a model.
 
 Exit codes: 0 the model runs here, 1 an error prevents it, 2 the command line is wrong.
 """

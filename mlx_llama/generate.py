@@ -1,4 +1,4 @@
-"""python -m mlx_llama.generate: a prompt or a file of them; stdout has only the answer."""
+"""python -m mlx_llama.generate: answer a prompt on stdout, or a file of prompts in another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m mlx_llama.bench: speed and memory of one model on one backend.
+"""python -m mlx_llama.bench: measure the speed and memory of a model on a backend.
 
 Decoding a token reads every weight once and computes little, so memory bounds it: the bytes of a
 token (weight matrices, one row of the embedding, the cache so far) over the bandwidth. For one

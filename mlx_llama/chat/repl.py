@@ -1,5 +1,5 @@
-"""python -m mlx_llama.chat: talk with a model. A REPL in a terminal, where /help lists the
-commands; from a pipe a script of one message or command per line."""
+"""python -m mlx_llama.chat: talk to a model. In a terminal it is a REPL, where /help lists
+the commands; from a pipe it runs a script of one message or command per line."""
 
 from __future__ import annotations
 
