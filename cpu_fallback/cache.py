@@ -93,8 +93,7 @@ class View(CallView):
 
 
 class Cache(Positions):
-    """Keys and values of all layers for `rows` sequences of up to `capacity` positions, in pages
-    allocated as needed.
+    """Keys and values of `rows` sequences of up to `capacity` positions, in pages.
 
     A prefix that rows share is stored once: a row that writes to a shared page copies it first.
     """

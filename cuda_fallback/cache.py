@@ -75,8 +75,7 @@ class View(CallView):
 
 
 class Cache(Positions):
-    """Tokens, keys and values of `rows` sequences of up to `capacity` positions each, allocated by
-    row, in steps.
+    """Tokens, keys and values of `rows` sequences of up to `capacity` positions, by row.
 
     versions: counts of writes to a row.
     """

@@ -97,8 +97,7 @@ def plan(
 ) -> list[Case]:
     """Rows of the table: at each depth every prompt, then every answer.
 
-    Without depths prompts run at depth 0, and answers at depths spread over `room` positions (None:
-    at depth 0).
+    Without depths prompts run at depth 0, and answers at depths up to `room` (None: at depth 0).
     """
     spread = depths
     if depths is None:

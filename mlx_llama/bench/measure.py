@@ -305,8 +305,7 @@ def measure_batches(
     repetitions: int,
     advance: Callable[[str], None] = lambda name: None,
 ) -> list[BatchRow]:
-    """Measure each case, in order; calls advance(name) before each. An untimed first run allocates
-    its storage.
+    """Measure each case, in order; calls advance(name) before each. The first run is untimed.
 
     Raises ContextError where memory has no room for all rows.
     """

@@ -74,8 +74,7 @@ def measure_profiles(
     """Profile each case with each number of rows, all at the case's depth; calls advance(name)
     before each. Keeps the repetition of the median time; an extra first one is dropped.
 
-    Raises ContextError where memory has no room for all rows, BackendError where the model cannot
-    be profiled.
+    Raises ContextError without room for all rows, BackendError where the model has no profile.
     """
     probe, profiled = loaded.bandwidth_probe(), []
     for case in cases:

@@ -65,8 +65,7 @@ def main(arguments: list[str]) -> int:
         return llm
 
     def load_another(name: str) -> LLM:
-        # Revision, template, draft model and adapters belong to the first model; the other flags
-        # apply to any model.
+        # Revision, template, draft model and adapters are the first model's.
         return load(model=name, revision=None, template=None, draft_model=None, adapters=None)
 
     llm = load()

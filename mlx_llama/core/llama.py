@@ -1,9 +1,7 @@
-"""The Llama (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288): layers and forward,
-for every backend.
+"""The Llama (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288), for all backends.
 
 Each layer holds its weights and the backend's `ops` (ops.py), which it is built with. The stream x
-is [B, T, E] in the model's dtype. What a forward stores and who listens to its probes is the view's
-affair.
+is [B, T, E] in the model's dtype. The view decides what is stored and who listens to probes.
 """
 
 from __future__ import annotations

@@ -111,8 +111,7 @@ class Rows:
     def claim(
         self, tokens: Sequence[int], end: int, reuses: bool = True, adapter: int = 0
     ) -> tuple[int, int] | None:
-        """Claim a row for `tokens` that may grow to `end` positions: (row, reused positions), or
-        None without room.
+        """Claim a row for `tokens` that may grow to `end`: (row, reused positions), or None.
 
         Takes over a kept row that is used entirely, else copies the longest common prefix to a free
         row. The row has storage for the tokens. reuses: prefixes are reused. adapter: number of the

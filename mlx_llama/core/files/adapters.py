@@ -158,8 +158,7 @@ def stack(
     adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[int], columns: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Stack zeros for the base and all adapters' pairs: float32 [1 + adapters, R, K], [.., N, R].
-    Padded with zeros to the largest R, rounded up to a multiple of 8. None: no adapter changes
-    these modules.
+    Padded with zeros to the largest R, rounded up to a multiple of 8. None: there are no pairs.
     """
     fused = [adapter.fuse(modules, rows) for adapter in adapters]
     rank = max((len(pair[0]) for pair in fused if pair), default=0)

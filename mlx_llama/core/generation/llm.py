@@ -342,8 +342,7 @@ class LLM:
     ) -> Session:
         """A conversation: `send` or `stream` each question.
 
-        messages: what was said before, questions and answers in turn, perhaps after a system
-        message.
+        messages: earlier questions and answers in turn, perhaps after a system message.
 
         tools: Python functions with type hints, which the model may call; it answers again with
         their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises

@@ -497,8 +497,7 @@ class Defaults:
             self._ours = {"max_tokens": ENDLESS}
 
     def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
-        """Add a user's options, which win; None means unset. Draws a missing seed, so that the
-        receipt can name it.
+        """Add a user's options, which win; None means unset. Draws a missing seed, for the receipt.
 
         Raises OptionsError.
         """

@@ -50,8 +50,7 @@ def fit_backends(
         )
         if facts.memory_bytes is not None:
             room = facts.memory_bytes - plan.nbytes
-            # Keys and values count twice: while their storage grows, the old storage is still
-            # allocated.
+            # Keys and values count twice: growing storage is copied to a new one.
             fit.longest_context, fit.longest_with_8_bits = (
                 max(0, min(longest, room // (2 * nbytes))) for nbytes in (per_position, in_8_bits)
             )

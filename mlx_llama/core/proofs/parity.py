@@ -1,8 +1,7 @@
 """Parity of two backends: run the same tokens through both, and compare every probe of the model.
 
 As in use, most tokens are a prompt and the last ones are decoded one by one. A probe is a named
-array of model.forward. The first probe that is off, in the order of computation, shows where to
-look.
+array of model.forward. The first probe that is off shows where to look.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
 
 
 def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
-    """Load the tokenizer of a model's folder: tokenizer.json if there is one, else tekken.json,
-    else tokenizer.model.
+    """Load a folder's tokenizer: tokenizer.json, else tekken.json, else tokenizer.model.
 
     Raises TokenizerError: no such file, unreadable for its library, malformed settings beside it,
     or ids beyond `config.vocab_size`.
@@ -383,8 +382,7 @@ class _FastTokenizer(_FolderTokenizer):
 
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
         if not starts_text and not self.byte_level:
-            # As transformers does: the first word after a newline gets no space, so add a newline
-            # and cut it off.
+            # As transformers does: a word after a newline gets no space. Cut the newline off.
             ids = self._encode("\n" + text, parse_special)
             if ids[: len(self._newline)] == self._newline:
                 return ids[len(self._newline) :]
@@ -446,8 +444,7 @@ def _check_charsmaps(text: str) -> None:
                         f"precompiled_charsmap: a trie of {size} bytes in {nbytes}, truncated"
                     )
 
-    # Parsing a large file takes a tenth of a second, so parse only if the key may occur; JSON may
-    # spell it with escapes.
+    # Parsing a large file takes 0.1 s, so parse only if the key may occur, perhaps with escapes.
     if "precompiled_charsmap" in text or re.search(r"\\u00[2-7]", text):
         json.loads(text, object_pairs_hook=check)
 
@@ -566,8 +563,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
         """Split at added tokens, and encode the text between them.
 
-        As in transformers' LlamaTokenizer, segments that begin without a space get one according to
-        the prefix scheme.
+        As in transformers' LlamaTokenizer, segments get a leading space by the prefix scheme.
         """
         pattern = self._parsed_pattern if parse_special else self._plain_pattern
         if pattern is None:

@@ -1,5 +1,4 @@
-"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a server of
-renderings.
+"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a server.
 
 Names, filters and blocks are those of transformers' utils/chat_template_utils.py. The sandbox keeps
 a template away from Python, but does not bound its time and memory: template_process.py runs this

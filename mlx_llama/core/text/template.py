@@ -112,8 +112,7 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages; returns them as templates expect: contents as text, arguments of calls as
-    objects.
+    """Check messages; returns them with contents as text and arguments of calls as objects.
 
     Raises TemplateError that names the malformed message and field.
     """
@@ -247,8 +246,7 @@ def _read_field(path: Path) -> TemplateText | None:
 
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
-    """Read the template in a GGUF file's metadata. None if there is none. source: name of the file,
-    for errors.
+    """Read the template in a GGUF file's metadata, None for none. source: the file, for errors.
 
     Further templates, of NAMES, are tokenizer.chat_template.NAME.
 
@@ -326,8 +324,7 @@ def encode_messages(
     no such token, the ids are those of transformers' apply_chat_template.
 
     written: special tokens that the assistant's messages may write, as the marks of its calls.
-    check_count: called with a lower bound of their number before a long text is encoded, and may
-    raise.
+    check_count: called with a lower bound of their number before encoding; may raise.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.

@@ -1,8 +1,7 @@
 """Text to token ids and back: the interface of all tokenizers, and streaming decode.
 
 Libraries encode (hf_tokenizer.py, gguf_tokenizer.py). This file decodes token by token, so that
-streamed and decoded text are equal by construction. The tests compare both with the libraries'
-decoders.
+streamed and decoded text are equal by construction. Tests compare both with the libraries'.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class Tokenizer(ABC):
         """Encode a text as token ids.
 
         add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets BOS in any
-        case, since a model needs a token to start from. parse_special: parse special tokens; else
-        they are text.
+        case, since a model needs a token to start from. parse_special: False: they are text.
 
         Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
         """
@@ -84,8 +82,7 @@ class Tokenizer(ABC):
         return bos + self._encode(text, parse_special) if text else bos
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Encode consecutive parts of a text; special tokens are parsed within a part, but not
-        across two.
+        """Encode consecutive parts of a text; special tokens are parsed within a part alone.
 
         Raises TokenizerError: as `encode`.
         """
@@ -114,8 +111,7 @@ class Tokenizer(ABC):
     # Decoding
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the space before the first word
-        is dropped.
+        """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the first word loses its space.
 
         Raises TokenizerError: an id outside the model's vocabulary.
         """

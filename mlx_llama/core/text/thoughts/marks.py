@@ -8,8 +8,7 @@ from .base import State, Thought, ThoughtFormat, ThoughtParser
 class Marks(ThoughtFormat):
     """A format with a mark before and one after the thought.
 
-    lead: before the end mark. tail: after it. answer: marks around the answer, which are no part
-    of it.
+    lead, tail: before and after the end mark. answer: marks around the answer, no part of it.
     """
 
     def __init__(

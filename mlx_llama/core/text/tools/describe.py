@@ -72,8 +72,7 @@ class Tool:
         return {"type": "function", "function": inner}
 
     def run(self, arguments: str) -> str:
-        """Call the function with arguments as JSON; returns its result as JSON, or as text if it is
-        a text.
+        """Call the function with arguments as JSON; returns its result as JSON, a text as it is.
 
         Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and
         errors of the function.
