@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
     def add_flags(
         self, table: str, group: argparse._ActionsContainer | None = None, **settings: Any
     ) -> None:
-        """Add the flags of a table. An entry is `--flag -f METAVAR: help`; further lines are indented.
+        """Add a table's flags. An entry is `--flag -f METAVAR: help`, further lines indented.
 
         Without a metavar it is a switch; "[METAVAR]" is optional, "METAVAR ..." can be repeated; a
         positional argument has its name in front. settings: more of argparse's, by name.

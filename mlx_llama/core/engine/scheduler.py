@@ -223,7 +223,7 @@ class Scheduler:
     def _choose_chunk(self, sequence: Sequence, start: int) -> int:
         """Number of prompt tokens in the next chunk."""
         if self.rows.has_one_length(len(sequence.tokens)):
-            # Chunks would be rotated for other lengths. A resumed answer was decoded token by token.
+            # Chunks would be rotated for other lengths. Resumed answers were decoded by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
         chunk = min(self._chunk_size(sequence), self.model.prefill_width)
         if not self.queues.running:

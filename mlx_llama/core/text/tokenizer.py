@@ -70,8 +70,8 @@ class Tokenizer(ABC):
     def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
         """Encode a text as token ids.
 
-        add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets BOS in any
-        case, since a model needs a token to start from. parse_special: False: they are text.
+        add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text always gets BOS, to
+        start from. parse_special: parse special tokens; else they are text.
 
         Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
         """
