@@ -27,7 +27,7 @@ from mlx_llama.core.backends.load_options import MOST_ROWS, LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.llm import context_size, one_adapter
+from mlx_llama.core.generation.llm import context_size, single_adapter
 
 from . import plot, report
 from .host import measure_host
@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> int:
     if args.profile and backend.name != "cpu":
         args.compile = False  # a traced or captured step hides its operations
     options = backend.check(flags.load_options(args))
-    checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
+    checkpoint = open_checkpoint(options.model, options.revision, single_adapter(options))
     context = context_size(checkpoint, options.ctx_size)
     has_one = len(prompts) == len(generates) == 1 and depths in (None, [0]) and row_counts is None
     is_table = args.plot or args.profile or output not in ("text", "json")

@@ -43,7 +43,7 @@ def parser() -> flags.Parser:
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises LlamaError."""
     args = parser().parse_args(arguments)
-    options = flags.given_flags(args)
+    options = flags.generation_options(args)
     validate(options)  # before loading the model
 
     from mlx_llama.core.generation.llm import load_model

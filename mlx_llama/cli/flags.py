@@ -211,7 +211,7 @@ def add_generation_flags(parser: Parser) -> None:
         )
 
 
-def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The generation options on a command line, by name, with files read. Raises OptionsError."""
     pairs = [(name.partition("option:")[2], value) for name, value in vars(arguments).items()]
     values = {name: value for name, value in pairs if name}

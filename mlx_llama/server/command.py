@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> int:
 
 def make_settings(parsed: argparse.Namespace) -> Settings:
     """Turn flags into checked settings. Raises OptionsError."""
-    wanted = flags.given_flags(parsed)
+    wanted = flags.generation_options(parsed)
     checked = validate(wanted)  # before loading the model
     for name in {"logprobs", "post_sampling_probs"} & wanted.keys():
         raise OptionsError(

@@ -281,8 +281,8 @@ class _Vocabulary:
         except Exception:  # llguidance would panic
             return self._spell(data)
         start = len(self._newline)
-        text_ids, is_found = ids[start:], ids[:start] == self._newline
-        is_exact = is_found and b"".join(self.tokens[token] for token in text_ids) == data
+        text_ids, is_kept = ids[start:], ids[:start] == self._newline
+        is_exact = is_kept and b"".join(self.tokens[token] for token in text_ids) == data
         return text_ids if is_exact else self._spell(data)
 
     def _spell(self, data: bytes) -> list[int]:

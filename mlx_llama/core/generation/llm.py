@@ -494,7 +494,7 @@ load = with_fields_of(LoadOptions, load_model)
 load.__name__ = load.__qualname__ = "load"
 
 
-def one_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:
+def single_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:
     """The adapter of a command that takes one; () for none. Raises OptionsError for several."""
     adapters = list_adapters(options.adapters)
     if len(adapters) > 1:

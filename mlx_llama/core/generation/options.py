@@ -245,7 +245,7 @@ class GenerationOptions(_StructureOptions):
 
     @field_validator("stop", "dry_sequence_breakers", mode="before")
     @classmethod
-    def _list_one_stop(cls, value):
+    def _list_stops(cls, value):
         if isinstance(value, (list, tuple)) and any(
             isinstance(item, (int, np.integer)) for item in value
         ):

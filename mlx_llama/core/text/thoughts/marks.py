@@ -48,7 +48,9 @@ class MarkParser(ThoughtParser):
                 self.state, self._is_fresh = "text", False
         if self.state == "thought":
             thought, mark, rest = self.waiting.partition(self._form.end)
-            self.waiting = "" if mark else thought[len(thought) - _held(thought, self._form.end) :]
+            self.waiting = (
+                "" if mark else thought[len(thought) - _count_withheld(thought, self._form.end) :]
+            )
             if not mark and not is_last:
                 thought = thought[: len(thought) - len(self.waiting)]
                 # White space before the end mark is dropped with it.
@@ -66,8 +68,8 @@ class MarkParser(ThoughtParser):
         text, self.waiting = self.waiting, ""
         for mark in self._form.answer:
             text = text.replace(mark, "")
-            if not is_last and (held := _held(text, mark)):
-                text, self.waiting = text[:-held], text[-held:] + self.waiting
+            if not is_last and (count := _count_withheld(text, mark)):
+                text, self.waiting = text[:-count], text[-count:] + self.waiting
         return self._trim(text)
 
     def _trim(self, text: str) -> str:
@@ -77,7 +79,7 @@ class MarkParser(ThoughtParser):
         return text
 
 
-def _held(text: str, mark: str) -> int:
+def _count_withheld(text: str, mark: str) -> int:
     """Length of the text's end that may begin the mark."""
     return next(
         (n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0
