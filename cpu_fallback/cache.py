@@ -93,29 +93,19 @@ class View(CallView):
 
 
 class Cache(Positions):
-    """Keys and values of all layers for `rows` sequences of up to `capacity` positions, in pages
-    allocated as needed.
+    """Keys and values of `rows` sequences of up to `capacity` positions, in pages.
 
     A prefix that rows share is stored once: a row that writes to a shared page copies it first.
     """
 
     runtime, view_type = runtime, View
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        capacity: int,
-        dtype: np.dtype = np.dtype(np.float32),
-        device: str = "cpu",
-        rows: int = 1,
-        bits: int | None = None,
-    ):
-        """bits: 8 to store keys and values as int8 codes, 16 as float16, None as `dtype`."""
-        layout = PageLayout.of(config, bits)
-        super().__init__(config, capacity, layout.tokens // PAGE, rows)
-        self.dtype, self.device, self.bits = dtype, device, bits
+    def __init__(self, config: LlamaConfig, *arguments: Any):
+        super().__init__(config, *arguments)
+        layout = PageLayout.of(config, self.bits)
+        self.position_nbytes = layout.tokens // PAGE
         self.pages = Pages(layout)
-        self.page_rows = [Row() for _ in range(rows)]
+        self.page_rows = [Row() for _ in self.lengths]
         # of all positions of any row; None where they depend on a row's length
         self.tables: Tables | None = None
 

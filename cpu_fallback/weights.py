@@ -81,8 +81,8 @@ class Weights(BaseWeights):
             raise refuse_formats(keys, [panels.plan.layout for panels in stack], operator.eq)
         return stack
 
-    def _norm(self, key: str) -> np.ndarray:
-        return self._vector([key]) + np.float32(self.config.norm_offset)
+    def _shift(self, vector: np.ndarray, offset: float) -> np.ndarray:
+        return vector + np.float32(offset)
 
     def _ones(self, width: int) -> np.ndarray:
         return np.ones(width, np.float32)

@@ -75,27 +75,18 @@ class View(CallView):
 
 
 class Cache(Positions):
-    """Tokens, keys and values of `rows` sequences of up to `capacity` positions each, allocated by
-    row, in steps.
+    """Tokens, keys and values of `rows` sequences of up to `capacity` positions, by row.
 
-    bits: of keys and values, as in storage.stored_dtype. versions: counts of writes to a row.
+    versions: counts of writes to a row.
     """
 
     runtime, view_type = runtime, View
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        capacity: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device = torch.device("cpu"),
-        rows: int = 1,
-        bits: int | None = None,
-    ):
-        super().__init__(config, capacity, position_nbytes(config, dtype.itemsize, bits), rows)
-        self.dtype, self.device, self.bits = dtype, device, bits
-        self.versions = [0] * rows
-        self.row_storage: list[Storage | None] = [None] * rows
+    def __init__(self, config: LlamaConfig, *arguments: Any):
+        super().__init__(config, *arguments)
+        self.position_nbytes = position_nbytes(config, self.dtype.itemsize, self.bits)
+        self.versions = [0] * self.rows
+        self.row_storage: list[Storage | None] = [None] * self.rows
         # cosines and sines of all positions of any row
         self.tables: tuple[Tensor, Tensor] | None = None
 

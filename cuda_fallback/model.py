@@ -95,8 +95,7 @@ class Llama(BaseLlama):
 
     @property
     def is_batch_invariant(self) -> bool:
-        # Steps are by kernels, but a prompt's products are torch's, whose sums depend on the number
-        # of tokens.
+        # A prompt's products are torch's, whose sums depend on the number of tokens.
         return self._batch_invariant
 
     def profile(self) -> contextlib.AbstractContextManager[Profile]:

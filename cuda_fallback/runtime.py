@@ -87,8 +87,7 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def launch(*arrays: Tensor) -> None:
-    """Start the copy of `arrays[0]` to pinned memory, if it contains tokens: of all rows, one copy.
-    Does not wait.
+    """Start the copy of `arrays[0]` to pinned memory, if it has tokens, without waiting.
 
     The computation itself is queued already: torch queues operations when they are called.
     """

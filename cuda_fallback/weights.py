@@ -64,9 +64,8 @@ class Weights(BlockWeights):
         blocks = self._read([f"{name}.weight" for name in names])
         return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
-    def _norm(self, key: str) -> torch.Tensor:
-        weight, offset = self._vector([key]), self.config.norm_offset
-        return (weight.float() + offset).to(weight.dtype) if offset else weight
+    def _shift(self, vector: torch.Tensor, offset: float) -> torch.Tensor:
+        return (vector.float() + offset).to(vector.dtype)
 
     def _ones(self, width: int) -> torch.Tensor:
         return torch.ones(width, dtype=self.dtype, device=self.device)

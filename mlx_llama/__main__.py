@@ -1,6 +1,4 @@
-"""mlx_llama COMMAND ...: run a command, or list them. The same as python -m mlx_llama.COMMAND
-...
-"""
+"""mlx_llama COMMAND ...: run a command, or list them; as python -m mlx_llama.COMMAND ..."""
 
 from __future__ import annotations
 

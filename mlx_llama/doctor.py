@@ -1,5 +1,4 @@
-"""python -m mlx_llama.doctor: the backends of this machine, and the faults of a model, without
-loading it.
+"""python -m mlx_llama.doctor: show what this machine can run, and what is wrong with a model.
 
 Exit codes: 0 the model runs here, 1 an error prevents it, 2 the command line is wrong.
 """
@@ -217,9 +216,7 @@ def _text(diagnosis: Diagnosis) -> list[str]:
 
 
 def _threads(diagnosis: Diagnosis, fit: Fit) -> str:
-    """The number of threads of the cpu backend, in words; "" for other backends and without
-    compiled kernels.
-    """
+    """Threads of the cpu backend, in words; "" for others and without compiled kernels."""
     if fit.backend != "cpu" or not any(
         backend.name == "cpu" and backend.kernels for backend in diagnosis.backends
     ):

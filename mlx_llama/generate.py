@@ -1,6 +1,4 @@
-"""python -m mlx_llama.generate: one prompt, one answer, or a file of prompts. Only the answer goes
-to stdout.
-"""
+"""python -m mlx_llama.generate: answer a prompt on stdout, or a file of prompts in another."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ def main(arguments: list[str]) -> int:
             raise OptionsError(f"--{name.replace('_', '-')} is for --{needed}: leave it out")
     if args.ignore_chat_template:
         _refuse_system(args)
-    options = flags.given_flags(args)
+    options = flags.generation_options(args)
     validate(options)  # before loading the model
     return run_batch(args, options) if mode == "prompts" else run_prompt(args, options)
 

@@ -1,4 +1,4 @@
-"""python -m mlx_llama.models: the models in the hub's cache on this disk; fetch and remove them."""
+"""python -m mlx_llama.models: list, fetch and remove models of the hub's cache."""
 
 from __future__ import annotations
 

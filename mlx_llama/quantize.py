@@ -1,6 +1,4 @@
-"""python -m mlx_llama.quantize: write a copy of a model with low-bit weights, for MLX or as a GGUF
-file.
-"""
+"""python -m mlx_llama.quantize: quantize a model, for MLX or as a GGUF file."""
 
 from __future__ import annotations
 
@@ -150,9 +148,7 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
 def parse_scheme(
     format: str, bits: str | None, group_size: str | None
 ) -> tuple[int, int] | tuple[int, int, str] | tuple[str]:
-    """Arguments of write_mlx (bits, group size, optionally the mode) or of write_gguf (the type).
-    Raises OptionsError.
-    """
+    """Arguments of write_mlx (bits, group size, mode) or write_gguf. Raises OptionsError."""
     from .core.files import gguf_export, quantize
 
     modes = {f"mlx:{mode}": (*packing, mode) for mode, packing in quantize.FLOAT_MODES.items()}

@@ -113,7 +113,7 @@ chat = llm.chat(system="x", max_tokens=3)
 tokens: Sequence[int] = chat.send("hi", top_p=0.5).tokens
 for piece in llm.stream("Once", speculate="prompt"):
     print(piece + "!")
-done: list[str] = [one.text for one in llm.batch(["a", [1, 2]], max_tokens=3)]
+done: list[str] = [answer.text for answer in llm.batch(["a", [1, 2]], max_tokens=3)]
 seconds: float = llm.generate("x").tokens[0].seconds
 answer: str = llm.ask("Why?", system="Be brief.", stop_token_ids=[5], on_progress=lambda done, total: print(done / total)).text
 llm.generate("x", logits_processor=lambda tokens, logits: logits * 0.5)

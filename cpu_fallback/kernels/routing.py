@@ -43,7 +43,7 @@ def route(f: Operation, sizes: tuple[int, ...]) -> None:
 def _choose(f: Operation, tokens: Value) -> None:
     scores, scores_bytes, experts, used = f.scores, f.scores_bytes, f.experts, f.used
     sharing, chosen, shares = f.sharing, f.chosen, f.shares
-    is_sigmoid, one = sharing.compare("==", SHARING.index("sigmoid")), f.constant(f32, 1.0)
+    is_sigmoid, unit = sharing.compare("==", SHARING.index("sigmoid")), f.constant(f32, 1.0)
     with f.loop(tokens) as token:
         row, at = scores + token * scores_bytes, token * used
         last, last_index = Variable(f, f.constant(f32, math.inf)), Variable(f, f.constant(i64, -1))
@@ -62,7 +62,7 @@ def _choose(f: Operation, tokens: Value) -> None:
             last.set(best.get())
             last_index.set(index.get())
             power = _exp(f, best.get() - largest.get())
-            power = is_sigmoid.select(one / (_exp(f, f.zero(f32) - best.get()) + one), power)
+            power = is_sigmoid.select(unit / (_exp(f, f.zero(f32) - best.get()) + unit), power)
             total.set(total.get() + power)
             f.store(index.get(), chosen + (at + place) * 8)
             f.store(power, shares + (at + place) * 4)
@@ -70,7 +70,7 @@ def _choose(f: Operation, tokens: Value) -> None:
             total.set(f.zero(f32))
             with f.loop(experts) as i:
                 total.set(total.get() + _exp(f, f.load(f32, row, i * 4) - largest.get()))
-        total.set(is_sigmoid.select(one, total.get()))
+        total.set(is_sigmoid.select(unit, total.get()))
         with f.loop(used) as place:
             share = shares + (at + place) * 4
             f.store(f.load(f32, share) / total.get(), share)

@@ -1,4 +1,4 @@
-"""python -m mlx_llama.bench: speed and memory of one model on one backend.
+"""python -m mlx_llama.bench: measure the speed and memory of a model on a backend.
 
 Decoding a token reads every weight once and computes little, so memory bounds it: the bytes of a
 token (weight matrices, one row of the embedding, the cache so far) over the bandwidth. For one
@@ -27,7 +27,7 @@ from mlx_llama.core.backends.load_options import MOST_ROWS, LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.llm import context_size, one_adapter
+from mlx_llama.core.generation.llm import context_size, single_adapter
 
 from . import plot, report
 from .host import measure_host
@@ -64,9 +64,7 @@ FLAGS = """
 
 
 def parser() -> flags.Parser:
-    """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in
-    llama-batched-bench.
-    """
+    """The command line, with llama-bench's flags and llama-batched-bench's."""
     result = flags.Parser("bench", __doc__.split("\n\n")[0], EXAMPLES)
     result.add_flags(FLAGS, repetitions={"default": "3"}, output={"choices": report.FORMATS})
     flags.add_load_flags(result, without=("cache_memory", "draft_model", "template", "max_rows"))
@@ -99,8 +97,7 @@ def plan(
 ) -> list[Case]:
     """Rows of the table: at each depth every prompt, then every answer.
 
-    Without depths prompts run at depth 0, and answers at depths spread over `room` positions (None:
-    at depth 0).
+    Without depths prompts run at depth 0, and answers at depths up to `room` (None: at depth 0).
     """
     spread = depths
     if depths is None:
@@ -152,7 +149,7 @@ def main(arguments: list[str]) -> int:
     if args.profile and backend.name != "cpu":
         args.compile = False  # a traced or captured step hides its operations
     options = backend.check(flags.load_options(args))
-    checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
+    checkpoint = open_checkpoint(options.model, options.revision, single_adapter(options))
     context = context_size(checkpoint, options.ctx_size)
     has_one = len(prompts) == len(generates) == 1 and depths in (None, [0]) and row_counts is None
     is_table = args.plot or args.profile or output not in ("text", "json")
@@ -199,9 +196,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_kernels(args: argparse.Namespace, output: str) -> int:
-    """Measure candidate kernels for decoding; returns the exit code. Raises OptionsError,
-    BackendError.
-    """
+    """Measure candidate decode kernels; returns the exit code. Raises LlamaError."""
     _exclude(args, "kernels", "profile", "host", "plot", "rows", "depth", "model", "adapters")
     _exclude(args, "kernels", "prompt_tokens", "generate_tokens")
     if output not in ("text", "json"):

@@ -1,6 +1,4 @@
-"""Measurements of `python -m mlx_llama.bench`: one prompt and its answer, or rows of lengths and
-depths.
-"""
+"""Measurements of the bench: a prompt and its answer, or rows of lengths and depths."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ class HostMemory:
         self.read = max(ways, key=lambda way: max(self._rate(way) for _ in range(4)))
 
     def bandwidth(self) -> float:
-        """Bytes per second: the best of a few passes, since the first one after other work misses
-        cached page tables.
-        """
+        """Bytes per second: the best pass, since the first one misses cached page tables."""
         return max(self._rate(self.read) for _ in range(4))
 
     def _rate(self, read: Callable[[], object]) -> float:
@@ -125,9 +121,7 @@ def load(checkpoint: Checkpoint, backend: Backend, options: LoadOptions = LoadOp
 
 
 def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dict[str, Any]:
-    """Time a prompt and its answer. Returns the figures by name: seconds, tokens per second, bytes,
-    shares.
-    """
+    """Time a prompt and its answer; returns seconds, tokens/s, bytes and shares by name."""
     checkpoint, backend, model = loaded.checkpoint, loaded.backend, loaded.model
     tokens = random_tokens(prompt, checkpoint.config.vocab_size)
     resolved = options.resolve({"max_tokens": generate, "temperature": 0.0})
@@ -251,9 +245,7 @@ def _fill(loaded: Loaded, tokens: list[int], cache: Cache, depth: int) -> None:
 
 
 def _run(loaded: Loaded, tokens: list[int], cache: Cache, case: Case) -> list[float]:
-    """Run a case; returns the seconds of each token, or of the whole prompt. Leaves the cache at
-    the case's depth.
-    """
+    """Run a case; returns seconds by token, or of the prompt. Trims the cache again."""
     backend, model, ends = loaded.backend, loaded.model, [time.perf_counter()]
     if case.kind == "pp":
         prefill(backend, model, cache, {0: tokens[case.depth : case.positions]})
@@ -295,9 +287,7 @@ class BatchRow:
     seconds: list[tuple[float, float]]  # of all prompts and of all decoded tokens, per repetition
 
     def figures(self) -> dict[str, Any]:
-        """Medians under the names of llama-batched-bench's JSON; speeds in tokens per second of all
-        rows.
-        """
+        """Medians under llama-batched-bench's names; speeds in tokens/s of all rows."""
         case, n_kv = self.case, self.case.rows * self.case.positions
         t_pp, t_tg = map(statistics.median, zip(*self.seconds))
         t = statistics.median(map(sum, self.seconds))
@@ -315,8 +305,7 @@ def measure_batches(
     repetitions: int,
     advance: Callable[[str], None] = lambda name: None,
 ) -> list[BatchRow]:
-    """Measure each case, in order; calls advance(name) before each. An untimed first run allocates
-    its storage.
+    """Measure each case, in order; calls advance(name) before each. The first run is untimed.
 
     Raises ContextError where memory has no room for all rows.
     """

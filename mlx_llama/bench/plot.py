@@ -21,9 +21,7 @@ POINTS = 40  # at most, along the axis; fewer tokens per point are noisy
 
 
 def check(file: str) -> None:
-    """Raise OptionsError without matplotlib, for a wrong suffix of `file`, or for a missing
-    folder.
-    """
+    """Raise OptionsError without matplotlib, for a wrong suffix, or for a missing folder."""
     path = Path(os.path.expanduser(file))
     if path.suffix.lower() not in ENDINGS:
         raise OptionsError(
@@ -40,9 +38,7 @@ def check(file: str) -> None:
 
 
 def curve(rows: list[Row]) -> np.ndarray:
-    """Points [points, 4] of the decode rows: tokens in the cache; milliseconds per token: 10th
-    percentile, median, 90th.
-    """
+    """Points [points, 4]: tokens in the cache; ms per token: 10th percentile, median, 90th."""
     rows = [row for row in rows if row.case.kind == "tg"]
     span = max(row.case.positions for row in rows) - min(row.case.depth for row in rows)
     points = []
@@ -57,9 +53,7 @@ def curve(rows: list[Row]) -> np.ndarray:
 
 
 def draw(figures: dict[str, Any], rows: list[Row], file: str) -> None:
-    """Plot decode times to `file`; a .png has 1200 by 750 pixels. Raises OptionsError if writing
-    fails.
-    """
+    """Plot decode times to `file`, 1200 by 750 pixels as .png. Raises OptionsError."""
     from matplotlib.ticker import MaxNLocator
 
     positions, low, median, high = curve(rows).T

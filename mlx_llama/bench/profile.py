@@ -33,9 +33,7 @@ class Profiled:
     kv_nbytes: int | None  # of keys and values that attention read; None for a prompt
 
     def figures(self) -> dict[str, Any]:
-        """Figures of a step or prompt by name: times in microseconds, rates in bytes per second,
-        shares of the time.
-        """
+        """Figures by name: microseconds, bytes per second, shares of the time."""
         operations, slower = [], self.profile.slower
         for name, spent in self.profile.operations.items():
             nbytes = self.kv_nbytes if name == ATTENTION else spent.nbytes
@@ -76,8 +74,7 @@ def measure_profiles(
     """Profile each case with each number of rows, all at the case's depth; calls advance(name)
     before each. Keeps the repetition of the median time; an extra first one is dropped.
 
-    Raises ContextError where memory has no room for all rows, BackendError where the model cannot
-    be profiled.
+    Raises ContextError without room for all rows, BackendError where the model has no profile.
     """
     probe, profiled = loaded.bandwidth_probe(), []
     for case in cases:

@@ -222,9 +222,7 @@ def _profile_block(profile: dict[str, Any], kind: str) -> list[str]:
 
 
 def _align(cells: Cells, kind: str, words: int) -> list[str]:
-    """Lines of a table as "text" or "md": the first `words` columns to the left, the others to the
-    right.
-    """
+    """Align a table's lines as "text" or "md": the first `words` columns to the left."""
     if kind == "md":
         rule = ("---",) * words + ("---:",) * (len(cells[0]) - words)
         return ["| " + " | ".join(row) + " |" for row in (cells[0], rule, *cells[1:])]

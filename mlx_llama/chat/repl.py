@@ -1,5 +1,5 @@
-"""python -m mlx_llama.chat: talk with a model. A REPL in a terminal, where /help lists the
-commands; from a pipe a script of one message or command per line."""
+"""python -m mlx_llama.chat: talk to a model. In a terminal it is a REPL, where /help lists
+the commands; from a pipe it runs a script of one message or command per line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parser() -> flags.Parser:
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises LlamaError."""
     args = parser().parse_args(arguments)
-    options = flags.given_flags(args)
+    options = flags.generation_options(args)
     validate(options)  # before loading the model
 
     from mlx_llama.core.generation.llm import load_model
@@ -65,8 +65,7 @@ def main(arguments: list[str]) -> int:
         return llm
 
     def load_another(name: str) -> LLM:
-        # Revision, template, draft model and adapters belong to the first model; the other flags
-        # apply to any model.
+        # Revision, template, draft model and adapters are the first model's.
         return load(model=name, revision=None, template=None, draft_model=None, adapters=None)
 
     llm = load()

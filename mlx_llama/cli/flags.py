@@ -114,8 +114,7 @@ class Parser(argparse.ArgumentParser):
     def add_flags(
         self, table: str, group: argparse._ActionsContainer | None = None, **settings: Any
     ) -> None:
-        """Add the flags of a table. An entry is `--flag -f METAVAR: help`; its further lines are
-        indented.
+        """Add a table's flags. An entry is `--flag -f METAVAR: help`, further lines indented.
 
         Without a metavar it is a switch; "[METAVAR]" is optional, "METAVAR ..." can be repeated; a
         positional argument has its name in front. settings: more of argparse's, by name.
@@ -212,7 +211,7 @@ def add_generation_flags(parser: Parser) -> None:
         )
 
 
-def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The generation options on a command line, by name, with files read. Raises OptionsError."""
     pairs = [(name.partition("option:")[2], value) for name, value in vars(arguments).items()]
     values = {name: value for name, value in pairs if name}

@@ -1,7 +1,6 @@
 """Run a command: errors in one line, exit codes, robust standard streams.
 
-Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 143 terminated, 1 anything
-else.
+Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 143 terminated, else 1.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
     """Call a command's `main`; turns errors into a line, or with --debug a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        # A model may write any character: UTF-8 into a file or pipe, an escape where a terminal
-        # cannot show it.
+        # A model may write any character: UTF-8 in a file or pipe, escapes in a terminal.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(
                 errors="backslashreplace", **({} if stream.isatty() else {"encoding": "utf-8"})

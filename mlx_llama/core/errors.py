@@ -14,16 +14,12 @@ _NAME = re.compile(r"`([a-z][a-z_]*(?:=[^`]*)?)`")
 
 
 def plain(text: str) -> str:
-    """The text of an error or a notice without backticks, where options are fields by their own
-    names.
-    """
+    """The text of an error or a notice without backticks, where options are fields."""
     return _NAME.sub(r"\1", text)
 
 
 class LlamaError(Exception):
-    """Base of errors that users can cause or fix. Commands print them in one line and exit with
-    2.
-    """
+    """Base of errors that users can cause or fix. Commands print one line and exit with 2."""
 
 
 class ConfigError(LlamaError):
@@ -57,9 +53,7 @@ class OutOfMemoryError(BackendError):
     def of(
         cls, needed: int, free: int | None = None, device: str = "this machine"
     ) -> OutOfMemoryError:
-        """Make the error for weights of `needed` bytes on a device with `free` bytes of memory
-        (None: unknown).
-        """
+        """The error of weights of `needed` bytes where `free` are free (None: unknown)."""
         has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
         return cls(
             f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, "
@@ -68,9 +62,7 @@ class OutOfMemoryError(BackendError):
 
 
 class NumericalError(LlamaError):
-    """The model's logits are not finite: a damaged weight, or activations that overflow their
-    dtype.
-    """
+    """The logits are not finite: a damaged weight, or activations that overflow their dtype."""
 
 
 class ContextError(LlamaError):

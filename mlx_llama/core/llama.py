@@ -1,9 +1,7 @@
-"""The Llama (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288): layers and forward,
-for every backend.
+"""The Llama (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288), for all backends.
 
 Each layer holds its weights and the backend's `ops` (ops.py), which it is built with. The stream x
-is [B, T, E] in the model's dtype. What a forward stores and who listens to its probes is the view's
-affair.
+is [B, T, E] in the model's dtype. The view decides what is stored and who listens to probes.
 """
 
 from __future__ import annotations
@@ -47,9 +45,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class SummedLinear(Linear):
-    """A Linear with some columns of its matrix: the sum of all processes' products is the whole.
-    ranks: with their `sum`.
-    """
+    """A Linear with some columns of its matrix; `ranks` sum all processes' products."""
 
     ranks: Any = None
 
@@ -98,9 +94,7 @@ class Attention:
     sinks: Array | None = None
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
-        """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are
-        stored.
-        """
+        """x: [B, T, E]. last_only: only the last position's output; all keys are stored."""
         ops, spec = self.ops, self.spec
         heads = self.qkv(x, view)
         if self.query_norm is not None:
@@ -142,9 +136,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of an MLP. router: [experts, E]; shared: an MLP for all tokens,
-    or None.
-    """
+    """Experts in place of an MLP. router: [experts, E]; shared: an MLP for all tokens."""
 
     ops: Ops
     router: Linear
@@ -174,9 +166,7 @@ class Block:
     def __call__(
         self, x: Array, delta: Array | None, view: View, last_only: bool = False
     ) -> tuple[Array, Array | None]:
-        """x: the stream [B, T, E]; delta: its pending addition, None for zero. Returns both anew:
-        the next norm adds them.
-        """
+        """x: the stream [B, T, E]; delta: what the next norm adds, None for zero. Returns both."""
         i = self.spec.index
         if self.attention is not None:
             x, normed = self.attention_norm(x, delta)
@@ -206,9 +196,7 @@ class Block:
 
 
 class Weights(Protocol):
-    """A checkpoint's tensors by module name, each as the layer that holds it (weights.py of a
-    backend).
-    """
+    """A checkpoint's tensors by module name, each as its layer (weights.py of a backend)."""
 
     config: LlamaConfig
 
@@ -248,9 +236,7 @@ class Decoder:
         return _replace_ops(self, ops)
 
     def __call__(self, tokens: Array, view: View, all_positions: bool) -> Array:
-        """Logits [B, T, V] after `tokens` [B, T]; [B, 1, V] of the last position without
-        `all_positions`.
-        """
+        """Logits after `tokens` [B, T]: [B, T, V], or [B, 1, V] of the last position."""
         ops, c = self.ops, self.config
         x, delta = self.embedding(tokens), None
         if c.embedding_multiplier != 1:

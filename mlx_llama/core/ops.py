@@ -1,5 +1,4 @@
-"""The vocabulary that the forward (llama.py) is written in: a backend's `ops`, one word per
-operation.
+"""The vocabulary of the forward (llama.py), a backend's `ops`: one word per operation.
 
 A vocabulary may have several implementations of one word: plain arrays, kernels, symbols that are
 lowered to a program. All give the same numbers up to rounding. Shapes: B sequences, T new positions
@@ -40,8 +39,7 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 class View:
     """One forward's view of a cache; base of the backends' views.
 
-    count: new positions of each sequence. listener: called with the name and array of each probe,
-    or None.
+    count: new positions of each sequence. listener: called with each probe, or None.
     """
 
     count: int
@@ -85,13 +83,10 @@ class Ops(Protocol):
     def gated_linear(
         self, x: Array, weight: Matrix, bias: Array | None = None, activation: str = "silu"
     ) -> Array:
-        """gate(linear(x, weight, bias), activation). weight: [2 F, K], the gate's rows first;
-        returns [..., F].
-        """
+        """gate(linear(x, weight, bias), activation). weight: [2 F, K]; returns [..., F]."""
 
     def gate(self, gate_up: Array, activation: str) -> Array:
-        """activation(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns
-        [..., F].
+        """activation(gate) * up (Shazeer 2020). gate_up: [..., 2 F], gate first; returns [..., F].
 
         activation: "silu"; "gelu_tanh" (Hendrycks and Gimpel 2016); or "clamped_swiglu" (gpt-oss):
         gate sigmoid(1.702 gate) (up + 1), after the gate is limited to 7 and up to 7 either way.
@@ -103,8 +98,7 @@ class Ops(Protocol):
         """
 
     def experts(self, x: Array, scores: Array, stacks: ExpertStacks) -> Array:
-        """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al.
-        2017).
+        """Outputs of each token's experts, gated MLPs, summed by shares (Shazeer et al. 2017).
 
         x: [B, T, E]; scores: of the router, [B, T, experts]. A token's shares are the softmax of
         the scores, of all experts or, if the spec normalises them, of the chosen ones; or the
@@ -115,16 +109,13 @@ class Ops(Protocol):
     def adapt(self, product: Array, x: Array, adapters: Any, view: View) -> Array:
         """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
 
-        product: [B, T, N], which it may change; x: [B, T, K]; view: with the number of each row's
-        adapter.
+        product: [B, T, N], which may change; x: [B, T, K]; view: has each row's adapter's number.
         """
 
     def add_rms_norm(
         self, x: Array, delta: Array | None, weight: Array, eps: float
     ) -> tuple[Array, Array]:
-        """(x + delta, its RMS norm times weight). x, delta: [..., E], delta None for zero; weight:
-        [E].
-        """
+        """(x + delta, its RMS norm times weight). x, delta (or None): [..., E]; weight: [E]."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """x / sqrt(mean(x**2) + eps) * weight over the last axis (Zhang and Sennrich 2019)."""
@@ -141,23 +132,19 @@ class Ops(Protocol):
     def norm_heads(
         self, heads: Array, query_weight: Array, key_weight: Array, spec: LayerSpec
     ) -> Array:
-        """RMS norms of queries and keys. heads: [B, T, (H + 2 G) D]: queries, keys, values; returns
-        the same shape.
+        """RMS norms of queries and keys of heads [B, T, (H + 2 G) D]; returns the same shape.
 
         Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
         """
 
     def scale_heads(self, query: Array, weight: Array, spec: LayerSpec) -> Array:
-        """Multiply the numbers of each head by a weight each. query: [B, H, T, D], which it may
-        change; weight: [D].
-        """
+        """Multiply each head by weights [D]. query: [B, H, T, D], which may change."""
 
     def split_heads(self, heads: Array, spec: LayerSpec) -> tuple[Array, Array, Array]:
         """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
 
     def rope_and_store(self, heads: Array, view: View, spec: LayerSpec) -> Array:
-        """Rotate queries and keys (Su et al. 2021, in Hugging Face's layout), store keys and values
-        in the view.
+        """Rotate queries and keys (Su et al. 2021, Hugging Face's layout); store keys and values.
 
         heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D].
         """
@@ -165,17 +152,14 @@ class Ops(Protocol):
     def attend(
         self, query: Array, view: View, spec: LayerSpec, sinks: Array | None = None
     ) -> Array:
-        """Attention to the view's keys and values; each key head serves H / G query heads (Ainslie
-        et al. 2023).
+        """Attention to the view; a key head serves H / G query heads (Ainslie et al. 2023).
 
         query: [B, H, T, D], of all new positions or of the last one; sinks: [H], a logit per head
         that adds exp(sink) to the softmax's denominator, or None; returns [B, T, H D].
         """
 
     def last_position(self, x: Array) -> Array:
-        """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1,
-        D].
-        """
+        """The last position alone: [B, 1, E] of x [B, T, E], or [B, H, 1, D] of [B, H, T, D]."""
 
 
 # Words of all arrays that have + and slices

@@ -120,8 +120,7 @@ def _has_library() -> bool:
 def _metal_memory() -> int | None:
     """Bytes that Metal recommends a process to take at most.
 
-    It is the user's setting, else about two thirds of a small Mac's memory and three quarters of a
-    large one's.
+    The user's setting, else about 2/3 of a small Mac's memory, 3/4 of a large one's.
     """
     total = machine.free_memory()
     if megabytes := machine.read_sysctl("iogpu.wired_limit_mb"):

@@ -111,13 +111,11 @@ class Llama(BaseLlama):
 
     def _decode(self, tokens: mx.array, view: Any, *how: Any) -> mx.array:
         logits = super()._decode(tokens, view, *how)
-        # Evaluate the stored tokens with the logits; a pending update could not be evaluated in
-        # another thread.
+        # Evaluate the tokens with the logits: another thread could not evaluate a pending update.
         return mx.depends([logits], [buffer.tokens for buffer in view.buffers])[0]
 
     def _advance(self, window: int, packing: Packing, token: mx.array, *state: Any) -> tuple:
-        """Forward over `token` [S, 1], as a function of arrays, which mx.compile traces. Arguments
-        as in StepView.
+        """Forward over `token` [S, 1] for mx.compile: all are arrays. Arguments: see StepView.
 
         Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the
         buffer's tokens, keys and values, updated.

@@ -242,8 +242,7 @@ def attention(
 
     query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16,
     or codes; mask: bool [T, L] or [B, 1, 1, L], True if visible, None for all, "causal" if the last
-    query is at the last key; cap: softcap of the scores; sinks: [H], as in core.ops. Returns [B, H,
-    T, D].
+    query is at the last key; cap: softcap; sinks: [H], as in core.ops. Returns [B, H, T, D].
     """
     is_packed = len(keys) > 1
     if not is_packed and not cap:

@@ -66,12 +66,10 @@ class Weights(BlockWeights):
         mx.eval(pair)
         return pair
 
-    def _norm(self, key: str) -> mx.array:
-        weight = self._vector([key])
-        if self.config.norm_offset:
-            weight = (weight.astype(mx.float32) + self.config.norm_offset).astype(weight.dtype)
-            mx.eval(weight)
-        return weight
+    def _shift(self, vector: mx.array, offset: float) -> mx.array:
+        shifted = (vector.astype(mx.float32) + offset).astype(vector.dtype)
+        mx.eval(shifted)
+        return shifted
 
     def _ones(self, width: int) -> mx.array:
         return mx.ones(width, self.dtype)

@@ -1,5 +1,4 @@
-"""python -m mlx_llama.parity: does this machine compute what the others compute, and if not, where
-does it begin?
+"""python -m mlx_llama.parity: check that the backends agree, and find where they differ.
 
 The same tokens run through several backends, most as a prompt, the last ones one by one, and are
 compared with a float32 NumPy run at every probe of the model. The exit code is 0 within the dtype's

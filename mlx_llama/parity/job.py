@@ -13,7 +13,7 @@ from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.llm import LLM, one_adapter
+from mlx_llama.core.generation.llm import LLM, single_adapter
 from mlx_llama.core.proofs import parity
 
 TOKENS = 64
@@ -35,7 +35,7 @@ class Job:
         self.options = flags.load_options(args)
         for backend in self.opened:
             backend.check(self.options)
-        self.checkpoint = open_checkpoint(args.model, args.revision, one_adapter(self.options))
+        self.checkpoint = open_checkpoint(args.model, args.revision, single_adapter(self.options))
         self.config = self.checkpoint.config
         self.made_for = self.config.max_position_embeddings
 

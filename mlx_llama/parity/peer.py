@@ -42,9 +42,7 @@ class TransformersReference:
         self.name = f"transformers {transformers.__version__}"
 
     def collect(self, tokens: list[int], decoded: int) -> dict[str, np.ndarray]:
-        """As parity.collect, but without queries and keys after rope: transformers has no module
-        that returns them.
-        """
+        """As parity.collect, without rotated queries and keys, which no module returns."""
         import torch
 
         parts: dict[str, list[np.ndarray]] = {}

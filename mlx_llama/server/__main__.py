@@ -1,12 +1,8 @@
 """python -m mlx_llama.server: serve a model over HTTP."""
 
-from mlx_llama.__main__ import main as run
+from mlx_llama.__main__ import start
 
 if __name__ == "__main__":  # before the import below: interrupted, it would end in a traceback
-    import sys
+    start("server")
 
-    sys.exit(run(["server", *sys.argv[1:]]))
-
-from .command import main
-
-__all__ = ["main"]
+from .command import main as main

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_llama import cli
 from mlx_llama.cli import flags
@@ -25,59 +25,40 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
-
 _DEFAULT = Settings()
-# Flags -> the word for their value, the default ("" for none) and the help
-_VALUES = {
-    "--host": (
-        None,
-        _DEFAULT.host,
-        "address to listen on, or several between commas; the default is this machine only",
-    ),
-    "--port": (None, f"{_DEFAULT.port}", "port; 0 picks a free port"),
-    "--alias -a": ("NAME", "", "name of the model in requests and answers"),
-    "--api-key-file": ("FILE", "", "file of keys, one per line"),
-    "--ssl-key-file --ssl-keyfile": ("FILE", "", "private key, for https"),
-    "--ssl-cert-file --ssl-certfile": ("FILE", "", "certificate, for https"),
-    "--timeout -to": ("SECONDS", f"{_DEFAULT.timeout:g}", "time limit of a request, wait included"),
-    "--queue": ("N", f"{_DEFAULT.queue}", "requests that may wait for a row; more get 503"),
-    "--max-connections": ("N", f"{_DEFAULT.max_connections}", "open connections; more get 503"),
-    "--max-body": ("SIZE", "8MiB", "maximum size of a request body, such as 8MB"),
-    "--shutdown-seconds": (
-        "SECONDS",
-        f"{_DEFAULT.shutdown_seconds:g}",
-        "time for running requests to finish after SIGTERM",
-    ),
-    "--idle-unload": ("MINUTES", "", "unload the model after this time idle; a request reloads it"),
-    "--slot-save-path": ("FOLDER", "", "folder of POST /slots/0?action=save and restore; else off"),
-}
-_LISTS = {  # repeatable flags
-    "--api-key": (
-        "KEY",
-        "keys that clients must send, separated by commas. Other users of this machine can see "
-        f"them: prefer --api-key-file or the variable {KEY_VARIABLE}",
-    ),
-    "--cors-origin": (
-        "ORIGIN",
-        "origin whose pages may send requests, such as https://example.org; localhost for this "
-        "machine at any port; * for all; repeatable",
-    ),
-    "--allowed-host": (
-        "NAME",
-        "further host name to accept besides localhost and the address; repeatable",
-    ),
-}
-_SWITCHES = {  # on by default
-    "--slots": "serve GET /slots",
-    "--metrics": "serve GET /metrics",
-    "--page --webui": "serve the web page at /",
-}
-_OPTIONS = {  # off by default
-    "--log-prompts": "log prompts, and show them in GET /slots",
-    "--strict": "refuse unknown fields and model names; without it they are ignored and listed in "
-    "the header x-mlx-llama-noted",
-    "--quiet": "log warnings only",
-}
+COMMON = f"""
+--host HOST: address to listen on, or several between commas; the default is this machine only
+  (default: {_DEFAULT.host})
+--port PORT: port; 0 picks a free port (default: {_DEFAULT.port})
+"""
+FLAGS = f"""
+--alias -a NAME: name of the model in requests and answers
+--api-key-file FILE: file of keys, one per line
+--ssl-key-file --ssl-keyfile FILE: private key, for https
+--ssl-cert-file --ssl-certfile FILE: certificate, for https
+--timeout -to SECONDS: time limit of a request, wait included (default: {_DEFAULT.timeout:g})
+--queue N: requests that may wait for a row; more get 503 (default: {_DEFAULT.queue})
+--max-connections N: open connections; more get 503 (default: {_DEFAULT.max_connections})
+--max-body SIZE: maximum size of a request body, such as 8MB (default: 8MiB)
+--shutdown-seconds SECONDS: time for running requests to finish after SIGTERM
+  (default: {_DEFAULT.shutdown_seconds:g})
+--idle-unload MINUTES: unload the model after this time idle; a request reloads it
+--slot-save-path FOLDER: folder of POST /slots/0?action=save and restore; else off
+--api-key KEY ...: keys that clients must send, separated by commas. Other users of this machine can
+  see them: prefer --api-key-file or the variable {KEY_VARIABLE}
+--cors-origin ORIGIN ...: origin whose pages may send requests, such as https://example.org;
+  localhost for this machine at any port; * for all; repeatable
+--allowed-host NAME ...: further host name to accept besides localhost and the address; repeatable
+--slots: serve GET /slots (default: yes)
+--metrics: serve GET /metrics (default: yes)
+--page --webui: serve the web page at / (default: yes)
+--log-prompts: log prompts, and show them in GET /slots
+--strict: refuse unknown fields and model names; without it they are ignored and listed in the
+  header x-mlx-llama-noted
+--quiet: log warnings only
+--truncation {{auto,disabled}}: a conversation that outgrows the context: auto drops its oldest
+  turns, disabled refuses it; a request's truncation wins (default: disabled)
+"""
 EXAMPLES = """
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --port 8081
 --model HuggingFaceTB/SmolLM2-360M-Instruct --host 0.0.0.0 --api-key-file keys.txt
@@ -87,27 +68,16 @@ EXAMPLES = """
 def parser() -> flags.Parser:
     """Build the command line. Names follow llama-server's."""
     result = flags.Parser("server", __doc__, EXAMPLES)
-    group = result.add_argument_group("server")
-    for name, (metavar, default, text) in _VALUES.items():
-        words, shown = name.split(), f" (default: {default})" if default else ""
-        add = (result.common if name in ("--host", "--port") else group).add_argument
-        add(*words, default=default or None, metavar=metavar, help=text + shown)
-    for name, (metavar, text) in _LISTS.items():
-        group.add_argument(name, action="append", default=[], metavar=metavar, help=text)
-    for names, text in _SWITCHES.items():
-        switch = argparse.BooleanOptionalAction
-        group.add_argument(
-            *names.split(), action=switch, default=True, help=f"{text} (default: yes)"
-        )
-    for name, text in _OPTIONS.items():
-        group.add_argument(name, action="store_true", help=text)
-    group.add_argument(
-        "--truncation",
-        choices=("auto", "disabled"),
-        default="disabled",
-        help="a conversation that outgrows the context: auto drops its oldest turns, disabled "
-        "refuses it; a request's truncation wins (default: disabled)",
-    )
+    numbers = "host port timeout queue max_connections shutdown_seconds".split()
+    settings: dict[str, dict[str, Any]] = {
+        **{name: {"default": str(getattr(_DEFAULT, name))} for name in numbers},
+        **{name: {"default": []} for name in ("api_key", "cors_origin", "allowed_host")},
+    }
+    for name in ("slots", "metrics", "page"):
+        settings[name] = {"action": argparse.BooleanOptionalAction, "default": True}
+    settings["truncation"] = {"choices": ("auto", "disabled"), "default": "disabled"}
+    result.add_flags(COMMON, result.common, **settings)
+    result.add_flags(FLAGS, result.add_argument_group("server"), **settings)
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
@@ -148,7 +118,7 @@ def main(arguments: list[str]) -> int:
 
 def make_settings(parsed: argparse.Namespace) -> Settings:
     """Turn flags into checked settings. Raises OptionsError."""
-    wanted = flags.given_flags(parsed)
+    wanted = flags.generation_options(parsed)
     checked = validate(wanted)  # before loading the model
     for name in {"logprobs", "post_sampling_probs"} & wanted.keys():
         raise OptionsError(

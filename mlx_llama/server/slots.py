@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from mlx_llama.core.engine.prefixes import common_prefix
 from mlx_llama.core.engine.request import Handle, Request
+from mlx_llama.core.engine.rows import common_prefix
 
 NO_SLOT = -1
 MIN_SHARED = 8  # tokens that two texts of a conversation share; templates share fewer

@@ -612,5 +612,5 @@ def test_llama_4_in_low_bits_has_the_logits_of_mlx_lm(kind, tmp_path):
     checkpoint = open_checkpoint(tmp_path / "out")
     assert checkpoint.formats == "affine 4-bit, groups of 32"
     compile = None if kind == "compiled" else False
-    found = run(backend, checkpoint, (0, 20, 29, 30), compile=compile)
-    assert relative_error(found, wanted) < 1e-4
+    logits = run(backend, checkpoint, (0, 20, 29, 30), compile=compile)
+    assert relative_error(logits, wanted) < 1e-4

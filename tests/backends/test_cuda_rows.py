@@ -331,9 +331,9 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
                 patch.setattr(module, constant, few)
         (wanted, state), compared = decoded_text(name, bits), 0
         cache = model.make_cache(len(TEXT), rows=3)
-        for kind, *given_ in events:
+        for kind, *arguments in events:
             if kind == "read":
-                rows, count = given_
+                rows, count = arguments
                 count = min(count, *(len(TEXT) - cache.lengths[row] for row in rows))
                 if not count:
                     continue
@@ -352,10 +352,10 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
                         assert row_logits.tobytes() == wanted[at], (name, bits, events, at)
                         compared += 1
             elif kind == "trim":
-                row, share = given_
+                row, share = arguments
                 cache.trim(int(share * cache.lengths[row]), row)
             else:
-                source, target, share = given_
+                source, target, share = arguments
                 if source != target:
                     cache.reset(target)
                     cache.copy_prefix(source, target, int(share * cache.lengths[source]))

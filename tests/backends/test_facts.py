@@ -204,12 +204,12 @@ def taken():
 mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
 if mallinfo2:
     mallinfo2.restype = Count
-backend, found = select(*sys.argv[1:3]), []
+backend, models = select(*sys.argv[1:3]), []
 for path in sys.argv[3:]:  # libraries take what they need with the first
     before = taken()
-    found.append(backend.load(open_checkpoint(path)))
+    models.append(backend.load(open_checkpoint(path)))
     print(taken() - before)
-    backend.runtime.to_numpy(found[-1].forward([[1, 2, 3]], 0, found[-1].make_cache(8)))
+    backend.runtime.to_numpy(models[-1].forward([[1, 2, 3]], 0, models[-1].make_cache(8)))
     gc.collect()
 """  # noqa: E501
 

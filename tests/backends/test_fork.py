@@ -65,11 +65,11 @@ def test_a_fork_after_a_load(run, backend):
         """
 llm = load()
 expected = ask(llm)
-found = [in_child(lambda: ask(llm)), in_child(lambda: ask(load()))]
+answers = [in_child(lambda: ask(llm)), in_child(lambda: ask(load()))]
 if backend == "cpu":
-    assert found == [expected] * 2, found
+    assert answers == [expected] * 2, answers
 else:
-    assert all(one.startswith(f"BackendError: the {backend} backend had loaded a model when") for one in found), found
+    assert all(text.startswith(f"BackendError: the {backend} backend had loaded a model when") for text in answers), answers
 assert ask(llm) == expected
 """,  # noqa: E501
     )
@@ -80,8 +80,8 @@ def test_a_fork_before_the_first_load(run, backend):
         backend,
         """
 select(backend, "cpu")
-found = [in_child(lambda: ask(load())) for _ in range(2)]
-assert found == [ask(load())] * 2, found
+answers = [in_child(lambda: ask(load())) for _ in range(2)]
+assert answers == [ask(load())] * 2, answers
 """,
     )
 
@@ -104,8 +104,8 @@ threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
 for thread in threads:
     thread.start()
 for _ in range(5):
-    found = in_child(lambda: ask(llm))
-    assert found == expected, found
+    answers = in_child(lambda: ask(llm))
+    assert answers == expected, answers
 assert in_child(lambda: [llm.loop.close(), ask(llm)][1]) == expected
 stop.set()
 for thread in threads:
@@ -122,8 +122,8 @@ def test_requests_go_on_in_the_first_process_alone(run):
 llm = load()
 answer = llm.stream("Once upon", max_tokens=8, temperature=0)
 first = next(answer)
-found = in_child(lambda: [ask(llm), list(answer)])
-assert found == "SessionError: this request was lost: submit it again", found
+answers = in_child(lambda: [ask(llm), list(answer)])
+assert answers == "SessionError: this request was lost: submit it again", answers
 assert first + "".join(answer) == ask(llm) == in_child(lambda: ask(llm))
 """,
     )

@@ -101,8 +101,8 @@ def test_norms_gates_and_caps_are_torchs(words):
     judge = XIELUActivation(dtype=torch.float64)
     wanted = judge(wide(signs * sizes).double()).detach().numpy()
     numbers = (F.softplus(judge.alpha_p), judge.beta + F.softplus(judge.alpha_n))
-    found = back(ops.xielu(convert(signs * sizes), *(x.item() for x in numbers), 0.5, -1e-6))
-    np.testing.assert_allclose(found, wanted, rtol=2e-6)
+    curve = back(ops.xielu(convert(signs * sizes), *(x.item() for x in numbers), 0.5, -1e-6))
+    np.testing.assert_allclose(curve, wanted, rtol=2e-6)
     assert (
         relative_error(back(ops.softcap(convert(x), 0.7)), 0.7 * torch.tanh(wide(x) / 0.7)) < 1e-6
     )

@@ -417,8 +417,8 @@ def test_probabilities_after_the_samplers_are_those_of_the_draw(sampler, arrays,
     ]
     raw = np.stack([logits(seed) for seed in range(6)])
     allowed = [None, range(0, V, 2), None, None, None, None]
-    given = arrays(raw), list(range(5, 11)), None, masks(*allowed)
-    packed = np.array(backend.read_all(sampler(*rows)(*given)), np.int32).reshape(6, -1)
+    arguments = arrays(raw), list(range(5, 11)), None, masks(*allowed)
+    packed = np.array(backend.read_all(sampler(*rows)(*arguments)), np.int32).reshape(6, -1)
     for row, options in enumerate(rows[:4]):
         result = unpack(packed[row].tolist(), options["logprobs"])
         scores = raw[row].copy()

@@ -218,15 +218,15 @@ def test_compare_peers(tmp_path):
 
 BENCH = """#!{python}
 import json, sys
-def given(name, default=0): return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
-prompt, generate, depth, repeat = (int(given(name)) for name in ("-p", "-n", "-d", "-r"))
-assert given("-m").endswith("tiny-F16.gguf") and given("-o") == "json" and given("-ngl") == "0", sys.argv
-flash, kind = int(given("-fa")), given("-ctk", "f16")
-assert kind == given("-ctv", "f16") and (flash or kind == "f16"), sys.argv
+def flag(name, default=0): return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+prompt, generate, depth, repeat = (int(flag(name)) for name in ("-p", "-n", "-d", "-r"))
+assert flag("-m").endswith("tiny-F16.gguf") and flag("-o") == "json" and flag("-ngl") == "0", sys.argv
+flash, kind = int(flag("-fa")), flag("-ctk", "f16")
+assert kind == flag("-ctv", "f16") and (flash or kind == "f16"), sys.argv
 print("a word on stderr", file=sys.stderr)
 if depth > 50: sys.exit(print("no room", file=sys.stderr) or 1)
 speed = 1000 + (prompt or 10 * depth) + 100 * (not flash)
-print(json.dumps([dict(n_threads=int(given("-t")) + (depth == 45), type_k=kind, type_v=kind, flash_attn=flash,
+print(json.dumps([dict(n_threads=int(flag("-t")) + (depth == 45), type_k=kind, type_v=kind, flash_attn=flash,
     n_prompt=prompt, n_gen=generate, n_depth=depth, samples_ns=[1e9 * (prompt + generate) / speed * (1 + i) / (1 + repeat // 2) for i in range(repeat)])]))
 """
 
@@ -285,11 +285,11 @@ BATCHES = "--rows 1 3 --rounds 2 --prompt 8 --generate 4 --threads 1".split()
 
 PROGRAM = """#!{python}
 import json, sys
-def given(name): return int(sys.argv[sys.argv.index(name) + 1])
-assert given("-c") == given("-npl") * 256 and given("-t") == given("-tb") == 1 and given("-npp") == 8, sys.argv
+def flag(name): return int(sys.argv[sys.argv.index(name) + 1])
+assert flag("-c") == flag("-npl") * 256 and flag("-t") == flag("-tb") == 1 and flag("-npp") == 8, sys.argv
 print("a line of text")
-if given("-npl") > 3: sys.exit(print("no room", file=sys.stderr) or 1)
-print(json.dumps({{"pl": given("-npl"), "tg": given("-ntg"), "speed_tg": given("-npl") * 1000.0}}))
+if flag("-npl") > 3: sys.exit(print("no room", file=sys.stderr) or 1)
+print(json.dumps({{"pl": flag("-npl"), "tg": flag("-ntg"), "speed_tg": flag("-npl") * 1000.0}}))
 """
 
 

@@ -19,7 +19,7 @@ from mlx_llama.core.generation.options import FIELDS, resolve
 def flags(*words: str) -> dict:
     parser = flag_tables.Parser()
     flag_tables.add_generation_flags(parser)
-    return flag_tables.given_flags(parser.parse_args(list(words)))
+    return flag_tables.generation_options(parser.parse_args(list(words)))
 
 
 def test_flags_are_the_options():
@@ -64,7 +64,7 @@ def test_flags_that_were_meant_are_suggested(words, meant):
     flag_tables.add_load_flags(parser)
     flag_tables.add_generation_flags(parser)
     with pytest.raises(OptionsError) as caught:
-        flag_tables.given_flags(parser.parse_args(words))
+        flag_tables.generation_options(parser.parse_args(words))
     assert meant in str(caught.value)
 
 

@@ -3,8 +3,7 @@
 A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model. Their
 modules implement the Protocols of this file, of core.ops and of core.llama; their classes derive
 from Positions, BaseWeights, BatchOptions and BaseLlama. The model itself is core.llama, over the
-backend's ops. "Array" is the backend's own array type. A docstring that stands in core is not
-repeated there.
+backend's ops. "Array" is the backend's own array type. Core's docstrings are not repeated.
 """
 
 from __future__ import annotations

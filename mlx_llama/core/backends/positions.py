@@ -38,16 +38,15 @@ class Positions:
     """Lengths of a cache's rows, each of which holds one sequence, and the calls that change rows;
     base of the backends' caches.
 
-    A backend stores keys, values and tokens: `_grow(ends)` allocates for rows to reach these ends
-    and sets `allocated`, `_free(rows, is_all)` drops their storage, `_copy(source, target, length)`
-    fills the empty row `target`, `_export(row, length)` and `_load(state, row, length)` read and
-    write a row's state, and `_recent(window, parts)` reads the tokens start .. end - 1 of each
-    (row, start, end).
+    A backend sets `position_nbytes` and stores keys, values and tokens: `_grow(ends)` allocates for
+    rows to reach these ends and sets `allocated`, `_free(rows, is_all)` drops their storage,
+    `_copy(source, target, length)` fills the empty row `target`, `_export(row, length)` and
+    `_load(state, row, length)` read and write a row's state, and `_recent(window, parts)` reads the
+    tokens start .. end - 1 of each (row, start, end).
     """
 
     runtime: ClassVar[Any]  # a backend's
     view_type: ClassVar[Callable[..., CallView]]
-    device: Any
     arrays: Callable[[], list[Any]]  # that the next call depends on, to launch after a chunk
     _grow: Callable[[Mapping[int, int]], None]
     _free: Callable[[Sequence[int], bool], None]
@@ -56,14 +55,23 @@ class Positions:
     _load: Callable[[Mapping[str, np.ndarray], int, int], None]
     _recent: Callable[[int, Sequence[tuple[int, int, int]]], Any]
 
-    def __init__(self, config: LlamaConfig, capacity: int, position_nbytes: int, rows: int = 1):
-        """capacity: maximum positions of a row. position_nbytes: of keys and values together."""
+    def __init__(
+        self,
+        config: LlamaConfig,
+        capacity: int,
+        dtype: Any = None,
+        device: Any = "cpu",
+        rows: int = 1,
+        bits: int | None = None,
+    ):
+        """capacity: maximum positions of a row. bits: of keys and values, see `position_nbytes`."""
         for count, things in ((capacity, "positions"), (rows, "rows")):
             if count < 1:
                 raise ContextError(f"a cache cannot have {count} {things}: ask for at least 1")
         self.config = config
         self.capacity = capacity
-        self.position_nbytes = position_nbytes
+        self.dtype, self.device, self.bits = dtype, device, bits
+        self.position_nbytes = 0  # of keys and values together
         self.lengths = [0] * rows  # positions filled
         self.allocated = [0] * rows  # positions that the storage has room for
         self.adapters = [0] * rows  # number of the adapter that computes a row, 0 for none

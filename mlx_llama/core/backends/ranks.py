@@ -85,9 +85,9 @@ class World:
             while len(self._channels) < self.size - 1:
                 connection, _ = listener.accept()
                 connection.settimeout(JOIN_SECONDS)
-                told = connection.recv(len(key) + 1, socket.MSG_WAITALL)
-                if len(told) == len(key) + 1 and hmac.compare_digest(told[:-1], key):
-                    self._welcome(told[-1], connection)
+                greeting = connection.recv(len(key) + 1, socket.MSG_WAITALL)
+                if len(greeting) == len(key) + 1 and hmac.compare_digest(greeting[:-1], key):
+                    self._welcome(greeting[-1], connection)
                 else:
                     connection.close()
         except OSError as error:

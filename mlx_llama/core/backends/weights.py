@@ -26,8 +26,8 @@ class BaseWeights:
 
     ranks: the processes that each take a share of the checkpoint, None for all of it here; config,
     tensors and adapters are the share's. A backend makes `_matrix(names)`, modules' matrices as
-    one, rows on rows; `_vector(keys)`; `_norm(key)`, a norm's weight; `_ones(width)`, a vector;
-    `_stack(names)`; and `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
+    one, rows on rows; `_vector(keys)`; `_shift(vector, offset)`, rounded once; `_ones(width)`, a
+    vector; `_stack(names)`; and `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
     """
 
     ops: ClassVar[ModuleType]
@@ -37,7 +37,7 @@ class BaseWeights:
     nbytes = 0  # that the weights take on the device
     _matrix: Callable[[Sequence[str]], Matrix]
     _vector: Callable[[Sequence[str]], Array]
-    _norm: Callable[[str], Array]
+    _shift: Callable[[Array, float], Array]
     _ones: Callable[[int], Array]
     _stack: Callable[[Sequence[str]], Stack]
     _pack_adapters: Callable[[Array, Array], Any]
@@ -71,7 +71,9 @@ class BaseWeights:
         if name is None:
             return None
         with self._allocating():
-            return RMSNorm(self.ops, self._norm(f"{name}.weight"), self.config.rms_norm_eps)
+            weight, offset = self._vector([f"{name}.weight"]), self.config.norm_offset
+            weight = self._shift(weight, offset) if offset else weight
+            return RMSNorm(self.ops, weight, self.config.rms_norm_eps)
 
     def norm_of_ones(self, width: int) -> RMSNorm:
         """A norm without weights."""

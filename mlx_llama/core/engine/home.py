@@ -19,8 +19,7 @@ Call = tuple[Future, Callable[[], Any]]
 
 class Home:
     """Runs calls one after the other in a thread of its own, which ends with the model. MLX caches
-    traces per thread by the address of the traced function, and a later function may have the same
-    address.
+    traces per thread by the address of the traced function, which a later one may have.
     """
 
     def __init__(self) -> None:

@@ -13,9 +13,8 @@ from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
-from .prefixes import common_prefix
-
 MIN_COPY = 8  # tokens of a prefix that are worth a copy
+BLOCK = 64  # tokens compared at a time
 
 
 @dataclass(eq=False)
@@ -112,8 +111,7 @@ class Rows:
     def claim(
         self, tokens: Sequence[int], end: int, reuses: bool = True, adapter: int = 0
     ) -> tuple[int, int] | None:
-        """Claim a row for `tokens` that may grow to `end` positions: (row, reused positions), or
-        None without room.
+        """Claim a row for `tokens` that may grow to `end`: (row, reused positions), or None.
 
         Takes over a kept row that is used entirely, else copies the longest common prefix to a free
         row. The row has storage for the tokens. reuses: prefixes are reused. adapter: number of the
@@ -256,3 +254,13 @@ class Rows:
             except Exception:  # try once more: otherwise the row is lost
                 cache.reset(row)
         self.free.append(row)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    shorter, length = min(len(first), len(second)), 0
+    while length < shorter and first[length : length + BLOCK] == second[length : length + BLOCK]:
+        length += BLOCK
+    while length < shorter and first[length] == second[length]:
+        length += 1
+    return min(length, shorter)

@@ -1,5 +1,4 @@
-"""A tick: admit a request, launch one chunk of a prompt and one step for all rows, read the step's
-tokens.
+"""A tick: admit a request, launch a chunk of a prompt and a step for all rows, read its tokens.
 
 An asynchronous device receives step n+1 before step n is read, as long as the rows stay the same;
 the surplus step of a row that ended is trimmed. A row that drafts from its last token, which must
@@ -87,8 +86,7 @@ class Scheduler:
         self.cache = model.make_cache(engine.context, count)
         self.drafts: list[ModelDrafts] = []  # by row
         if draft:
-            # Beyond its trained positions a draft model guesses badly, and dynamic rope would
-            # forbid trimming.
+            # Beyond trained positions a draft model guesses badly; dynamic rope forbids trimming.
             trained = draft.config.max_position_embeddings
             drafts = draft.make_cache(min(engine.context, trained), count)
             device = Device(backend, draft, drafts)
@@ -225,8 +223,7 @@ class Scheduler:
     def _choose_chunk(self, sequence: Sequence, start: int) -> int:
         """Number of prompt tokens in the next chunk."""
         if self.rows.has_one_length(len(sequence.tokens)):
-            # Each chunk would be rotated for another length. The beginning of a resumed answer was
-            # decoded token by token.
+            # Chunks would be rotated for other lengths. Resumed answers were decoded by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
         chunk = min(self._chunk_size(sequence), self.model.prefill_width)
         if not self.queues.running:

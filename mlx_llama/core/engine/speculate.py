@@ -1,5 +1,4 @@
-"""Speculative decoding: guess the next tokens cheaply, verify several positions in one step of the
-model.
+"""Speculative decoding: guess the next tokens, and verify several positions in one step.
 
 A step is bound by reading the weights, for one position or for a few, so every correct guess saves
 most of a step (Leviathan, Kalman and Matias 2023, arXiv 2211.17192). Guesses come from the text so
@@ -26,7 +25,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.generation.completion import Writer
 
 from .device import Device
-from .prefixes import common_prefix
+from .rows import common_prefix
 
 MAX_NGRAM, MIN_NGRAM = 3, 2  # tokens at the end of the text that are looked up in it
 # per verification; a lookup costs nothing, a draft model a step per draft
@@ -179,11 +178,9 @@ class Pace:
 
 
 class Speculation:
-    """Drafts of one answer and their acceptance, counted in its completion. Without a drafter there
-    are no drafts.
+    """Drafts of one answer, if it has a drafter, and their acceptance, counted in its completion.
 
-    kind: "none", "prompt" or "model", as requested. width: maximum number of positions per
-    verification.
+    kind: "none", "prompt" or "model", as requested. width: maximum positions of a verification.
     """
 
     def __init__(

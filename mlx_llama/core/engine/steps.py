@@ -48,9 +48,7 @@ class Steps:
         return any(sequence in step.sequences for step in self.launched)
 
     def rate(self, sequence: Sequence, start: int, end: int) -> None:
-        """Compute a chunk of a prompt, and wait for the log-probabilities of the tokens after each
-        of its positions.
-        """
+        """Compute a chunk of a prompt and wait for its log-probabilities."""
         count = sequence.request.prompt_logprobs or 0
         rates = self.device.rate(
             sequence.tokens[start : end + 1], sequence.row, sequence.sampling, count
@@ -99,9 +97,7 @@ class Steps:
         return Step(sequences, self.device.step(tokens, rows, sampling, writers, masks))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens and penalties of each sequence, see Masks. Raises OptionsError for a
-        grammar that is too complex.
-        """
+        """Allowed tokens and penalties, see Masks. Raises OptionsError for complex grammars."""
         vocabulary = self.model.config.vocab_size
         masks = np.full((len(sequences), -(-vocabulary // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):

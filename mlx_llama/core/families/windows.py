@@ -40,9 +40,7 @@ class Windows:
         return "chunked_attention" if self.is_chunk else "sliding_attention"
 
     def read(self, read: Reader, count: int, default: Any) -> tuple[int | None, Layers | None]:
-        """Read (window, numbers of the layers with it, None for all) of `count` layers. default: of
-        `field`.
-        """
+        """Read (window, layers with it, None for all) of `count`. default: of `field`."""
         window, sliding = None, None
         if not self.is_absent and (
             not self.is_switched or read.boolean("use_sliding_window", False)

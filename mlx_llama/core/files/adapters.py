@@ -122,36 +122,19 @@ class Adapter:
         return a, b
 
 
-class MergedTensor(Tensor):
-    """A matrix plus an adapter's additions, rounded to its dtype, computed at each access."""
+def _add(base: Tensor | AffineWeight, additions: Sequence[tuple[int, Pair]]) -> Tensor:
+    """A matrix plus additions (first row, pair), rounded to its dtype, computed at each access."""
 
-    def __init__(
-        self,
-        base: Tensor | AffineWeight,
-        additions: Sequence[tuple[int, Pair]],
-        order: np.ndarray | None = None,
-    ):
-        """additions: (first row, pair)."""
-        self.name, self.dtype = base.name, base.dtype
-        self.shape, self.pages = base.shape, base.pages
-        self._base, self._additions, self.order = base, additions, order
-
-    @property
-    def stored(self) -> np.ndarray:  # type: ignore[override]
-        self._base.check_file()
-        values = self._base.float32()
-        for first, pair in self._additions:
+    def compute() -> np.ndarray:
+        base.check_file()
+        values = base.float32()
+        for first, pair in additions:
             values[first : first + pair.shape[0]] += pair.b() @ pair.a()
         with np.errstate(over="ignore"):  # writers refuse values that are not finite
-            rounded = values.astype(NUMBERS[self.dtype], copy=False)
-        return rounded.view(np.uint16) if self.dtype == "bfloat16" else rounded
+            rounded = values.astype(NUMBERS[base.dtype], copy=False)
+        return rounded.view(np.uint16) if base.dtype == "bfloat16" else rounded
 
-    @property
-    def nbytes(self) -> int:
-        return self._base.nbytes
-
-    def reorder(self, order: np.ndarray) -> Tensor:
-        return MergedTensor(self._base, self._additions, order)
+    return Tensor(base.name, base.dtype, base.shape, compute, base.pages, file_bytes=base.nbytes)
 
 
 def merge(
@@ -166,7 +149,7 @@ def merge(
             name, first, _ = places[name]
         additions.setdefault(name, []).append((first, pair))
     return {
-        name: MergedTensor(tensor, additions[name]) if name in additions else tensor
+        name: _add(tensor, additions[name]) if name in additions else tensor
         for name, tensor in stored.items()
     }
 
@@ -175,8 +158,7 @@ def stack(
     adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[int], columns: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Stack zeros for the base and all adapters' pairs: float32 [1 + adapters, R, K], [.., N, R].
-    Padded with zeros to the largest R, rounded up to a multiple of 8. None: no adapter changes
-    these modules.
+    Padded with zeros to the largest R, rounded up to a multiple of 8. None: there are no pairs.
     """
     fused = [adapter.fuse(modules, rows) for adapter in adapters]
     rank = max((len(pair[0]) for pair in fused if pair), default=0)
@@ -438,7 +420,7 @@ def _pair(path: Path, part: re.Pattern[str], scale_of: Scale) -> dict[str, Pair]
             )
         a, b = parts["a"], parts["b"]
         if part is _MLX_PART:  # which has the transposes
-            a, b = (replace(x, shape=x.shape[::-1], stored=x.stored.T) for x in (a, b))
+            a, b = (replace(x, shape=x.shape[::-1], values=x.stored.T) for x in (a, b))
         ranks = a.shape[0], b.shape[1]
         if ranks[0] != ranks[1] or ranks[0] > MOST_RANK:
             raise CheckpointError(
@@ -465,7 +447,7 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
         if pair.shape[0] == max((last for _, last in spans.values()), default=None):
             for part, (first, last) in spans.items():
                 rows = pair.stored_b.stored[first:last]
-                b = replace(pair.stored_b, shape=rows.shape, stored=rows)
+                b = replace(pair.stored_b, shape=rows.shape, values=rows)
                 expanded[part] = replace(pair, stored_b=b)
         else:
             expanded[module] = pair

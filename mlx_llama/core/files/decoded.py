@@ -52,7 +52,7 @@ class DecodedTensor(Tensor):
         self._lock = threading.Lock()
 
     @property
-    def bits(self) -> np.ndarray:
+    def stored(self) -> np.ndarray:
         with self._lock:
             if self._kept is None:
                 self.check_file()
@@ -63,14 +63,6 @@ class DecodedTensor(Tensor):
                 kept.flags.writeable = False
                 self._kept, self._released = kept, 0
             return self._kept
-
-    @property
-    def stored(self) -> np.ndarray:  # type: ignore[override]
-        return self.bits
-
-    @property
-    def nbytes(self) -> int:
-        return self.file_bytes
 
     @property
     def description(self) -> str:
@@ -95,7 +87,7 @@ class DecodedTensor(Tensor):
         return self._derive(self.name, (len(order), *self.shape[1:]), decode)
 
     def _derive(self, name: str, shape: tuple[int, ...], decode: Decode) -> DecodedTensor:
-        share = self.file_bytes * math.prod(shape) // math.prod(self.shape)
+        share = self.nbytes * math.prod(shape) // math.prod(self.shape)
         return DecodedTensor(name, self.dtype, shape, decode, self.format, share, self.pages)
 
     def release(self, first: int = 0, last: int | None = None) -> None:

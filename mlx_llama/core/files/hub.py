@@ -153,8 +153,7 @@ def fetch(
 ) -> Path:
     """The local folder of a hub model, downloaded with a progress bar if the cache lacks it.
 
-    With HF_HUB_OFFLINE=1 or local_only, or if the hub cannot be reached, only the cache is
-    searched.
+    With HF_HUB_OFFLINE=1 or local_only, or without the hub, search only the cache.
 
     Raises CheckpointError: not on the hub, gated, no such revision, no network and not in the
     cache, disk full.

@@ -71,8 +71,7 @@ def _most_common_format(path: Path) -> str:
 
 def remove(name: str) -> int:
     """Remove a model from the hub's cache: "org/name" with all its files and revisions, or a GGUF
-    file of it; returns the bytes that were freed. Raises CheckpointError if the cache does not hold
-    it.
+    file of it; returns the bytes that were freed. Raises CheckpointError if there is none.
     """
     named = hub.hub_name(name)
     if named is None:

@@ -2,8 +2,7 @@
 
 The safetensors library copies every tensor that it passes to NumPy; this reader does not. Format:
 https://github.com/huggingface/safetensors#format - eight bytes little-endian header length N, N
-bytes of JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}}, then the data, without
-holes.
+bytes of JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}}, then the data.
 
 The header is checked in plain code: pydantic keeps an error of 1 kB for each bad entry, and accepts
 duplicate names.

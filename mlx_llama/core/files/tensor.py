@@ -92,11 +92,18 @@ class Tensor(Mapped):
     name: str
     dtype: str  # "float32", "float16" or "bfloat16"
     shape: tuple[int, ...]
-    # read-only view of the file, in its order; bfloat16 is uint16 patterns, which all take as is
-    stored: np.ndarray = field(repr=False)
+    # read-only view of the file, in its order; bfloat16 is uint16 patterns, which all take as is. A
+    # function computes it at each access.
+    values: np.ndarray | Callable[[], np.ndarray] = field(repr=False)
     pages: Pages = field(default=(), repr=False)
     order: np.ndarray | None = field(default=None, repr=False)  # as in `Mapped`
+    file_bytes: int | None = None  # in the file, unless they are those of `values`
     column_unit = 1  # columns that must stay together
+
+    @property
+    def stored(self) -> np.ndarray:
+        """`values`, computed if they are a function's."""
+        return self.values() if callable(self.values) else self.values
 
     @property
     def bits(self) -> np.ndarray:
@@ -118,7 +125,7 @@ class Tensor(Mapped):
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return self.stored.nbytes
+        return self.stored.nbytes if self.file_bytes is None else self.file_bytes
 
     def float32(self) -> np.ndarray:
         """A new, writable float32 array [shape]; bfloat16 and float16 widen exactly."""

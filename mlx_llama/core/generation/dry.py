@@ -104,9 +104,7 @@ class Dry:
 
 
 def _measure_repeats(recent: npt.NDArray[np.int64], longest: int) -> npt.NDArray[np.int64]:
-    """For each place, the number of tokens from there on that equal the first ones, at most
-    `longest`; 0 for place 0.
-    """
+    """By place, how many tokens repeat the first ones, at most `longest`; 0 for place 0."""
     lengths = np.zeros(len(recent), np.int64)
     places = np.arange(1, len(recent))
     for length in range(longest):

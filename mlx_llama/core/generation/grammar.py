@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 KEPT = 32  # compiled grammars; each takes up to a few megabytes
 
-# Limits of llguidance per request: lexer states (up to 2 kB each) and work per mask (0.2 s in the
-# worst case seen).
+# Limits of llguidance: lexer states (up to 2 kB each) and work per mask (0.2 s at worst).
 _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
 
 
@@ -163,8 +162,7 @@ class Grammars:
         a rule that takes longer to compile; None: wait for it. Keywords of a lenient rule that
         llguidance cannot enforce are dropped (`Constraint.relaxed`).
 
-        Raises OptionsError for a rule that llguidance rejects, with its reason, or that exceeds a
-        limit.
+        Raises OptionsError for a rule that llguidance rejects, or that exceeds a limit.
         """
         drops = starts_text and self.tokenizer.dropped_space is not None
         vocabulary = self._load()
@@ -283,8 +281,8 @@ class _Vocabulary:
         except Exception:  # llguidance would panic
             return self._spell(data)
         start = len(self._newline)
-        text_ids, is_found = ids[start:], ids[:start] == self._newline
-        is_exact = is_found and b"".join(self.tokens[token] for token in text_ids) == data
+        text_ids, is_kept = ids[start:], ids[:start] == self._newline
+        is_exact = is_kept and b"".join(self.tokens[token] for token in text_ids) == data
         return text_ids if is_exact else self._spell(data)
 
     def _spell(self, data: bytes) -> list[int]:
@@ -364,8 +362,7 @@ def _first_line(text: str) -> str:
     return " ".join(text.replace("<non-verbose/>", " ").split())[:200]
 
 
-# llguidance limits most work, but not the time of a conjunction of many patterns; a process can be
-# killed, a thread cannot.
+# llguidance does not limit the time of a conjunction of patterns. A process can be killed.
 _CHILD = """
 import sys, llguidance
 for line in sys.stdin:

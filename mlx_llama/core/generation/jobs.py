@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import LlamaError, OptionsError, plain, show
+from mlx_llama.core.system.files import writing
 
 from .completion import Completion
 from .options import split_fault, validate
@@ -164,12 +165,9 @@ class Results:
 
     def __enter__(self) -> Results:
         """Open the file for more results; drops an incomplete last line. Raises OptionsError."""
-        try:
+        with writing(f"`output` {self.path}", OptionsError):
             self._file = open(self.path, "ab")
             self._file.truncate(self._whole)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise OptionsError(f"`output` {self.path}: cannot be written: {reason}") from None
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -342,8 +342,7 @@ class LLM:
     ) -> Session:
         """A conversation: `send` or `stream` each question.
 
-        messages: what was said before, questions and answers in turn, perhaps after a system
-        message.
+        messages: earlier questions and answers in turn, perhaps after a system message.
 
         tools: Python functions with type hints, which the model may call; it answers again with
         their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
@@ -495,7 +494,7 @@ load = with_fields_of(LoadOptions, load_model)
 load.__name__ = load.__qualname__ = "load"
 
 
-def one_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:
+def single_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:
     """The adapter of a command that takes one; () for none. Raises OptionsError for several."""
     adapters = list_adapters(options.adapters)
     if len(adapters) > 1:

@@ -245,7 +245,7 @@ class GenerationOptions(_StructureOptions):
 
     @field_validator("stop", "dry_sequence_breakers", mode="before")
     @classmethod
-    def _list_one_stop(cls, value):
+    def _list_stops(cls, value):
         if isinstance(value, (list, tuple)) and any(
             isinstance(item, (int, np.integer)) for item in value
         ):
@@ -497,8 +497,7 @@ class Defaults:
             self._ours = {"max_tokens": ENDLESS}
 
     def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
-        """Add a user's options, which win; None means unset. Draws a missing seed, so that the
-        receipt can name it.
+        """Add a user's options, which win; None means unset. Draws a missing seed, for the receipt.
 
         Raises OptionsError.
         """

@@ -20,8 +20,7 @@ Masks = Callable[[], np.ndarray]
 
 
 class Kind(NamedTuple):
-    """Features that any row of a batch uses, without a row's values: the key of a traced or
-    captured step.
+    """Features that any row of a batch uses, without a row's values: the key of a step's trace.
 
     Sizes are of the largest row, rounded up to powers of two; 0: not used.
     """
@@ -95,8 +94,7 @@ class RowNumbers(NamedTuple):
 
 
 class BatchOptions:
-    """Logits to tokens, each row by its own options, as it would be alone; base of the backends'
-    SamplingBatch.
+    """Logits to tokens, each row by its own options, as it would be alone; base of SamplingBatch.
 
     The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of
     the logits plus noise (rng.py), which draws from their softmax. All in float32.

@@ -1,6 +1,4 @@
-"""JSON schemas as a generation option: from a dict, JSON text, or a Python type that pydantic
-knows.
-"""
+"""JSON schemas as an option: from a dict, JSON text, or a Python type that pydantic knows."""
 
 from __future__ import annotations
 

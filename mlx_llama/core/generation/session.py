@@ -338,14 +338,12 @@ class Session:
                 self._turn += 1
                 tokens, reason = [*begun, *map(int, completion.tokens)], completion.finish_reason
                 is_cut = reason in ("interrupted", "error")
-                # An answer that ends before its first character, by an interrupt or an error,
-                # changes nothing.
+                # An answer that is cut before its first character changes nothing.
                 is_empty = len(added) == 1 and not added[0]["content"] and not completion.reasoning
                 if not is_empty or not is_cut:
                     self.messages, self.dropped = [*asked, *added], dropped
                     self._answer = added[-1]["content"], tokens, reason
-                    # An answer that was stopped, or went on, is not what its prompt and options
-                    # give.
+                    # A stopped or resumed answer is not what its prompt and options give.
                     self._asked = None if begun or is_cut else (prompt.tokens, resolved.options)
                 self.last, self._text = completion, [*prompt.tokens, *tokens]
 
@@ -399,8 +397,7 @@ class Session:
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
         """Write the conversation as JSON, atomically. Raises SessionError.
 
-        cache: write the keys and values too, to PATH.safetensors, so that `load` need not compute
-        them.
+        cache: write the keys and values too, to PATH.safetensors, for `load`.
         """
         if cache:
             assert self.identify_cache is not None
@@ -411,8 +408,7 @@ class Session:
         write_session(expand_path(path), options=options, **fields)
 
     def load(self, path: str | os.PathLike) -> list[str]:
-        """Continue a saved conversation, from its keys and values if they were saved; returns
-        notices.
+        """Continue a saved conversation, from its cache if that was saved; returns notices.
 
         Raises SessionError, and then changes nothing. Unusable keys and values give a notice.
         """
@@ -450,8 +446,7 @@ class Session:
         first: int,
         begun: int = 0,
     ) -> tuple[ToolPrompt, int]:
-        """Drop the oldest turns until the prompt fits; returns it and the number of dropped
-        messages.
+        """Drop the oldest turns until the prompt fits; returns it and the number dropped.
 
         first: number of messages dropped already. begun: tokens of the answer after the prompt.
         """

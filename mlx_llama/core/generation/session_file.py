@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_serializer
 
 from mlx_llama.core.errors import OptionsError, SessionError, TemplateError, plain
-from mlx_llama.core.system.files import read_file, write_file
+from mlx_llama.core.system.files import read_file, write_file, writing
 from mlx_llama.core.text.template import check_messages
 
 from .options import split_fault, validate
@@ -140,12 +140,9 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
 
 def write_session(path: Path, **fields: Any) -> None:
     """Write a SavedSession of `fields` atomically. Raises SessionError."""
-    try:
-        text = SavedSession(format=FORMAT, version=1, **fields).model_dump_json(indent=1)
+    with writing(path, SessionError):  # also of text that is not Unicode
+        try:
+            text = SavedSession(format=FORMAT, version=1, **fields).model_dump_json(indent=1)
+        except ValidationError as error:
+            raise ValueError(_describe_fault(error.errors()[0])) from None
         write_file(path, text.encode(), is_private=True)
-    except ValidationError as error:
-        reason = _describe_fault(error.errors()[0])
-        raise SessionError(f"{path}: cannot be written: {reason}") from None
-    except (OSError, ValueError) as error:  # a name with a NUL, text that is not Unicode
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SessionError(f"{path}: cannot be written: {reason}") from None

@@ -35,9 +35,7 @@ def is_off(options: GenerationOptions) -> bool:
 def set_switches(
     source: str, options: GenerationOptions, variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Variables for a template's source, with its switch as the options want it unless the
-    variables set it.
-    """
+    """Variables with a template's switch as the options want it, unless they set it."""
     if options.reasoning == "on" or is_off(options):
         wanted = not is_off(options)
         variables = {**{name: wanted for name in SWITCHES if name in source}, **variables}

@@ -1,6 +1,4 @@
-"""Answers with tools: the prompt that offers them, the stream that separates calls from text, the
-loop that runs them.
-"""
+"""Answers with tools: the prompt, the stream that splits off calls, the loop that runs them."""
 
 from __future__ import annotations
 
@@ -234,9 +232,7 @@ class ToolLoop(TextPieces):
         tools: Sequence[Tool],
         rounds: int = ROUNDS,
     ):
-        """ask: prepares the answer to a conversation; True for the first. rounds: maximum number of
-        answers. Raises as `ask`.
-        """
+        """ask(messages, is_first): prepares an answer. rounds: maximum number of answers."""
         if not isinstance(rounds, int) or rounds < 1:
             raise OptionsError(f"rounds: {show(rounds)} is not a number of answers: use 1 or more")
         self._ask, self._tools, self._rounds = ask, tools, rounds
@@ -260,9 +256,7 @@ class ToolLoop(TextPieces):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation so far. It ends with the answer's text, unless the last permitted answer
-        made calls.
-        """
+        """The conversation so far, up to the answer's text, or calls at the last round."""
         messages, answer = self._talk
         text = [] if answer is None else [write_answer(answer.text, answer.completion)]
         return [*messages, *text]

@@ -306,8 +306,7 @@ class LlamaConfig:
     ) -> LlamaConfig:
         """Resolve a parsed config.json. source: file to name in errors.
 
-        report: called with the error of each bad field. If it returns, the field gets a placeholder
-        and reading goes on.
+        report: called with the error of each bad field. If it returns, reading goes on.
 
         Raises ConfigError: a field is missing, of the wrong type, out of range or at odds with
         another; the architecture, rope type, activation or quantisation is not supported; what
@@ -371,8 +370,7 @@ class LlamaConfig:
         and biases. divisors: values of the tensors rope_freqs.weight (""),
         rope_factors_short.weight ("short") and rope_factors_long.weight ("long"), as far as there
         are. dtype: of the embedding. source: file to name in errors. Raises ConfigError: a field is
-        missing, of the wrong type, out of range, at odds with another or with the tensors, or not
-        supported.
+        missing, malformed, out of range, at odds with another or with the tensors.
         """
         general = Reader(metadata, source, is_gguf=True)
         family, read = _open_gguf(general)

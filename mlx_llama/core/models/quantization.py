@@ -116,6 +116,6 @@ def _read_packing(read: Reader, bits: Any, group_size: Any) -> Packing:
         allowed = tuple((value,) for value in FLOAT_MODES[mode])
     for name, value, choices in zip(("bits", "group_size"), (bits, group_size), allowed):
         if isinstance(value, bool) or not isinstance(value, int) or value not in choices:
-            several = f"one of {', '.join(map(str, choices))}"
-            read.fail(name, value, several if len(choices) > 1 else f"{choices[0]} for {mode}")
+            listed = f"one of {', '.join(map(str, choices))}"
+            read.fail(name, value, listed if len(choices) > 1 else f"{choices[0]} for {mode}")
     return Packing(bits, group_size, mode)

@@ -44,8 +44,7 @@ class Field:
 
 class Reader:
     """Typed access to raw fields. prefix: before each name in errors. report: called with the error
-    of a bad field. If it returns, the field gets a placeholder and reading goes on; failed: the
-    names of such fields.
+    of a bad field. If it returns, the field gets a placeholder, and its name enters `failed`.
     """
 
     def __init__(

@@ -168,8 +168,8 @@ def _read_rope(
     if kind == "yarn":
         defaults = {"beta_fast": 32.0, "beta_slow": 1.0}
         for name in ("attention_factor", "mscale", "mscale_all_dim", *defaults):
-            is_given = rope.get(name, None) not in (None, 0)
-            values[name] = rope.number(name) if is_given else defaults.get(name)
+            is_set = rope.get(name, None) not in (None, 0)
+            values[name] = rope.number(name) if is_set else defaults.get(name)
         values["truncate"] = rope.boolean("truncate", family.truncates_yarn)
     return RopeConfig(**values)
 

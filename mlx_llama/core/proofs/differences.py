@@ -1,6 +1,4 @@
-"""Differences between the arrays of two runs, and between the tokens that their logits choose, in
-float64.
-"""
+"""Differences between arrays of two runs, and between the tokens they choose, in float64."""
 
 from __future__ import annotations
 
@@ -126,9 +124,7 @@ def margin(logits: np.ndarray) -> float:
 
 
 def is_tie(logits: np.ndarray, first: int, second: int, tolerance: float) -> bool:
-    """True if rounding may swap two tokens. logits: [V], with errors of at most `tolerance` of
-    their spread.
-    """
+    """True if rounding may swap two tokens. logits: [V]; tolerance: error over spread."""
     logits = logits.astype(np.float64)
     return bool(
         abs(logits[first] - logits[second]) <= 2 * tolerance * math.sqrt(np.mean(logits**2))

@@ -1,7 +1,6 @@
 """The doctor: check whether a model runs on this machine, from headers and settings alone.
 
-It reads no weights and imports no framework, so it takes less than a second for a model of any
-size.
+It reads no weights and imports no framework: under a second for a model of any size.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def diagnose(
     ctx_size: int | str | None = None,
     cache_bits: int | None = None,
 ) -> Diagnosis:
-    """Examine this machine and a model, named as in `open_checkpoint`. For a hub id, only cached
-    files are read.
+    """Examine this machine and a model, as `open_checkpoint` names it; of a hub id, cached files.
 
     ctx_size: requested positions. cache_bits: width of keys and values, as in Backend.load. Every
     fault of the model or the machine becomes a finding. Raises ContextError for a ctx_size beyond
@@ -114,9 +112,7 @@ def take_stock(gpus: Gpus) -> list[BackendFacts]:
 
 
 def predict_auto(backends: list[BackendFacts]) -> str:
-    """Predict the choice of selection.auto(), which imports torch. backends: as `take_stock`
-    returns them.
-    """
+    """Predict selection.auto(), which imports torch. backends: as of `take_stock`."""
     mlx, _, cuda = backends
     if platform.system() == "Darwin" and platform.machine() == "arm64" and mlx.available:
         return "mlx"

@@ -27,13 +27,13 @@ def fit_backends(
     diagnosis: Diagnosis,
     checkpoint: Checkpoint,
     revision: str | None,
-    wanted: int | None,
+    requested: int | None,
     is_default: bool,
     cache_bits: int | None = None,
 ) -> None:
     """Add the model's fit on each backend, and the command to run next.
 
-    wanted: requested positions, None for any. is_default: the model is the commands' default.
+    requested: requested positions, None for any. is_default: the model is the commands' default.
     cache_bits: a load option.
     """
     longest = rope.max_context(checkpoint.config)
@@ -50,22 +50,21 @@ def fit_backends(
         )
         if facts.memory_bytes is not None:
             room = facts.memory_bytes - plan.nbytes
-            # Keys and values count twice: while their storage grows, the old storage is still
-            # allocated.
+            # Keys and values count twice: growing storage is copied to a new one.
             fit.longest_context, fit.longest_with_8_bits = (
                 max(0, min(longest, room // (2 * nbytes))) for nbytes in (per_position, in_8_bits)
             )
             fit.tokens = default_budget(room) // per_position
-            fit.fits = fit.longest_context >= (wanted or 1)
+            fit.fits = fit.longest_context >= (requested or 1)
         diagnosis.fits.append(fit)
-    _choose(diagnosis, checkpoint, revision, wanted, is_default, cache_bits)
+    _choose(diagnosis, checkpoint, revision, requested, is_default, cache_bits)
 
 
 def _choose(
     diagnosis: Diagnosis,
     checkpoint: Checkpoint,
     revision: str | None,
-    wanted: int | None,
+    requested: int | None,
     is_default: bool,
     cache_bits: int | None,
 ) -> None:
@@ -76,11 +75,9 @@ def _choose(
     note, refuse = (partial(diagnosis.add, level, "memory") for level in ("note", "error"))
 
     def rank(fit: Fit) -> tuple:
-        """Sort key: prefer backends with enough memory, then the automatic choice, then those
-        without options.
-        """
+        """Sort by enough memory, then the automatic choice, then those without options."""
         holds = fit.longest_context is None or fit.longest_context >= (
-            wanted or min(made_for, USEFUL_CONTEXT)
+            requested or min(made_for, USEFUL_CONTEXT)
         )
         needs_options, longest = bool(facts[fit.backend].options), fit.longest_context or 0
         return not holds, fit.backend != diagnosis.auto, needs_options, -longest
@@ -93,10 +90,10 @@ def _choose(
             diagnosis.add(
                 "error", "machine", "no backend can be used here; see the reason beside each"
             )
-        elif best.longest_context and wanted:
-            remedy = f"ask for {best.longest_context} or fewer{_in_8_bits(best, wanted)}"
+        elif best.longest_context and requested:
+            remedy = f"ask for {best.longest_context} or fewer{_in_8_bits(best, requested)}"
             refuse(
-                f"`ctx_size` {wanted}: memory has room for {best.longest_context} positions on "
+                f"`ctx_size` {requested}: memory has room for {best.longest_context} positions on "
                 f"{best.backend}; {remedy}"
             )
         else:
@@ -116,8 +113,8 @@ def _choose(
         )
         options |= {"backend": chosen.backend, **dict(facts[chosen.backend].options)}
     longest = chosen.longest_context
-    if wanted is not None:
-        options["ctx_size"] = wanted
+    if requested is not None:
+        options["ctx_size"] = requested
     elif longest is not None and longest < made_for:
         note(
             f"the model was made for {made_for} positions, and memory has room for {longest} on "
@@ -132,16 +129,16 @@ def _choose(
         diagnosis.command = Command(name, options=options)
 
 
-def _in_8_bits(fit: Fit, wanted: int) -> str:
-    """Suggest keys and values in 8 bits if these have room for `wanted` positions; else ""."""
+def _in_8_bits(fit: Fit, requested: int) -> str:
+    """Suggest keys and values in 8 bits if these have room for `requested` positions; else ""."""
     most = fit.longest_with_8_bits or 0
-    return "" if fit.cache_bits == 8 or most < wanted else f"; `cache_bits=8` has room for {most}"
+    return (
+        "" if fit.cache_bits == 8 or most < requested else f"; `cache_bits=8` has room for {most}"
+    )
 
 
 def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, most: int) -> str:
-    """Remedy for a model that is too large: a command that quantizes it, if the result fits `most`
-    bytes.
-    """
+    """Remedy for a model that is too large: quantize it, if the result fits `most` bytes."""
     config = checkpoint.config
     columns = {shape[1] for shape in config.tensor_shapes().values() if len(shape) == 2}
     sizes = (size for size in (64, 32) if not any(count % size for count in columns))

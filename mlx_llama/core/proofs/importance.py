@@ -41,8 +41,7 @@ def measure_importance(
     """Measure mean squares of the inputs of all layers' matrices over windows of a text, as
     llama-imatrix does: BOS takes the place of each window's first token if the tokenizer adds it.
 
-    llm: on the cpu backend, without compiled kernels. Raises OptionsError for a text of fewer
-    than `window` tokens.
+    llm: on the cpu backend, without compiled kernels. Raises OptionsError for a shorter text.
     """
     window = min(window, llm.engine.context)
     count = len(tokens) // window

@@ -1,8 +1,7 @@
 """Parity of two backends: run the same tokens through both, and compare every probe of the model.
 
 As in use, most tokens are a prompt and the last ones are decoded one by one. A probe is a named
-array of model.forward. The first probe that is off, in the order of computation, shows where to
-look.
+array of model.forward. The first probe that is off shows where to look.
 """
 
 from __future__ import annotations
@@ -78,9 +77,7 @@ def run_logits(
 
 
 def split_calls(tokens: Sequence[int], decoded: int) -> list[list[int]]:
-    """Split tokens into calls: a prompt, and the last `decoded` tokens one by one. Raises
-    ContextError.
-    """
+    """Split tokens into a prompt and the last `decoded` one by one. Raises ContextError."""
     if not 0 < decoded < len(tokens):
         raise ContextError(
             f"{len(tokens)} tokens, {decoded} of them decoded: the prompt needs at least one"
@@ -130,9 +127,7 @@ def free(llm: LLM) -> None:
 
 @dataclass
 class Decoded:
-    """Greedy tokens of the engine, whose steps may be compiled or captured, compared with the
-    reference's.
-    """
+    """The engine's greedy tokens, perhaps of compiled steps, beside the reference's."""
 
     tokens: list[int]
     first_difference: int | None = None  # index
@@ -155,9 +150,7 @@ class Report:
 
     @property
     def first_bad(self) -> Difference | None:
-        """The first probe, in the order of computation, that exceeds the tolerance at any
-        position.
-        """
+        """The first probe, in the order of computation, beyond the tolerance at a position."""
         return next((probe for probe in self.differences if not probe.peak <= self.tolerance), None)
 
     @property
@@ -232,9 +225,7 @@ def compare_decoded(
     tolerance: float,
     reference: Callable[[list[int]], np.ndarray],
 ) -> Decoded:
-    """Compare greedy tokens after `prompt` with `expected`. reference: logits [V] of the reference
-    after tokens.
-    """
+    """Compare greedy tokens with `expected`. reference: its logits [V] after tokens."""
     tokens = greedy(llm, prompt, len(expected))
     first = first_other(tokens, expected)
     if first is None:

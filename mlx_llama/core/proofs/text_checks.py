@@ -18,9 +18,7 @@ _QUESTION, _ANSWER = "Hello", "Fine."
 
 
 def check_text(diagnosis: Diagnosis, opened: OpenedModel) -> None:
-    """Add findings about the tokenizer, the end tokens, the chat template and
-    generation_config.json.
-    """
+    """Add findings about the tokenizer, end tokens, template and generation_config.json."""
     files, config = opened.files, opened.config
     generation = _read_generation_config(diagnosis, opened)
     try:
@@ -153,9 +151,7 @@ def _check_template(
     template: ChatTemplate,
     ends: frozenset[int],
 ) -> None:
-    """Check the beginning and end of a rendered question and answer. Raises TemplateError,
-    TokenizerError.
-    """
+    """Check both ends of a rendered exchange. Raises TemplateError, TokenizerError."""
     note, warn = (partial(diagnosis.add, level, "template") for level in ("note", "warning"))
     question = {"role": "user", "content": _QUESTION}
     if template.notice:

@@ -207,9 +207,7 @@ def check(
     tolerance: float,
     order: list[str],
 ) -> Checked:
-    """Compare a run over the trace's tokens. order: names of all probes, in the order of
-    computation.
-    """
+    """Compare a run over the trace's tokens. order: names of all probes, as computed."""
     errors: dict[str, np.ndarray] = {}
     for name in order:
         if name not in trace.sketches or name not in probes:

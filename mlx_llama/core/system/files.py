@@ -79,9 +79,7 @@ def writing(name: object, error: type[LlamaError]) -> Iterator[None]:
 
 
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises error: the file is missing, unreadable, too large, not
-    UTF-8, not JSON, or not an object.
-    """
+    """Read a JSON object. Raises `error` for a file that cannot be read or is no JSON object."""
     with reading(path, error):
         text = read_file(path, _JSON_LIMIT).decode("utf-8-sig")
     try:

@@ -6,8 +6,7 @@
     with progress.reported(lambda done, total: ...):    # the display (a door: cli.Bar)
         model = backend.load(checkpoint)
 
-Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for Python
-callers.
+Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for Python.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-# Control characters -> visible symbols, so that text of a model or a template cannot control the
-# terminal.
+# Control characters -> visible symbols, so that a model's text cannot control the terminal.
 CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 

@@ -1,6 +1,4 @@
-"""Tokenizers of a Hugging Face folder: tokenizer.json, tekken.json (tokenizers) and tokenizer.model
-(sentencepiece).
-"""
+"""Tokenizers of a folder: tokenizer.json, tekken.json, or tokenizer.model (sentencepiece)."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
 
 
 def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
-    """Load the tokenizer of a model's folder: tokenizer.json if there is one, else tekken.json,
-    else tokenizer.model.
+    """Load a folder's tokenizer: tokenizer.json, else tekken.json, else tokenizer.model.
 
     Raises TokenizerError: no such file, unreadable for its library, malformed settings beside it,
     or ids beyond `config.vocab_size`.
@@ -59,9 +56,7 @@ def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Token
 
 
 class _Settings:
-    """tokenizer_config.json, completed by special_tokens_map.json. Raises TokenizerError for a
-    malformed file.
-    """
+    """tokenizer_config.json over special_tokens_map.json. Raises TokenizerError if malformed."""
 
     def __init__(self, folder: Path):
         self.path = folder / "tokenizer_config.json"
@@ -147,9 +142,7 @@ class _FolderTokenizer(Tokenizer):
         """The text of a token's id."""
 
     def _set_ends(self, settings: _Settings, config: LlamaConfig) -> None:
-        """Set bos_id and eos_ids from the settings, or from config.json if the settings do not
-        mention them.
-        """
+        """Set bos_id and eos_ids from the settings, or from config.json where they lack them."""
         self.named = settings.named
 
         def find(name: str) -> int | None:
@@ -313,9 +306,7 @@ class _FastTokenizer(_FolderTokenizer):
                 library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
 
     def _check_growth(self, library: Any) -> None:
-        """Refuse a normalizer whose output may exhaust memory, on which the library aborts the
-        process.
-        """
+        """Refuse a normalizer that may exhaust memory, since the library then aborts."""
         growth = 1
         for step in _steps(library.normalizer, "normalizers"):
             content = step.get("content", step.get("prepend", ""))
@@ -364,9 +355,7 @@ class _FastTokenizer(_FolderTokenizer):
         return longest * (3 if composes else 1)
 
     def _set_decoder(self) -> None:
-        """Recognise the decoder in tokenizer.json: byte level, Metaspace, or byte fallback as in
-        Llama 2.
-        """
+        """Recognise tokenizer.json's decoder: byte level, Metaspace, or Llama 2's fallback."""
         steps = _steps(self._library.decoder, "decoders")
         kinds = [step["type"] for step in steps]
         if kinds == ["ByteLevel"]:
@@ -393,8 +382,7 @@ class _FastTokenizer(_FolderTokenizer):
 
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
         if not starts_text and not self.byte_level:
-            # As transformers does: the first word after a newline gets no space, so add a newline
-            # and cut it off.
+            # As transformers does: a word after a newline gets no space. Cut the newline off.
             ids = self._encode("\n" + text, parse_special)
             if ids[: len(self._newline)] == self._newline:
                 return ids[len(self._newline) :]
@@ -456,16 +444,13 @@ def _check_charsmaps(text: str) -> None:
                         f"precompiled_charsmap: a trie of {size} bytes in {nbytes}, truncated"
                     )
 
-    # Parsing a large file takes a tenth of a second, so parse only if the key may occur; JSON may
-    # spell it with escapes.
+    # Parsing a large file takes 0.1 s, so parse only if the key may occur, perhaps with escapes.
     if "precompiled_charsmap" in text or re.search(r"\\u00[2-7]", text):
         json.loads(text, object_pairs_hook=check)
 
 
 class _SentencePieceTokenizer(_FolderTokenizer):
-    """tokenizer.model through the sentencepiece library, plus the tokens of Hugging Face's
-    files.
-    """
+    """tokenizer.model through the sentencepiece library, plus tokens of Hugging Face's files."""
 
     def __init__(self, folder: Path, config: LlamaConfig):
         super().__init__(folder / _MODEL, config)
@@ -538,9 +523,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         return re.compile("|".join(tokens) or "(?!)")
 
     def _add_tokens(self, folder: Path, settings: _Settings) -> None:
-        """Add the tokens of added_tokens.json and added_tokens_decoder, in or above the
-        sentencepiece vocabulary.
-        """
+        """Add tokens of added_tokens.json and added_tokens_decoder to the vocabulary."""
         special = {*settings.named.values(), *settings.listed}
         path = folder / "added_tokens.json"
         if path.exists():
@@ -580,8 +563,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
         """Split at added tokens, and encode the text between them.
 
-        As in transformers' LlamaTokenizer, segments that begin without a space get one according to
-        the prefix scheme.
+        As in transformers' LlamaTokenizer, segments get a leading space by the prefix scheme.
         """
         pattern = self._parsed_pattern if parse_special else self._plain_pattern
         if pattern is None:

@@ -11,9 +11,7 @@ import hashlib
 
 
 def is_known(source: str) -> bool:
-    """True if a template is in `KNOWN`, whatever the white space around it and the kind of its
-    newlines.
-    """
+    """True if a template is in `KNOWN`, whatever its newlines and outer white space."""
     return digest(source) in KNOWN
 
 

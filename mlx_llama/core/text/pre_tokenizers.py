@@ -1,5 +1,4 @@
-"""Pre-tokenizers of byte-level BPE, by the names in GGUF's tokenizer.ggml.pre (llama.cpp,
-llama-vocab.cpp).
+"""Pre-tokenizers of byte-level BPE, by names of GGUF's tokenizer.ggml.pre (llama-vocab.cpp).
 
 A pre-tokenizer splits a text into words before BPE merges bytes within each. It is a sequence of
 regular expressions. Each expression splits the words of those before it: matches become words, and

@@ -1,5 +1,4 @@
-"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a server of
-renderings.
+"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a server.
 
 Names, filters and blocks are those of transformers' utils/chat_template_utils.py. The sandbox keeps
 a template away from Python, but does not bound its time and memory: template_process.py runs this
@@ -178,9 +177,7 @@ def serve(memory: int) -> None:
 
 
 def _limit_process(memory: int) -> None:
-    """Set the limits that the system can enforce. The parent watches time and memory on every
-    system.
-    """
+    """Set the limits that the system can enforce. The parent always watches time and memory."""
     if resource is None:
         return
     nothing = dict.fromkeys(("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC"), 0)

@@ -50,9 +50,7 @@ _REMEDY = "check the file, or choose another template with `template`"
 
 
 class ChatTemplate:
-    """A chat template. Known templates render in this process, others in a process with limited
-    time and memory.
-    """
+    """A chat template. Unknown ones render in a process with limited time and memory."""
 
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
         """Compile a template.
@@ -114,8 +112,7 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages; returns them as templates expect: contents as text, arguments of calls as
-    objects.
+    """Check messages; returns them with contents as text and arguments of calls as objects.
 
     Raises TemplateError that names the malformed message and field.
     """
@@ -155,9 +152,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Check the calls of an assistant's message; returns their arguments as objects, which
-    templates print as JSON.
-    """
+    """Check a message's calls; returns their arguments as objects, which print as JSON."""
     if not isinstance(calls, (list, tuple)) or not 1 <= len(calls) <= MAX_CALLS:
         raise TemplateError(f"{where} is {show(calls)}, expected a list of 1 to {MAX_CALLS} calls")
     checked = []
@@ -251,8 +246,7 @@ def _read_field(path: Path) -> TemplateText | None:
 
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
-    """Read the template in a GGUF file's metadata. None if there is none. source: name of the file,
-    for errors.
+    """Read the template in a GGUF file's metadata, None for none. source: the file, for errors.
 
     Further templates, of NAMES, are tokenizer.chat_template.NAME.
 
@@ -330,8 +324,7 @@ def encode_messages(
     no such token, the ids are those of transformers' apply_chat_template.
 
     written: special tokens that the assistant's messages may write, as the marks of its calls.
-    check_count: called with a lower bound of their number before a long text is encoded, and may
-    raise.
+    check_count: called with a lower bound of their number before encoding; may raise.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
@@ -362,9 +355,7 @@ def _render_parts(
     extras: dict[str, Any],
     written: Collection[str],
 ) -> list[str]:
-    """Render a conversation, split inside every control token that a message spells, in part or
-    whole.
-    """
+    """Render a conversation, split inside each control token that a message spells."""
     special = [text for text in tokenizer.special_ids if len(text) > 1]
     # Templates write white space as ordinary text (as transformers' sanitize_control_tokens).
     added = [
@@ -433,9 +424,7 @@ def _pick_marks(
 def _mark_content(
     content: str, to_cut: Sequence[str], literals: tuple[str, ...], cut: str, edge: str
 ) -> str:
-    """Put `cut` inside every literal of `to_cut`, and `edge` at ends that neighbouring text may
-    complete to a literal.
-    """
+    """Put `cut` inside literals, and `edge` at ends that may become part of one."""
     prefixes, suffixes = _prefixes_and_suffixes(literals)
     longest = max(map(len, literals))
     body = content.strip()  # edges stay inside outer spaces, so that templates can strip these

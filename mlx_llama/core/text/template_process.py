@@ -73,9 +73,7 @@ class TemplateProcess:
         return kind, text
 
     def start(self) -> None:
-        """Start the process unless it runs, without waiting for it. The next request reports an
-        error.
-        """
+        """Start the process in the background unless it runs. A request reports the error."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 with contextlib.suppress(Stopped):
@@ -117,9 +115,7 @@ class TemplateProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start the process, isolated from the user's Python settings and from the terminal's
-    Ctrl-C.
-    """
+    """Start the process, isolated from the user's Python settings and the terminal's Ctrl-C."""
     specs = filter(None, map(importlib.util.find_spec, ("jinja2", "markupsafe")))
     folders = {str(Path(spec.origin).parents[1]) for spec in specs if spec.origin}
     file = str(Path(__file__).with_name("sandbox.py"))

@@ -1,8 +1,7 @@
 """Text to token ids and back: the interface of all tokenizers, and streaming decode.
 
 Libraries encode (hf_tokenizer.py, gguf_tokenizer.py). This file decodes token by token, so that
-streamed and decoded text are equal by construction. The tests compare both with the libraries'
-decoders.
+streamed and decoded text are equal by construction. Tests compare both with the libraries'.
 """
 
 from __future__ import annotations
@@ -71,9 +70,8 @@ class Tokenizer(ABC):
     def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
         """Encode a text as token ids.
 
-        add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets BOS in any
-        case, since a model needs a token to start from. parse_special: parse special tokens; else
-        they are text.
+        add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text always gets BOS, to
+        start from. parse_special: parse special tokens; else they are text.
 
         Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
         """
@@ -84,8 +82,7 @@ class Tokenizer(ABC):
         return bos + self._encode(text, parse_special) if text else bos
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Encode consecutive parts of a text; special tokens are parsed within a part, but not
-        across two.
+        """Encode consecutive parts of a text; special tokens are parsed within a part alone.
 
         Raises TokenizerError: as `encode`.
         """
@@ -97,9 +94,7 @@ class Tokenizer(ABC):
         return ids
 
     def count_at_least(self, text: str) -> int:
-        """A lower bound of the number of tokens of a long text, without encoding it; 0 if short or
-        unknown.
-        """
+        """A lower bound of a long text's tokens, without encoding it; 0 if short or unknown."""
         if len(text) < _LONG or not self._longest_token:
             return 0
         return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest_token)
@@ -111,15 +106,12 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
-        """Encode a text. starts_text: False for the continuation of a text, which gets no space
-        before the first word.
-        """
+        """Encode a text. starts_text: False for a continuation: no space comes first."""
 
     # Decoding
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the space before the first word
-        is dropped.
+        """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the first word loses its space.
 
         Raises TokenizerError: an id outside the model's vocabulary.
         """
@@ -156,9 +148,7 @@ class Tokenizer(ABC):
         return self._pieces[token]
 
     def token_bytes(self) -> list[bytes | None]:
-        """The bytes that each id adds to a text, by id; None for special and unknown tokens and for
-        padding.
-        """
+        """The bytes that each id adds to a text; None for special, unknown and padding ids."""
         specials, added = set(self.special_ids.values()), set(self.added_ids.values())
         pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
         return [
@@ -261,9 +251,7 @@ class StreamDecoder:
         return text.removeprefix(" ") if drops else text
 
     def _take_pending(self, final: bool) -> str:
-        """Take whole characters from the pending bytes; bytes that belong to no character become
-        U+FFFD.
-        """
+        """Take whole characters from the pending bytes; stray bytes become U+FFFD."""
         text = ""
         while self._pending:
             try:
@@ -283,9 +271,7 @@ def library_faults(
     fault: str = "its tokenizer cannot encode this text",
     remedy: str = "shorten long runs of one character, or fetch the tokenizer again",
 ) -> Iterator[None]:
-    """Turn errors of the tokenizers library into TokenizerError: bare Exception, and
-    PanicException, a BaseException.
-    """
+    """Turn the tokenizers library's errors, a PanicException too, into TokenizerError."""
     try:
         yield
     except (LlamaError, MemoryError):
@@ -304,9 +290,7 @@ def parse_byte_token(text: str) -> int | None:
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes (openai/gpt-2, encoder.py): character ->
-    byte.
-    """
+    """GPT-2's printable characters of the 256 bytes (openai/gpt-2, encoder.py), by byte."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -9,7 +9,7 @@ of it, while other slots stay in place.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -103,29 +103,19 @@ class StepBuffers:
 class Buffers(Positions):
     """A cache's rows and the buffers where they lie."""
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        capacity: int,
-        dtype: mx.Dtype = mx.float32,
-        device: mx.Device = mx.Device(mx.cpu),
-        rows: int = 1,
-        bits: int | None = None,
-    ):
-        """bits: of keys and values: 8 for codes, 16 for two bytes, None for `dtype`."""
+    def __init__(self, config: LlamaConfig, *arguments: Any):
+        super().__init__(config, *arguments)
+        dtype, on_cpu = self.dtype, self.device.type == mx.cpu
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
-        self.packing = Packing(
-            bits, config.head_dim, dtype, mx.float32 if device.type == mx.cpu else dtype
-        )
+        self.packing = Packing(self.bits, config.head_dim, dtype, mx.float32 if on_cpu else dtype)
         heads = 2 * config.num_hidden_layers * config.num_key_value_heads
-        super().__init__(config, capacity, heads * self.packing.nbytes, rows)
-        self.dtype, self.device = dtype, device
+        self.position_nbytes = heads * self.packing.nbytes
         # mx.fast.rope computes its angles in float32, 1e-3 off at position 100,000. That suffices
         # for 16-bit activations, but float32 promises the other backends' tokens. The kernel has no
         # factor that depends on the position either. MLX's CPU device has no such kernel; tables
         # take fewer primitives there at every width.
-        self.tabulated = dtype == mx.float32 or device.type == mx.cpu or config.scales_queries
-        self.slots: list[Slot | None] = [None] * rows  # by row
+        self.tabulated = dtype == mx.float32 or on_cpu or config.scales_queries
+        self.slots: list[Slot | None] = [None] * self.rows  # by row
         self._tables: dict[int, tuple] = {}  # by length of a buffer
         self._steps: dict[tuple[int, ...], StepBuffers] = {}  # by rows; no two share a buffer
 

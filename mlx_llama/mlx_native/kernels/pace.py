@@ -18,8 +18,7 @@ from mlx_llama.core.models.config import LlamaConfig
 
 QUEUED_SECONDS = 0.25  # of work on the device
 UNLIMITED = 1 << 16  # tokens
-# Multiplications per second of a slow device of each kind. MLX's CPU device on Linux was measured;
-# Apple's are estimates.
+# Multiplications per second of slow devices: MLX's CPU device on Linux measured, Apple's guessed.
 SPEEDS = {"gpu": 2e12, "accelerate": 2e11, "cpu": 2e9, "cpu, low-bit": 1e8}
 
 

@@ -36,8 +36,7 @@ class StepView(View):
     ):
         """Store `token`, int32 [S, 1], at `position`.
 
-        tokens, keys, values: of the buffer. tables: of Cache.tables. adapters: of the slots, int32
-        [S], None for none.
+        tokens, keys, values: of the buffer. tables: of Cache. adapters: of the slots, int32 [S].
         """
         self.position, self.packing, self.adapters = position, packing, adapters
         self.keys, self.values = list(keys), list(values)

@@ -154,11 +154,11 @@ def bad_tensors():
     tensor = tensor_of(rng.standard_normal((16, 512), np.float32), "float32")
     yield (
         "cannot be filled from",
-        dataclasses.replace(tensor, stored=tensor.bits.astype(np.float64)),
+        dataclasses.replace(tensor, values=tensor.bits.astype(np.float64)),
     )
     yield (
         "cannot be filled from",
-        dataclasses.replace(tensor, stored=tensor.bits.astype(np.float16)),
+        dataclasses.replace(tensor, values=tensor.bits.astype(np.float16)),
     )
 
 

@@ -25,7 +25,8 @@ class Cache(Positions):
     """Storage that only counts."""
 
     def __init__(self, capacity: int = 1000, rows: int = 1, free: int | None = None):
-        super().__init__(CONFIG, capacity, 4, rows)
+        super().__init__(CONFIG, capacity, rows=rows)
+        self.position_nbytes = 4
         self.free, self.grown = free, []
 
     def free_memory(self):

@@ -65,9 +65,9 @@ def test_mlx_keeps_float32_products_unless_the_user_says_otherwise(set_by_user, 
 import os
 from mlx_llama.core.backends.selection import select
 backend = select("mlx", "cpu")
-found = os.environ.get("MLX_ENABLE_TF32")
+setting = os.environ.get("MLX_ENABLE_TF32")
 backend.runtime.pick_dtype("float32", "float32", backend.device)
-print(found, os.environ.get("MLX_ENABLE_TF32"))
+print(setting, os.environ.get("MLX_ENABLE_TF32"))
 """
     environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
     environment |= {} if set_by_user is None else {"MLX_ENABLE_TF32": set_by_user}

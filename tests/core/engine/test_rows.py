@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os.path
+
 import pytest
 from hypothesis import given, strategies as st
 
-from mlx_llama.core.engine.rows import MIN_COPY, Rows
+from mlx_llama.core.engine.rows import MIN_COPY, Rows, common_prefix
 from mlx_llama.core.errors import ContextError
 
 from .toy import POSITION_NBYTES, ToyBackend, ToyModel
@@ -133,3 +135,12 @@ def test_a_saved_row_needs_room():
     with pytest.raises(ContextError, match="raise `cache_memory`"):
         rows.install({"tokens": [2] * 100})
     assert not rows.kept
+
+
+TOKENS = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(TOKENS, TOKENS, st.sampled_from([0, 55, 63, 64, 128, 400]))
+def test_the_length_is_that_of_the_common_prefix(first, other, count):
+    first, other = [7] * count + first, [7] * count + other
+    assert common_prefix(first, other) == len(os.path.commonprefix([first, other]))

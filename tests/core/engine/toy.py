@@ -52,7 +52,8 @@ class RowCache(Positions):
     """
 
     def __init__(self, config, capacity, position_nbytes, rows, dtype, *shape):
-        super().__init__(config, capacity, position_nbytes, rows)
+        super().__init__(config, capacity, rows=rows)
+        self.position_nbytes = position_nbytes
         self.keys = [np.zeros((0, *shape), dtype) for _ in range(rows)]
         self.tokens = [np.zeros(0, np.int32) for _ in range(rows)]
         self.copied = 0  # positions that copy_prefix copied

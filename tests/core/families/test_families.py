@@ -119,8 +119,8 @@ def test_the_config_means_what_transformers_reads(name):
         }
     elif "alpha" in parameters:
         wanted, _ = HunYuanDenseV1RotaryEmbedding.compute_ntk_alpha_rope_parameters(theirs)
-        found, _ = rope.inverse_frequencies(ours)
-        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
+        frequencies, _ = rope.inverse_frequencies(ours)
+        np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
     else:
         assert ours.rope.type == parameters["rope_type"]
         assert ours.rope.theta == parameters["rope_theta"]
@@ -128,8 +128,8 @@ def test_the_config_means_what_transformers_reads(name):
             assert getattr(ours.rope, field) == parameters.get(field), field
         if parameters["rope_type"] == "yarn":
             wanted, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
-            found, ours_factor = rope.inverse_frequencies(ours)
-            np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
+            frequencies, ours_factor = rope.inverse_frequencies(ours)
+            np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
             assert ours_factor == pytest.approx(factor)
     assert ours.rotary_dim == int(ours.head_dim * parameters.get("partial_rotary_factor", 1))
 

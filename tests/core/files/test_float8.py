@@ -76,8 +76,8 @@ def make_float8(folder, kind, change=None, **fields):
         tensors[name] = "F8_E4M3", shape, raw_bytes(codes)
         tensors[f"{module}.{part}"] = code, tuple(scales.shape), raw_bytes(scales)
         if kind == "Mistral":
-            one = torch.tensor([1.0], dtype=torch.bfloat16)
-            tensors[f"{module}.activation_scale"] = "BF16", (), raw_bytes(one)
+            scale = torch.tensor([1.0], dtype=torch.bfloat16)
+            tensors[f"{module}.activation_scale"] = "BF16", (), raw_bytes(scale)
         if kind == "modelopt" and module.endswith("k_proj"):
             tensors[f"{module}.k_scale"] = "F32", (), raw_bytes(torch.ones(1))
     if change:

@@ -190,16 +190,16 @@ def test_nulls_and_names_that_clients_send_back(guide):
 
 def test_completions(complete, llm):
     prompts = ["Once upon", "The river"]
-    one, other = (llm.generate(prompt, max_tokens=9).text for prompt in prompts)
+    first, second = (llm.generate(prompt, max_tokens=9).text for prompt in prompts)
     completion = complete(prompt=prompts, max_tokens=9)
-    assert [choice.text for choice in completion.choices] == [one, other]
+    assert [choice.text for choice in completion.choices] == [first, second]
     assert completion.usage.completion_tokens == 18
-    assert complete(prompt=llm.encode("Once upon"), max_tokens=9).choices[0].text == one
+    assert complete(prompt=llm.encode("Once upon"), max_tokens=9).choices[0].text == first
     echoed = complete(prompt=prompts, n=2, max_tokens=9, echo=True).choices
-    wanted = [text for text in ("Once upon" + one, "The river" + other) for _ in range(2)]
+    wanted = [text for text in ("Once upon" + first, "The river" + second) for _ in range(2)]
     assert [choice.text for choice in echoed] == wanted
     stream = complete(prompt="Once upon", max_tokens=9, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in stream) == one
+    assert "".join(chunk.choices[0].text for chunk in stream) == first
 
 
 def test_models_and_names(guide):

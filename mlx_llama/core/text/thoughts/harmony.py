@@ -75,8 +75,8 @@ class HarmonyParser(ThoughtParser):
     def _read_content(self, pieces: list[Thought | str], is_last: bool) -> bool:
         """Read up to the end of the message; False if more is needed."""
         end = _ENDS.search(self.waiting)
-        held = None if end or is_last else _MARK.search(self.waiting)
-        stop = end.start() if end else held.start() if held else len(self.waiting)
+        unfinished = None if end or is_last else _MARK.search(self.waiting)
+        stop = end.start() if end else unfinished.start() if unfinished else len(self.waiting)
         if content := self.waiting[:stop]:
             is_thought = self.state == "thought"
             pieces.append(Thought(content) if is_thought else content)

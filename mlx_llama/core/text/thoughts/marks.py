@@ -8,8 +8,7 @@ from .base import State, Thought, ThoughtFormat, ThoughtParser
 class Marks(ThoughtFormat):
     """A format with a mark before and one after the thought.
 
-    lead: before the end mark. tail: after it. answer: marks around the answer, which are no part
-    of it.
+    lead, tail: before and after the end mark. answer: marks around the answer, no part of it.
     """
 
     def __init__(
@@ -49,7 +48,9 @@ class MarkParser(ThoughtParser):
                 self.state, self._is_fresh = "text", False
         if self.state == "thought":
             thought, mark, rest = self.waiting.partition(self._form.end)
-            self.waiting = "" if mark else thought[len(thought) - _held(thought, self._form.end) :]
+            self.waiting = (
+                "" if mark else thought[len(thought) - _count_withheld(thought, self._form.end) :]
+            )
             if not mark and not is_last:
                 thought = thought[: len(thought) - len(self.waiting)]
                 # White space before the end mark is dropped with it.
@@ -67,8 +68,8 @@ class MarkParser(ThoughtParser):
         text, self.waiting = self.waiting, ""
         for mark in self._form.answer:
             text = text.replace(mark, "")
-            if not is_last and (held := _held(text, mark)):
-                text, self.waiting = text[:-held], text[-held:] + self.waiting
+            if not is_last and (count := _count_withheld(text, mark)):
+                text, self.waiting = text[:-count], text[-count:] + self.waiting
         return self._trim(text)
 
     def _trim(self, text: str) -> str:
@@ -78,7 +79,7 @@ class MarkParser(ThoughtParser):
         return text
 
 
-def _held(text: str, mark: str) -> int:
+def _count_withheld(text: str, mark: str) -> int:
     """Length of the text's end that may begin the mark."""
     return next(
         (n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0

@@ -19,9 +19,7 @@ _TYPES = {
 
 
 def follow(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that references lead to; empty for `true` and broken ones. root: has the
-    definitions.
-    """
+    """Follow references; returns {} for `true` and broken ones. root: has the definitions."""
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break

@@ -151,9 +151,7 @@ class CallText:
         return rest[0]
 
     def skip(self, mark: str) -> Generator[None, None, bool]:
-        """Take a mark and the white space before it; returns False, and takes nothing, if another
-        text comes.
-        """
+        """Take a mark and the white space before it; False, and nothing, if it does not come."""
         while not (rest := self.rest.lstrip()).startswith(mark):
             if not mark.startswith(rest):
                 return False
@@ -162,9 +160,7 @@ class CallText:
         return True
 
     def until(self, mark: str) -> Generator[None, None, str]:
-        """Take a name or key up to a mark, which stays in `rest`. Raises NoCall if it is too
-        long.
-        """
+        """Take a name or key up to a mark, which stays in `rest`. Raises NoCall if too long."""
         while (at := self.rest.find(mark)) < 0 and len(self.rest) <= _HEAD_LENGTH:
             yield from self.wait()
         if not 0 <= at <= _HEAD_LENGTH:

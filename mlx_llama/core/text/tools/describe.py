@@ -72,8 +72,7 @@ class Tool:
         return {"type": "function", "function": inner}
 
     def run(self, arguments: str) -> str:
-        """Call the function with arguments as JSON; returns its result as JSON, or as text if it is
-        a text.
+        """Call the function with arguments as JSON; returns its result as JSON, a text as it is.
 
         Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and
         errors of the function.
@@ -98,9 +97,7 @@ class Tool:
 
 
 def read_tools(values: Sequence[Any]) -> list[Tool]:
-    """Build tools. Raises OptionsError as `Tool.of`, for duplicate names, and for too many or too
-    long tools.
-    """
+    """Build tools. Raises OptionsError as `Tool.of`; for duplicates, too many or too long."""
     if not isinstance(values, (list, tuple)):
         raise OptionsError(f"tools: {show(values)} is not a list")
     tools = [Tool.of(value) for value in values]
@@ -177,9 +174,7 @@ _ENTRY = re.compile(r"(?::param\s+)?\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Summary and descriptions of parameters: of "Args:" (Google's style) or ":param x:"
-    (Sphinx).
-    """
+    """Summary, and descriptions of parameters: "Args:" (Google) or ":param x:" (Sphinx)."""
     lines = text.splitlines()
     summary: list[str] = []
     texts: dict[str, str] = {}

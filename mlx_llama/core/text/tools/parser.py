@@ -38,9 +38,7 @@ class ToolParser(CallText):
         return self.take_news()
 
     def finish(self) -> list[str | ToolDelta]:
-        """End the text; returns what was withheld. A call that was cut stays in `calls`, with
-        is_complete False.
-        """
+        """End the text; returns what was withheld. A cut call stays in `calls`, incomplete."""
         self.is_over = True
         while self._reader is not None and self._resume() and self.rest and self._read_text():
             pass

@@ -47,9 +47,7 @@ def read_code(text: CallText, closes: str = "", interpreter: str | None = None) 
 
 
 def _read_argument(text: CallText, name: str, code: str) -> dict[str, Any]:
-    """Arguments of an interpreter: its only parameter, or `code`. Models also write them as
-    JSON.
-    """
+    """Arguments of an interpreter: its only parameter, or `code`. Models also write JSON."""
     names = list(text.tools[name].parameters.get("properties", {}))
     try:
         values = json.loads(code)
@@ -62,9 +60,7 @@ def _read_argument(text: CallText, name: str, code: str) -> dict[str, Any]:
 
 
 def parse_calls(code: str) -> list[Call]:
-    """Calls with literal arguments: f(a=1), f.call(a=1), x = f(a=1), print(f(a=1)), one a line.
-    Empty for any other code.
-    """
+    """Calls with literal arguments, one a line: f(a=1), f.call(a=1), x = f(a=1)."""
     calls = []
     if len(code) > _LENGTH:
         return []

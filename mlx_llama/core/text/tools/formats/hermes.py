@@ -59,9 +59,7 @@ class SmolLM3(Hermes):
         return super().matches(source, tokenizer) and "xml_tools" in source
 
     def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
-        """An interpreter's description is in python_tools, which teach <code>, others in
-        xml_tools.
-        """
+        """Describe an interpreter in python_tools, which teach <code>, others in xml_tools."""
         messages, _ = super().offer(messages, ())
         extras: dict[str, Any] = {}
         for tool in tools:
