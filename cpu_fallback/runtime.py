@@ -88,9 +88,9 @@ def find_search() -> Search:
     target, _ = compilation.find_target()
     if target is None:
         return Search()
-    from .kernels.search import Searches
+    from .kernels.search import compiled_search
 
-    return Searches(target).search()
+    return compiled_search(target)
 
 
 def measure_kernels(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,60 +19,50 @@ from .target import Target, compile_module
 _BYTES = 4 * LANES
 
 
-class Searches:
-    """The functions of `Search`, each compiled at its first use."""
+def compiled_search(target: Target) -> Search:
+    """The functions of `Search` for a target, each compiled at its first use."""
+    return Search(*(functools.partial(run, target) for run in (fit_min, fit_scales, descend)))
 
-    def __init__(self, target: Target):
-        self.target, self._lock = target, threading.Lock()
-        self._functions: dict[str, Callable[..., None]] = {}
 
-    def search(self) -> Search:
-        return Search(self.fit_min, self.fit_scales, self.descend)
+def fit_min(target, x, weights, low, high, top, first, steps, delta) -> np.ndarray:
+    constants = len(x), top, first, steps, delta, weights is not None
+    return _run(target, _fit_min, constants, 4, x, x if weights is None else weights, low, high)
 
-    def fit_min(self, x, weights, low, high, top, first, steps, delta) -> np.ndarray:
-        out = np.empty((4, x.shape[1]), np.float32)
-        constants = len(x), top, first, steps, delta, weights is not None
-        self._run(_fit_min, constants, out, x, x if weights is None else weights, low, high)
-        return out
 
-    def fit_scales(self, x, weights, largest, top) -> np.ndarray:
-        out = np.empty((2, x.shape[1]), np.float32)
-        constants = len(x), top, weights is not None
-        self._run(_fit_scales, constants, out, x, x if weights is None else weights, largest)
-        return out
+def fit_scales(target, x, weights, largest, top) -> np.ndarray:
+    constants = len(x), top, weights is not None
+    return _run(target, _fit_scales, constants, 2, x, x if weights is None else weights, largest)
 
-    def descend(self, x, codes, weights, low, high) -> tuple[np.ndarray, np.ndarray]:
-        out = np.empty((len(x) + 1, x.shape[1]), np.float32)
-        self._run(_descend, (len(x), low, high), out, x, codes, weights)
-        return out[-1], out[:-1]
 
-    def _run(self, write: Any, constants: tuple, out: np.ndarray, *inputs: np.ndarray) -> None:
-        """Call a kernel on float32 arrays [..., G]."""
-        groups = out.shape[-1]
-        padding = -groups % LANES
-        arrays = [np.ascontiguousarray(array, np.float32) for array in (*inputs, out)]
-        if padding:
-            arrays = [
-                np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, padding)]) for array in arrays
-            ]
-        function = self._compile(write, constants)
-        function(*(array.ctypes.data for array in arrays), groups + padding)
-        if padding:
-            out[:] = arrays[-1][:, :groups]
+def descend(target, x, codes, weights, low, high) -> tuple[np.ndarray, np.ndarray]:
+    out = _run(target, _descend, (len(x), low, high), len(x) + 1, x, codes, weights)
+    return out[-1], out[:-1]
 
-    def _compile(self, write: Any, constants: tuple) -> Callable[..., None]:
-        name = write.name(*constants)
-        with self._lock:
-            if name not in self._functions:
 
-                def build() -> Module:
-                    module = Module()
-                    write(module, *constants, public=True)
-                    return module
+def _run(
+    target: Target, write: Any, constants: tuple, rows: int, *inputs: np.ndarray
+) -> np.ndarray:
+    """Run a kernel on float32 arrays [..., G]; returns its outputs, float32 [rows, G]."""
+    groups = inputs[0].shape[-1]
+    padding = -groups % LANES
+    if padding:
+        inputs = tuple(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)]) for x in inputs)
+    out = np.empty((rows, groups + padding), np.float32)
+    arrays = [*(np.ascontiguousarray(x, np.float32) for x in inputs), out]
+    _compile(target, write, constants)(*(x.ctypes.data for x in arrays), groups + padding)
+    return out[:, :groups]
 
-                compiled = compile_module(self.target, name, [name], build)
-                self._functions[name] = compiled.function(name, write.parameters())
-        return self._functions[name]
+
+@functools.cache
+def _compile(target: Target, write: Any, constants: tuple) -> Callable[..., None]:
+    def build() -> Module:
+        module = Module()
+        write(module, *constants, public=True)
+        return module
+
+    name = write.name(*constants)
+    compiled = compile_module(target, name, [name], build)
+    return compiled.function(name, write.parameters())
 
 
 class _Group:

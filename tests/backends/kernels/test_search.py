@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from data.make_blocks import KINDS, WEIGHED, make_importance, make_weights
 
-from cpu_fallback.kernels.search import Searches
+from cpu_fallback.kernels.search import compiled_search
 from mlx_llama.core.backends import selection
 from mlx_llama.core.files.gguf_quantize import Search, quantize
 
@@ -18,7 +18,7 @@ CASES = [(kind, False) for kind in KINDS] + [(kind, True) for kind in WEIGHED]
 
 @pytest.fixture(scope="module")
 def search(target) -> Search:
-    return Searches(target).search()
+    return compiled_search(target)
 
 
 @pytest.mark.parametrize("kind, is_weighed", CASES)
