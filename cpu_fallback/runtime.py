@@ -10,6 +10,7 @@ import numpy as np
 from mlx_llama.core.backends.defaults import bandwidth, primitives  # noqa: F401
 from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
+from mlx_llama.core.files.gguf_quantize import Search
 from mlx_llama.core.system import machine
 
 from .kernels import compilation
@@ -80,6 +81,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def free_memory(device: str) -> int | None:
     return machine.free_memory()
+
+
+def find_search() -> Search:
+    """The compiled searches of quantisers, or NumPy's without a compiler."""
+    target, _ = compilation.find_target()
+    if target is None:
+        return Search()
+    from .kernels.search import compiled_search
+
+    return compiled_search(target)
 
 
 def measure_kernels(

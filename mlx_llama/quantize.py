@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> int:
         )
 
     check_calibration(args)
+    from .core.backends import selection
     from .core.files import gguf_export, quantize
     from .core.files.checkpoint import merge_adapter, open_checkpoint
 
@@ -85,7 +86,8 @@ def main(arguments: list[str]) -> int:
         if is_folder:
             written = quantize.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
         else:
-            written = gguf_export.write_gguf(checkpoint, args.out, *scheme, importance=importance)
+            search = selection.find_search()
+            written = gguf_export.write_gguf(checkpoint, args.out, *scheme, importance, search)
     for notice in written.notices:
         cli.say(f"({notice})")
     ratio = checkpoint.nbytes / written.nbytes

@@ -109,11 +109,11 @@ import sys, time
 from mlx_llama import cli, quantize
 from mlx_llama.core.files import writing
 
-def slabs(*_, **__):
+def convert_slabs(*_, **__):
     print("writing", flush=True)
     time.sleep(60)
 
-writing.slabs = slabs
+writing.convert_slabs = convert_slabs
 sys.exit(cli.run(quantize.main, {[str(toy), str(tmp_path / out), *arguments]!r}))
 """
     with subprocess.Popen(

@@ -16,6 +16,7 @@ from typing import Any
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.gguf_quantize import Search
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import has_gpu_driver
@@ -142,6 +143,11 @@ def _check_launcher(name: str, launched: str) -> None:
 def import_facts(name: str) -> ModuleType:
     """A backend's file `facts`, which imports no framework."""
     return importlib.import_module(f"{PACKAGES[name]}.facts")
+
+
+def find_search() -> Search:
+    """The compiled searches of quantisers to GGUF's types, or NumPy's."""
+    return importlib.import_module(f"{PACKAGES['cpu']}.runtime").find_search()
 
 
 def _has_gpu(name: str) -> bool:

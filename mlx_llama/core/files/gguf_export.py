@@ -32,7 +32,7 @@ from mlx_llama.core.text.tekken import read_tekken
 from . import writing
 from .checkpoint import Checkpoint
 from .gguf import row_order
-from .gguf_quantize import quantize
+from .gguf_quantize import Search, quantize
 from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .importance import Importance
 from .quantized import GGUF_FORMATS, AffineWeight, GGUFWeight
@@ -57,13 +57,15 @@ def write_gguf(
     out: str | os.PathLike,
     format: str = "Q8_0",
     importance: Importance | None = None,
+    search: Search | None = None,
 ) -> writing.Written:
     """Write a GGUF file with matrices of `format`, a type or llama.cpp's mixture, of TYPES.
 
     Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
     Q6_K: llama.cpp too keeps it wider than the rest. Matrices of a GGUF file that have the type
-    already keep their blocks. importance: weighs the errors of the layers' matrices.
+    already keep their blocks. importance: weighs the errors of the layers' matrices. search:
+    compiled (backends.selection.find_search); None for NumPy's.
 
     Raises OptionsError: an unknown format; MXFP4 of a model without experts; `out` does not end in
     .gguf. ConfigError, TokenizerError: a GGUF file cannot express the model's rope or tokenizer.
@@ -147,7 +149,7 @@ def write_gguf(
             writer.write_ti_data_to_file()
             advance = progress.meter(checkpoint.nbytes)
             for item in plan.values():
-                writer.write_tensor_data(item.values(advance))
+                writer.write_tensor_data(item.values(advance, search))
                 item.release()
             for values in factors.values():
                 writer.write_tensor_data(values)
@@ -161,7 +163,7 @@ class _TensorPlan(writing.TensorPlan):
     """A tensor and its form in the file."""
 
     kind: str  # a GGUF type
-    order: np.ndarray | None  # as of `slabs`
+    order: np.ndarray | None  # as of `convert_slabs`
     offset: float = 0.0  # to add to the values
     importance: np.ndarray | None = None  # float32 [parts, K], of columns
 
@@ -192,12 +194,12 @@ class _TensorPlan(writing.TensorPlan):
             return False
         return tensor.format == self.kind
 
-    def values(self, advance: Callable[[int], None]) -> np.ndarray:
+    def values(self, advance: Callable[[int], None], search: Search | None) -> np.ndarray:
         """The values to write, of `written`. Raises CheckpointError."""
         result = np.empty(self.shape, self.written)
         for i, (part, rows) in enumerate(zip(self.parts, result if self.is_stack else (result,))):
             weights = None if self.importance is None else self.importance[i]
-            self._fill(rows, part, weights, advance)
+            self._fill(rows, part, weights, advance, search)
         return result
 
     def _fill(
@@ -206,21 +208,22 @@ class _TensorPlan(writing.TensorPlan):
         tensor: Tensor | AffineWeight,
         importance: np.ndarray | None,
         advance: Callable[[int], None],
+        search: Search | None,
     ) -> None:
         if isinstance(tensor, GGUFWeight) and self.keeps_blocks(tensor):
-            for _ in writing.slabs(tensor, advance):  # raises for values that are not finite
-                pass
+            writing.convert_slabs(tensor, lambda *_: None, advance)  # raises if not finite
             order = tensor.order if self.order is None else self.order
             if tensor.order is not None and self.order is not None:
                 order = tensor.order[self.order]
             result[:] = tensor.blocks if order is None else tensor.blocks[order]
             return
         dtype = {"F16": "float16", "BF16": "bfloat16"}.get(self.kind, "float32")
-        for start, rows in writing.slabs(tensor, advance, self.order, dtype):
+
+        def convert(start: int, rows: np.ndarray) -> None:
             if self.kind == "BF16":
                 rows = writing.encode(rows, dtype).view(np.uint16)
             elif self.written == np.uint8:
-                rows = quantize(rows, self.kind, importance)
+                rows = quantize(rows, self.kind, importance, search)
                 layout = GGUF_FORMATS[self.kind]
                 with np.errstate(all="ignore"):
                     scaling = layout.scaling(rows.reshape(-1, layout.nbytes))
@@ -232,6 +235,8 @@ class _TensorPlan(writing.TensorPlan):
             result[start : start + len(rows)] = (
                 rows + np.float32(self.offset) if self.offset else rows
             )
+
+        writing.convert_slabs(tensor, convert, advance, self.order, dtype)
 
 
 def _frequency_factors(config: LlamaConfig) -> dict[str, np.ndarray]:

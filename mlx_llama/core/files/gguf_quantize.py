@@ -5,20 +5,16 @@ Each function performs the operations of the C code in float32 and in the same o
 bits as C without fused multiply-adds, and the same error as with them. Arrays hold a weight of each
 group per row, float32 [group size, groups], so that sums add whole rows in the order of the C
 loops. The gguf library quantises to simpler types.
-
-Each core works on its own rows, few enough for its cache.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-
-from mlx_llama.core.system import machine
 
 from .quantized import IQ4_VALUES
 
@@ -28,42 +24,41 @@ _SPREADS |= dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "IQ4_XS"), (256, 2)) | {"IQ4_
 
 _PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
-_VALUES = IQ4_VALUES.astype(np.float32) - 128
-# Index of the nearest of _VALUES by floor(2 x) + 254: midpoints are multiples of 0.5
-_NEAREST = np.searchsorted(
-    (_VALUES[1:] + _VALUES[:-1]) / 2, np.arange(-254, 255) / 2, side="right"
-).astype(np.uint8)
-_NEAREST_VALUE = _VALUES[_NEAREST]
+IQ4_NUMBERS = IQ4_VALUES.astype(np.float32) - 128
+IQ4_MIDPOINTS = (IQ4_NUMBERS[1:] + IQ4_NUMBERS[:-1]) / 2
+# Index of the nearest of IQ4_NUMBERS by floor(2 x) + 254: midpoints are multiples of 0.5
+_NEAREST = np.searchsorted(IQ4_MIDPOINTS, np.arange(-254, 255) / 2, side="right").astype(np.uint8)
+_NEAREST_VALUE = IQ4_NUMBERS[_NEAREST]
 
 
-def quantize(rows: np.ndarray, kind: str, importance: np.ndarray | None = None) -> np.ndarray:
+Weights = np.ndarray | None  # [n, K], of the squared errors; None for the format's own
+
+
+def quantize(
+    rows: np.ndarray,
+    kind: str,
+    importance: np.ndarray | None = None,
+    search: Search | None = None,
+) -> np.ndarray:
     """Quantise rows float32 [n, K], whole blocks, to uint8 [n, bytes per row]. kind: a type.
     importance: of each column, mean squares of its inputs, float32 [K]; None for the same. Weights
-    beyond the range of float16 scales give infinite scales.
+    beyond the range of float16 scales give infinite scales. search: None for NumPy's.
     """
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain
 
-    def blocks(start: int) -> np.ndarray:
-        part = rows[start : start + step]
+    def blocks(part: np.ndarray) -> np.ndarray:
         if importance is not None and kind in _WEIGHED:
             weights = _weigh(part, importance, kind)
-            return _WEIGHED[kind](part, weights).reshape(len(part), -1)
+            return _WEIGHED[kind](part, weights, search).reshape(len(part), -1)
         if kind in _QUANTISERS:
-            return _QUANTISERS[kind](part).reshape(len(part), -1)
+            return _QUANTISERS[kind](part, None, search).reshape(len(part), -1)
         return quantize_plain(part, GGMLQuantizationType[kind])
 
+    search = search or Search()
     step = max(1, _PART // rows.shape[1])
-    return np.concatenate(list(_pool().map(blocks, range(0, len(rows), step))))
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    def prepare() -> None:
-        np.seterr(all="ignore")
-        # With buffers of several groups, NumPy copies the vector that multiplies each row.
-        np.setbufsize(1024)
-
-    return ThreadPoolExecutor(machine.physical_cores(), "quantize", prepare)
+    with np.errstate(all="ignore"):
+        parts = [blocks(rows[start : start + step]) for start in range(0, len(rows), step)]
+    return np.concatenate(parts)
 
 
 def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -143,22 +138,23 @@ def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.clip(values, low, high, out=values)
 
 
-def _search_min(
+def _fit_min(
     x: np.ndarray,
+    weighting: np.ndarray | None,
+    low: np.ndarray,
+    high: np.ndarray,
     top: int,
     first: float,
     steps: int,
-    weighting: np.ndarray | None = None,
-    delta: float = 0.1,
-) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G],
-    and a function of groups' indices [n] that returns their codes [size, n]. weighting: in place of
-    those weights, for make_qkx3_quants; delta: between steps.
+    delta: float,
+) -> np.ndarray:
+    """The search of `_search_min`; returns scales, minima, and the codes' inverse scales and
+    origins, [4, G]. low, high: the range of each group, [G].
     """
     weights, codes, weighted, product = _scratch(4, x.shape)
     sum_w, sum_x, sum_l, sum_l2, sum_xl = _scratch(5, x.shape[1:])
     # The codes are those of inverse * (x - origin).
-    least, scale, minimum, best, best_origin = state = _scratch(5, x.shape[1:])
+    least, _, minimum, _, _ = state = _scratch(5, x.shape[1:])
     error, new_scale, new_minimum, inverse, origin = trial = _scratch(5, x.shape[1:])
     if weighting is None:
         np.multiply(x, x, out=product)
@@ -166,7 +162,6 @@ def _search_min(
         weights += np.sqrt(_add_rows(product, sum_x) / np.float32(32))
     else:
         weights[:] = weighting
-    low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
     np.multiply(weights, x, out=product)
     _add_rows(weights, sum_w), _add_rows(product, sum_x)
 
@@ -184,7 +179,6 @@ def _search_min(
         _round(codes, 0, top)
 
     np.divide(np.float32(top), high - low, out=inverse)
-    is_flat = ~np.isfinite(inverse)  # equal values, or a width whose inverse overflows
     np.divide(np.float32(1), inverse, out=new_scale)
     new_minimum[:] = origin[:] = low
     quantise()
@@ -211,6 +205,27 @@ def _search_min(
             np.putmask(new_minimum, is_above, np.float32(0))
         measure()
         _select((determinant > 0) & (error < least), state, trial)
+    return state[1:]
+
+
+def _search_min(
+    x: np.ndarray,
+    top: int,
+    first: float,
+    steps: int,
+    search: Search,
+    weighting: np.ndarray | None = None,
+    delta: float = 0.1,
+) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+    """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G],
+    and a function of groups' indices [n] that returns their codes [size, n]. weighting: in place of
+    those weights, for make_qkx3_quants; delta: between steps.
+    """
+    low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
+    # equal values, or a width whose inverse overflows
+    is_flat = ~np.isfinite(np.float32(top) / (high - low))
+    fit = search.fit_min(x, weighting, low, high, top, first, steps, delta)
+    scale, minimum, best, best_origin = fit
     scale[is_flat] = best[is_flat] = best_origin[is_flat] = 0
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -220,7 +235,7 @@ def _search_min(
 
 
 def _fit_positive(
-    values: np.ndarray, weights: np.ndarray, top: int
+    values: np.ndarray, weights: np.ndarray, top: int, search: Search
 ) -> tuple[np.ndarray, np.ndarray]:
     """make_qp_quants: a scale [B] and codes uint8 [n, B] of values that are not negative [n, B]."""
     largest = values.max(0)
@@ -238,7 +253,7 @@ def _fit_positive(
         is_better = trial < error
         best, error = np.where(is_better, inverse, best), np.where(is_better, trial, error)
     codes = np.minimum(np.rint(best * values), top)
-    scale, codes = _descend(values, codes, weights, -np.inf, top)
+    scale, codes = search.descend(values, codes, weights, -np.inf, top)
     codes = np.where(is_zero, 0, codes).astype(np.int32).astype(np.uint8)
     return np.where(is_zero, np.float32(0), scale), codes
 
@@ -282,20 +297,20 @@ def _sum_weights(weights: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _with_min(
-    rows: np.ndarray, top: int, first: float, steps: int, weights: np.ndarray | None = None
+    rows: np.ndarray, top: int, first: float, steps: int, weights: Weights, search: Search
 ) -> tuple[np.ndarray, np.ndarray]:
     """Head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]) [B, 16]; codes [B, 256]."""
     x, head, six_bits, sums = _groups(rows, 32), [], [], None
     if weights is None:
-        scales, mins, before = _search_min(x, top, first, steps)
+        scales, mins, before = _search_min(x, top, first, steps, search)
     else:
         weights = _groups(weights, 32)
-        scales, mins, before = _search_min(x, top, -0.9, 36, weights, 0.05)
+        scales, mins, before = _search_min(x, top, -0.9, 36, search, weights, 0.05)
         sums = _sum_weights(weights, 8)
     for values in (scales, mins):
         values = np.ascontiguousarray(values.reshape(-1, 8).T)
         if sums is not None:
-            scale, codes = _fit_positive(values, sums, 63)
+            scale, codes = _fit_positive(values, sums, 63, search)
         else:
             largest = np.maximum(values.max(0), np.float32(0))
             inverse = np.where(largest > 0, np.float32(63) / largest, np.float32(0))
@@ -319,17 +334,16 @@ def _with_min(
     return np.concatenate([*head, packed], axis=1), codes.T.astype(np.uint8).reshape(-1, 256)
 
 
-Weights = np.ndarray | None  # [n, K], of the squared errors; None for the format's own
-
-
-def _q4_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:  # uint8 head[16], qs[128]
-    head, codes = _with_min(rows, 15, -1.0, 20, weights)
+def _q4_k(
+    rows: np.ndarray, weights: Weights, search: Search
+) -> np.ndarray:  # uint8 head[16], qs[128]
+    head, codes = _with_min(rows, 15, -1.0, 20, weights, search)
     codes = codes.reshape(-1, 4, 2, 32)
     return np.concatenate([head, (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], axis=1)
 
 
-def _q5_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
-    head, codes = _with_min(rows, 31, -0.5, 15, weights)  # uint8 head[16], qh[32], qs[128]
+def _q5_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
+    head, codes = _with_min(rows, 31, -0.5, 15, weights, search)  # uint8 head[16], qh[32], qs[128]
     high = np.packbits((codes >> 4).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
     codes = (codes & 15).reshape(-1, 4, 2, 32)
     return np.concatenate(
@@ -348,18 +362,20 @@ def _largest(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _fit_scales(
-    x: np.ndarray,
-    trials: Sequence[np.ndarray],
-    quantise: Callable[[np.ndarray], np.ndarray],
-    x_first: bool,
-    weighting: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Search inverse scales for the least squared error weighted by x * x; returns scales [G] and
-    the inverse scale that gave the best values.
+    x: np.ndarray, weighting: np.ndarray | None, largest: np.ndarray, top: int | None
+) -> np.ndarray:
+    """Search inverse scales for the least squared error weighted by x * x; returns scales and the
+    inverse scales that gave the best values, [2, G].
 
-    The part that make_qx_quants and quantize_row_iq4_nl_impl share. quantise: may work in place.
-    x_first: order of the factors of a product. weighting: in place of x * x.
+    The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group,
+    [G]. top: for codes -top .. top - 1; None for IQ4_NUMBERS. weighting: in place of x * x.
     """
+    if top is None:
+        trials = [np.float32(1) / (-largest / IQ4_NUMBERS[0])]
+        trials += [(np.float32(i) + IQ4_NUMBERS[0]) / largest for i in range(-7, 8)]
+    else:
+        offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
+        trials = [-(np.float32(top) + offset) / largest for offset in offsets]
     weights, weighted_x, values, product = _scratch(4, x.shape)
     (sum_lx, sum_l2), state, trial = (
         _scratch(2, x.shape[1:]),
@@ -369,13 +385,15 @@ def _fit_scales(
     np.multiply(weights, x, out=weighted_x)
     for i, inverse in enumerate(trials):
         trial[0] = inverse
-        whole = quantise(np.multiply(x, trial[0], out=values))
-        if x_first:
-            _add_rows(np.multiply(weighted_x, whole, out=product), sum_lx)
-            np.multiply(weights, whole, out=product)
-        else:
+        np.multiply(x, trial[0], out=values)
+        if top is None:
+            whole = _nearest(values, _NEAREST_VALUE)
             np.multiply(weights, whole, out=product)
             _add_rows(np.multiply(product, x, out=values), sum_lx)
+        else:
+            whole = _round(values, -top, top - 1)
+            _add_rows(np.multiply(weighted_x, whole, out=product), sum_lx)
+            np.multiply(weights, whole, out=product)
         _add_rows(np.multiply(product, whole, out=product), sum_l2)
         np.divide(sum_lx, sum_l2, out=trial[1])
         np.multiply(trial[1], sum_lx, out=trial[2])
@@ -386,24 +404,17 @@ def _fit_scales(
             state[:] = 0
             state[0] = inverse
         _select(is_better, state, trial)
-    return state[1], state[0]
+    return state[1::-1]
 
 
 def _fit_symmetric(
-    x: np.ndarray, top: int, weights: np.ndarray | None = None
+    x: np.ndarray, top: int, search: Search, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """make_qx_quants: scales [G], zero for groups of zeros, and a function of groups' indices that
     returns their codes, -top .. top - 1.
     """
     largest = _largest(x, 0)
-    offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
-    scales, best = _fit_scales(
-        x,
-        [-(np.float32(top) + offset) / largest for offset in offsets],
-        lambda values: _round(values, -top, top - 1),
-        x_first=True,
-        weighting=weights,
-    )
+    scales, best = search.fit_scales(x, weights, largest, top)
     is_zero = np.abs(largest) < _EPSILON
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -412,17 +423,17 @@ def _fit_symmetric(
     return np.where(is_zero, np.float32(0), scales), before
 
 
-def _symmetric(rows: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
+def _symmetric(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) -> np.ndarray:
     """Q4_0 or Q5_0, by `top` 8 or 16: half d; uint8 qh[4] of Q5_0, qs[16]."""
     x = _groups(rows, 32)
-    scales, find = _fit_symmetric(x, top, _groups(weights, 32))
+    scales, find = _fit_symmetric(x, top, search, _groups(weights, 32))
     return _pack_32([_half(scales)], find(np.arange(x.shape[1])) + top, has_high=top > 8)
 
 
-def _with_bias(rows: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
+def _with_bias(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) -> np.ndarray:
     """Q4_1 or Q5_1, by `top` 15 or 31: half d, m; uint8 qh[4] of Q5_1, qs[16]."""
     x = _groups(rows, 32)
-    scales, mins, find = _search_min(x, top, -0.9, 36, _groups(weights, 32), 0.05)
+    scales, mins, find = _search_min(x, top, -0.9, 36, search, _groups(weights, 32), 0.05)
     return _pack_32([_half(scales), _half(-mins)], find(np.arange(x.shape[1])), has_high=top > 15)
 
 
@@ -435,7 +446,7 @@ def _pack_32(head: list[np.ndarray], codes: np.ndarray, has_high: bool) -> np.nd
     return np.concatenate([*head, codes[:, :16] | codes[:, 16:] << 4], axis=1)
 
 
-def _q3_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
+def _q3_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     # uint8 hmask[32], qs[64], scales[12]; half d
     x = _groups(rows, 16)
     before: Callable[[np.ndarray], np.ndarray]
@@ -444,7 +455,7 @@ def _q3_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
         is_zero, squares = ~(np.abs(largest) >= _EPSILON), x * x
         codes = np.clip(np.rint(np.float32(-4) / largest * x), -4, 3)
         codes[:, is_zero] = 0
-        scales, codes = _descend(x, codes, squares, -4, 3)
+        scales, codes = search.descend(x, codes, squares, -4, 3)
         codes[:, is_zero], scales[is_zero] = -4, 0
         levels = scales.reshape(-1, 16).T
         largest = _largest(levels, 0)
@@ -456,9 +467,9 @@ def _q3_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
         before = functools.partial(codes.take, axis=1)
     else:
         weights = _groups(weights, 16)
-        scales, before = _fit_symmetric(x, 4, weights)
+        scales, before = _fit_symmetric(x, 4, search, weights)
         levels = np.ascontiguousarray(scales.reshape(-1, 16).T)
-        d, find = _fit_symmetric(levels, 32, _sum_weights(weights, 16))
+        d, find = _fit_symmetric(levels, 32, search, _sum_weights(weights, 16))
         six_bits = (find(np.arange(len(d))) + 32).astype(np.uint8)
     half = _half(d)
     sub_scales = six_bits.T.astype(np.float32) - 32
@@ -473,10 +484,12 @@ def _q3_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
     return np.concatenate([mask, low.reshape(-1, 64), nibbles.T, high.T, half], axis=1)
 
 
-def _q6_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
+def _q6_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     # uint8 ql[128], qh[64]; int8 scales[16]; half d
     x = _groups(rows, 16)
-    scales, before = _fit_symmetric(x, 32, None if weights is None else _groups(weights, 16))
+    scales, before = _fit_symmetric(
+        x, 32, search, None if weights is None else _groups(weights, 16)
+    )
     scales = scales.reshape(-1, 16)
     largest = _largest(scales, 1)
     inverse = np.float32(-128) / largest
@@ -499,7 +512,7 @@ def _q6_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
 
 
 def _nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Entries of a table of those nearest in _VALUES, the last for NaN; overwrites `values`."""
+    """Entries of a table of those nearest in IQ4_NUMBERS, the last for NaN; overwrites `values`."""
     values *= np.float32(2)
     np.fmin(values, np.float32(254), out=values)
     np.fmax(values, np.float32(-254), out=values)
@@ -508,14 +521,11 @@ def _nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
     return table.take(values.astype(np.intp))
 
 
-def _fit_iq4(x: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+def _fit_iq4(x: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     """Scales [G] of quantize_row_iq4_nl_impl."""
     largest = _largest(x, 0)
-    first = np.float32(1) / (-largest / _VALUES[0])
-    trials = [first, *((np.float32(i) + _VALUES[0]) / largest for i in range(-7, 8))]
-    scales, _ = _fit_scales(
-        x, trials, lambda values: _nearest(values, _NEAREST_VALUE), x_first=False, weighting=weights
-    )
+    weights = None if weights is None else _groups(weights, 32)
+    scales, _ = search.fit_scales(x, weights, largest, None)
     return np.where(np.abs(largest) < _EPSILON, np.float32(0), scales)
 
 
@@ -526,16 +536,18 @@ def _pack_iq4(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return (codes[:16] | codes[16:] << 4).T
 
 
-def _iq4_nl(rows: np.ndarray, weights: Weights = None) -> np.ndarray:  # half d; uint8 qs[16]
+def _iq4_nl(
+    rows: np.ndarray, weights: Weights, search: Search
+) -> np.ndarray:  # half d; uint8 qs[16]
     x = _groups(rows, 32)
-    scales = _fit_iq4(x, None if weights is None else _groups(weights, 32))
+    scales = _fit_iq4(x, weights, search)
     return np.concatenate([_half(scales), _pack_iq4(x, scales)], axis=1)
 
 
-def _iq4_xs(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
+def _iq4_xs(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
     x = _groups(rows, 32)
-    scales = _fit_iq4(x, None if weights is None else _groups(weights, 32)).reshape(-1, 8)
+    scales = _fit_iq4(x, weights, search).reshape(-1, 8)
     d = -_largest(scales, 1) / np.float32(32)
     inverse = np.where(d != 0, np.float32(1) / d, np.float32(0))
     six_bits = np.clip(np.rint(inverse[:, None] * scales), -32, 31)
@@ -548,7 +560,15 @@ def _iq4_xs(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
     )
 
 
-_QUANTISERS = {
+class Search(NamedTuple):
+    """Searches of groups' scales: of NumPy, or compiled with the same bits."""
+
+    fit_min: Callable[..., np.ndarray] = _fit_min
+    fit_scales: Callable[..., np.ndarray] = _fit_scales
+    descend: Callable[..., tuple[np.ndarray, np.ndarray]] = _descend
+
+
+_QUANTISERS: dict[str, Callable[..., np.ndarray]] = {
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,

@@ -43,6 +43,13 @@ SHORT_NAMES = {
     "gemma3:1b": "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
     "phi4-mini": "bartowski/microsoft_Phi-4-mini-instruct-GGUF:Q4_K_M",
 }
+# also without the organization, and without -GGUF
+_SHORT = {
+    name: model
+    for model in SHORT_NAMES.values()
+    for bare in [model.lower().partition("/")[2].partition(":")[0]]
+    for name in (bare, bare.removesuffix("-gguf"))
+} | SHORT_NAMES
 DEFAULT_TYPE = "Q4_K_M"  # of a repository of GGUF files, as in llama.cpp
 SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
@@ -63,7 +70,7 @@ def hub_name(name: str | os.PathLike) -> str | None:
     """ "org/name", "org/name:FILE.gguf" or "org/name:TYPE" of any such name; None for paths."""
     if not isinstance(name, str) or os.path.exists(name):
         return None
-    name = SHORT_NAMES.get(name.lower()) or read_address(name) or name
+    name = _SHORT.get(name.lower()) or read_address(name) or name
     tagged = _TAG.fullmatch(name)
     return name if is_hub_id(tagged[1] if tagged else name) or gguf_in_hub(name) else None
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -291,55 +291,50 @@ class _TensorPlan(writing.TensorPlan):
 
     def values(self, name: str, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
         """The arrays to write. Raises CheckpointError for weights not finite at `dtype`."""
-        if not self.is_quantised:
-            parts = [
-                writing.encode(values - np.float32(self.offset), self.dtype)
-                for tensor in self.parts
-                for _, values in writing.slabs(tensor, advance, dtype=self.dtype)
+        dtypes = {"U32": np.dtype(np.uint32), "U8": np.dtype(np.uint8)}
+        result = {
+            array: np.empty(shape, dtypes.get(code, NUMBERS[self.dtype]))
+            for array, (code, shape, _) in self.arrays(name).items()
+        }
+        for i, tensor in enumerate(self.parts):
+            arrays = [
+                np.atleast_1d(values[i] if self.is_stack else values) for values in result.values()
             ]
-            return {name: np.concatenate(parts)}
+
+            def convert(start: int, values: np.ndarray, tensor=tensor, arrays=arrays) -> None:
+                for array, rows in zip(arrays, self._convert(tensor, start, values)):
+                    array[start : start + len(values)] = rows
+
+            writing.convert_slabs(tensor, convert, advance, dtype=self.dtype)
+        return result
+
+    def _convert(
+        self, tensor: Tensor | AffineWeight, start: int, values: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """Rows of the arrays, for the tensor's rows from `start` on. Raises CheckpointError."""
+        if not self.is_quantised:
+            return (writing.encode(values - np.float32(self.offset), self.dtype),)
         assert self.packing is not None
         bits, group_size, mode = self.packing
-        (n, k), base, count = self.tensor.shape, name.removesuffix(".weight"), len(self.parts)
-        packed = np.empty((count * n, k * bits // 32), np.uint32)
-        if mode != "affine":
-            stored = np.empty((count * n, k // group_size), np.uint8)
-            for number, tensor in enumerate(self.parts):
-                for start, values in writing.slabs(tensor, advance, dtype=self.dtype):
-                    here = slice(number * n + start, number * n + start + len(values))
-                    if self.keeps_codes:
-                        assert isinstance(tensor, AffineWeight)
-                        packed[here], stored[here] = tensor.mlx_rows(start, start + len(values))
-                    else:
-                        codes, stored[here] = floating_point(values, mode, self.dtype)
-                        packed[here] = pack_stream(codes, bits)
-            return {name: packed, f"{base}.scales": stored}
-        scales, biases = np.empty((2, count * n, k // group_size), NUMBERS[self.dtype])
-        for number, tensor in enumerate(self.parts):
-            for start, codes, *scaling in self._quantise(tensor, self.packing, advance):
-                here = slice(number * n + start, number * n + start + len(codes))
-                packed[here] = pack_stream(codes, bits)
-                scales[here], biases[here] = (writing.encode(x, self.dtype) for x in scaling)
-        return {name: packed, f"{base}.scales": scales, f"{base}.biases": biases}
-
-    def _quantise(
-        self, tensor: Tensor | AffineWeight, packing: Packing, advance: Callable[[int], None]
-    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield (first row, codes, scales, biases) as of `affine`. Raises CheckpointError."""
-        for start, values in writing.slabs(tensor, advance, dtype=self.dtype):
-            if not self.keeps_codes:
-                yield start, *affine(values, packing.bits, packing.group_size)
-                continue
+        if not self.keeps_codes:
+            if mode != "affine":
+                codes, stored = floating_point(values, mode, self.dtype)
+                return pack_stream(codes, bits), stored
+            codes, scales, biases = affine(values, bits, group_size)
+        else:
             assert isinstance(tensor, AffineWeight)
+            if mode != "affine":
+                return tensor.mlx_rows(start, start + len(values))
             rows = tensor.rows(start, start + len(values))
-            biases = 0 if rows.biases is None else rows.biases
-            biases = biases - np.float32(rows.offset) * rows.scales
+            codes, scales = rows.codes, rows.scales
+            biases = (0 if rows.biases is None else rows.biases) - np.float32(rows.offset) * scales
             if not np.isfinite(writing.encode(biases, self.dtype)).all():
                 raise CheckpointError(
-                    f"tensor {tensor.name}: its scales are too large for {self.dtype} with "
-                    f"{packing.bits} bits in groups of {packing.group_size}; choose others"
+                    f"tensor {tensor.name}: its scales are too large for {self.dtype} with {bits} "
+                    f"bits in groups of {group_size}; choose others"
                 )
-            yield start, rows.codes, rows.scales, biases
+        scaling = (writing.encode(x, self.dtype) for x in (scales, biases))
+        return pack_stream(codes, bits), *scaling
 
 
 def _describe(packing: Packing) -> dict[str, Any]:

@@ -4,11 +4,13 @@ streamed in slabs of rows, so peak memory is the new form of the largest tensor.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.system import machine
 
 from .checkpoint import Checkpoint
 from .quantized import AffineWeight
@@ -46,20 +49,23 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
         return values.astype(NUMBERS[dtype])
 
 
-def slabs(
+def convert_slabs(
     tensor: Tensor | AffineWeight,
+    convert: Callable[[int, np.ndarray], None],
     advance: Callable[[int], None],
     order: np.ndarray | None = None,
     dtype: str = "float32",
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, float32 [n, ...] rounded to `dtype`) for all rows, slab by slab. advance:
-    of core.system.progress, called with bytes of the source. order: int [N], the source's row for
-    each row. Raises CheckpointError: a value that is not finite at `dtype`; a truncated file.
+) -> None:
+    """Call `convert` for all rows, slab by slab, on all cores, with the first row and float32
+    [n, ...] rounded to `dtype`. advance: of core.system.progress, called with bytes of the source.
+    order: int [N], the source's row for each row. Raises CheckpointError: a value that is not
+    finite at `dtype`; a truncated file.
     """
     rows = tensor.shape[0] if tensor.shape else 1
     array = np.atleast_1d(tensor.array) if isinstance(tensor, Tensor) else None
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
-    for start in range(0, rows, step):
+
+    def run(start: int) -> None:
         stop = min(start + step, rows)
         ids = None if order is None else order[start:stop]
         tensor.check_file()
@@ -76,8 +82,17 @@ def slabs(
                 f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows "
                 f"{start} to {stop - 1}: it cannot be quantised; fetch the model again{remedy}"
             )
-        yield start, values
+        convert(start, values)
         advance(tensor.nbytes * stop // rows - tensor.nbytes * start // rows)
+
+    for _ in _pool().map(run, range(0, rows, step)):
+        pass
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    # With buffers of several groups, NumPy copies a vector that multiplies each row.
+    return ThreadPoolExecutor(machine.physical_cores(), "quantize", np.setbufsize, (1024,))
 
 
 @dataclass(frozen=True)

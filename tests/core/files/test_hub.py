@@ -55,6 +55,19 @@ def test_short_names_are_names_on_the_hub():
         assert hub.hub_name(f"hf.co/{name}") == name
 
 
+@pytest.mark.parametrize(
+    "bare, name",
+    [
+        ("SmolLM2-360M-Instruct", "HuggingFaceTB/SmolLM2-360M-Instruct"),
+        ("llama-3.2-1b-instruct", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"),
+        ("Qwen3-0.6B-GGUF", "Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+        ("SmolLM2-999M", None),
+    ],
+)
+def test_models_with_short_names_need_no_organization(bare, name):
+    assert hub.hub_name(bare) == name
+
+
 def test_an_existing_folder_is_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert hub.is_hub_id("org/name")
