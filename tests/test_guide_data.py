@@ -309,23 +309,22 @@ def test_batches_drawn_by_others_are_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch, capsys):
-    """A training of one layer on small pools of text; it is stopped after the checkpoint of step
-    50.
-    """
+    """A training of one layer on small pools of text, stopped after the checkpoint of step 4."""
     pytest.importorskip("transformers")
     import torch
     import train_guide
 
-    args = argparse.Namespace(seed=1, steps=53, batch=256, questions=500, lr=2.5e-3, device="cpu")
+    args = argparse.Namespace(seed=1, steps=7, batch=256, questions=500, lr=2.5e-3, device="cpu")
     args.bfloat16, args.drawers, args.threads = False, 0, 1
     monkeypatch.setitem(train_guide.SHAPE, "num_hidden_layers", 1)
     monkeypatch.setattr(train_guide, "POOL", 400)
+    monkeypatch.setattr(train_guide, "SAVED", 4)
     batches, threads, taken = train_guide.batches, torch.get_num_threads(), []
 
     def stopping(*arguments):
         for batch in batches(*arguments):
             taken.append(1)
-            if len(taken) == 52:
+            if len(taken) == 6:
                 raise KeyboardInterrupt
             yield batch
 
@@ -344,6 +343,6 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch,
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
-    assert "goes on after step 50" in capsys.readouterr().err
+    assert "goes on after step 4" in capsys.readouterr().err
     assert whole.keys() == again.keys()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
