@@ -238,7 +238,7 @@ def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
     body = b'{"prompt": "hello", "max_tokens": 3}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     with (
-        Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "5") as server,
+        Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "2") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         job = server.ask("/v1/jobs", **LONG)  # keeps the server alive for its grace
