@@ -66,21 +66,13 @@ def sentencepiece_model(
     import sentencepiece
 
     out = io.BytesIO()
+    rules = dict(normalization_rule_name="identity", character_coverage=0.99, split_digits=True)
+    rules |= dict(remove_extra_whitespaces=False, allow_whitespace_only_pieces=True)
     sentencepiece.SentencePieceTrainer.train(
+        **dict(model_type="bpe", vocab_size=vocab_size, byte_fallback=True, **rules),
+        **dict(user_defined_symbols=list(user_defined), control_symbols=list(control)),
+        **dict(model_writer=out, num_threads=1, minloglevel=2),
         sentence_iterator=iter(line for text in SENTENCES for line in text.splitlines()),
-        model_writer=out,
-        model_type="bpe",
-        vocab_size=vocab_size,
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        character_coverage=0.99,
-        user_defined_symbols=list(user_defined),
-        control_symbols=list(control),
-        num_threads=1,
-        minloglevel=2,
     )
     return out.getvalue()
 
@@ -182,13 +174,8 @@ def make_tokenizer(folder: Path, kind: str = "sentencepiece", **settings: Any) -
     """
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "LlamaTokenizer"}
-    config |= {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "add_bos_token": True,
-        "legacy": False,
-    }
+    config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config |= {"add_bos_token": True, "legacy": False}
     if kind == "sentencepiece":
         (folder / "tokenizer.model").write_bytes(sentencepiece_model())
     elif kind == "llama2":
@@ -209,23 +196,11 @@ def config_fields(**fields: Any) -> dict[str, Any]:
     """A tiny config.json as a dict: 2 layers, width 64, 4 heads of 16 over 2 key-value heads, 384
     tokens.
     """
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 384,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "hidden_act": "silu",
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    config |= {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "hidden_act": "silu"}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    config |= {"tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
     kinds = {"Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3", "Mixtral": "mixtral"}
     kinds = {f"{name}ForCausalLM": kind for name, kind in kinds.items()}
     kinds["Qwen3MoeForCausalLM"] = "qwen3_moe"

@@ -85,7 +85,7 @@ def read_faults() -> list[Fault]:
             texts = {"old": [], "new": []}
             faults.append((area, file, says, texts))
     return [
-        Fault(area, file, "\n".join(texts["old"]), "\n".join(texts["new"]), says)
+        Fault(area, file, *("\n".join(texts[kind]) for kind in ("old", "new")), says)
         for area, file, says, texts in faults
     ]
 
@@ -232,23 +232,14 @@ class Copy:
     def _run(self, arguments: Sequence[str], caches: Path, limit: float) -> tuple[str, str]:
         models = user_cache_path("mlx_llama", appauthor=False) / "test-models"
         paths = os.pathsep.join(filter(None, [str(self.tree), os.environ.get("PYTHONPATH")]))
-        env = {
-            "MLX_LLAMA_TEST_MODELS": str(models),
-            **os.environ,
-            "PYTHONPATH": paths,
-            "XDG_CACHE_HOME": str(caches),
-        }
+        env = {"MLX_LLAMA_TEST_MODELS": str(models), **os.environ}
+        env |= {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(caches)}
         flags = "-n 0 -x -q -rfE -p no:cacheprovider".split()
         command = [sys.executable, "-m", "pytest", *flags, *arguments]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
             self.process = subprocess.Popen(
-                command,
-                cwd=self.tree,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, cwd=self.tree, env=env, start_new_session=True, **pipes
             )
             size, changed = 0, time.monotonic()
             while (code := self.process.poll()) is None and time.monotonic() - changed < limit:
@@ -268,10 +259,8 @@ class Copy:
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.M)
         if code == pytest.ExitCode.TESTS_FAILED and failed:
             return "seen", failed[1][:120]
-        return (
-            "error",
-            f"pytest ended with {code}: {(output.strip().splitlines() or ['no output'])[-1]}",
-        )
+        last = (output.strip().splitlines() or ["no output"])[-1]
+        return "error", f"pytest ended with {code}: {last}"
 
     def stop(self, for_good: bool = True) -> None:
         """Kill the run and what it started. for_good: there is no next one."""
@@ -308,11 +297,8 @@ def run(
                 return
             with printing:
                 seconds = time.monotonic() - started
-                print(
-                    f"{number:3} {fault.area}: {status} {seconds:.0f} s {detail or '-'} | "
-                    f"{fault.says}",
-                    flush=True,
-                )
+                head = f"{number:3} {fault.area}: {status} {seconds:.0f} s"
+                print(f"{head} {detail or '-'} | {fault.says}", flush=True)
                 if status != "seen":
                     missed[number] = f"{number:3} {status} {fault.area}, {fault.file}: {fault.says}"
 
@@ -352,11 +338,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="check the texts of the faults")
     parser.add_argument("tests", nargs="*", help="tests to run in place of the area's")
     args = parser.parse_args()
-    numbers = (
-        [int(chosen) for chosen in args.only.split(",")]
-        if args.only
-        else list(range(1, len(FAULTS) + 1))
-    )
+    numbers = [*range(1, len(FAULTS) + 1)]
+    if args.only:
+        numbers = [int(chosen) for chosen in args.only.split(",")]
     if not all(1 <= number <= len(FAULTS) for number in numbers):
         parser.error(f"the faults have the numbers 1 to {len(FAULTS)}")
     numbers = [number for number in numbers if args.area in (None, FAULTS[number - 1].area)]
@@ -367,10 +351,8 @@ def main() -> int:
     if args.list:
         for number in numbers:
             fault = FAULTS[number - 1]
-            print(
-                f"{number:3} {fault.area}, {fault.file}: {fault.says} | "
-                f"{choose_tests(fault, ROOT)[0][0]}"
-            )
+            nearest = choose_tests(fault, ROOT)[0][0]
+            print(f"{number:3} {fault.area}, {fault.file}: {fault.says} | {nearest}")
         return 0
     missed = run(numbers, args.jobs, ["--all"] if args.all else [], args.seconds, args.tests)
     print("\n".join([f"seen {len(numbers) - len(missed)} of {len(numbers)}", *missed]))

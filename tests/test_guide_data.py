@@ -146,9 +146,8 @@ def test_flags_commands_and_scripts_in_the_answers_exist():
     for fact in talk.FACTS.values():
         for text in (fact.answer, fact.more):
             assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= known, fact.name
-            assert set(re.findall(r"(?<![\w-])-[a-z]{1,3}(?![\w-])", text)) <= known | short, (
-                fact.name
-            )
+            named = set(re.findall(r"(?<![\w-])-[a-z]{1,3}(?![\w-])", text))
+            assert named <= known | short, fact.name
             assert set(re.findall(r"mlx_llama\.([a-z]+)\b", text)) <= {*DOORS, "load"}, fact.name
             for path in re.findall(r"`((?:examples|mlx_llama|tests)/[\w./]+)`", text):
                 assert (ROOT / path).exists(), f"{fact.name}: {path}"
@@ -158,9 +157,8 @@ def test_repl_commands_in_the_answers_exist():
     routes = "completion tokenize detokenize props slots docs health live ready metrics".split()
     for fact in talk.FACTS.values():
         for text in (fact.answer, fact.more):
-            assert set(re.findall(r"`/([a-z]+)[ `]", text)) <= {*REPL, *OTHER_NAMES, *routes}, (
-                fact.name
-            )
+            named = set(re.findall(r"`/([a-z]+)[ `]", text))
+            assert named <= {*REPL, *OTHER_NAMES, *routes}, fact.name
 
 
 def test_figures_of_itself_are_those_of_the_shipped_model():
@@ -187,12 +185,11 @@ def test_a_question_leads_to_one_fact():
 
 def test_held_out_lines_are_not_trained_in_any_variation():
     for fact in talk.FACTS.values():
-        trained = {
-            talk.normal(way) for line in fact.ask + fact.newcomers for way in every_way(line)
-        }
-        assert not trained & {
-            talk.normal(way) for line in fact.held_out for way in every_way(line)
-        }, fact.name
+        trained, held_out = (
+            {talk.normal(way) for line in lines for way in every_way(line)}
+            for lines in (fact.ask + fact.newcomers, fact.held_out)
+        )
+        assert not trained & held_out, fact.name
     assert len(talk.SCOPE_HELD_OUT) >= 50 and len(talk.HELD_OUT) >= 500
 
 
