@@ -539,7 +539,7 @@ def test_light_and_dark_and_the_meter(page):
     """And the meter is amber at three quarters, and red at the end."""
     meter = page.find("#context-meter")
     low, optimum, high, most = (
-        int(meter.get_attribute(name)) for name in ("low", "optimum", "high", "max")
+        float(meter.get_attribute(name)) for name in ("low", "optimum", "high", "max")
     )
     assert (low, optimum) == (384, 0) and 480 < high < 512 == most
     back = "return getComputedStyle(document.body).backgroundColor"
@@ -743,9 +743,9 @@ def test_formulas(text, wanted):
 def test_rendering_hostile_markdown_ends():
     for part in ("$", "\\[\n", "[", "`", "|", "<"):
         assert render_markdown(part * 20_000)
-    for part in (r"\sqrt", "{"):
-        assert render_markdown("$" + part * 2000 + "}" * 2000 + "$")
-    for text in ("> " * 5000, "* " * 5000, '```c\n"' + '"' * 40_000, "```python\n" + "'" * 30_000):
+    for text in ("$" + "{" * 2000 + "$", r"$\sqrt" * 2000 + "$", "> " * 5000, "* " * 5000):
+        assert render_markdown(text)
+    for text in ("```c\n" + '"' * 40_000, "```python\n" + "'" * 30_000):
         assert render_markdown(text)
 
 
