@@ -30,7 +30,8 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def server(smollm2, tmp_path_factory):
     log = tmp_path_factory.mktemp("shapes") / "log"
-    live = Live(log, "--model", smollm2, "--alias", smollm2.name, "--max-tokens", "8")
+    flags = "--max-tokens 8 --threads 2".split()
+    live = Live(log, "--model", smollm2, "--alias", smollm2.name, *flags)
     yield live
     live.close()
     assert "Traceback" not in live.text(), live.text()
