@@ -28,15 +28,10 @@ from making import make_checkpoint
 
 from mlx_llama.core.backends.selection import Backend
 
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+ALWAYS = dict(deadline=None, derandomize=True, print_blob=True, suppress_health_check=CHECKS)
 for profile, examples in (("quick", 20), ("full", 300)):
-    settings.register_profile(
-        profile,
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        print_blob=True,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
+    settings.register_profile(profile, max_examples=examples, **ALWAYS)
 
 
 def pytest_addoption(parser):

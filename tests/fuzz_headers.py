@@ -42,15 +42,8 @@ Fields = list[tuple[int, int]]
 FORMATS = ("gguf", "safetensors")
 SECONDS = 5.0  # of processor time for one case; a case takes some milliseconds
 MEMORY = 200 << 20  # bytes beyond what the imports take
-TINY = {
-    "vocab_size": 280,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-}
+TINY = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
 NUMBERS = [*range(10), 31, 32, 33, 127, 128, 255, 256]
 POWERS = [1 << bits for bits in (15, 16, 31, 32, 40, 60, 61, 63)]
 NUMBERS += [power + more for power in POWERS for more in (-1, 0, 1)]
@@ -90,9 +83,8 @@ def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
                 counts.append((at, part.nbytes))
             at += part.nbytes
         values += counts[-1:] if field.types else []  # fields of tensors have no types
-    return int(reader.data_offset), *(
-        [place for place in fields if place[1]] for fields in (counts, values)
-    )
+    counts, values = ([place for place in fields if place[1]] for fields in (counts, values))
+    return int(reader.data_offset), counts, values
 
 
 def small_vocabulary(kind: str):
@@ -132,22 +124,11 @@ def small_vocabulary(kind: str):
 
 
 def gguf_seeds(folder: Path) -> Iterator[Seed]:
-    for i, settings in enumerate(
-        (
-            {"kinds": "Q8_0", "edit": small_vocabulary("llama")},
-            {
-                "kinds": "F16",
-                "edit": small_vocabulary("gpt2"),
-                "attention_bias": True,
-                "tie_word_embeddings": True,
-            },
-            {
-                "kinds": "Q4_0",
-                "split": 6,
-                "edit": lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0),
-            },
-        )
-    ):
+    tied = {"attention_bias": True, "tie_word_embeddings": True}
+    scaled = {"edit": lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0)}
+    made = [{"kinds": "Q8_0", "edit": small_vocabulary("llama")}]
+    made.append({"kinds": "F16", "edit": small_vocabulary("gpt2"), **tied})
+    for i, settings in enumerate([*made, {"kinds": "Q4_0", "split": 6, **scaled}]):
         root = folder / f"gguf{i}"
         root.mkdir()
         make_gguf(root / "m.gguf", tokenizer=None, **{**TINY, **settings})
@@ -161,13 +142,8 @@ def gguf_seeds(folder: Path) -> Iterator[Seed]:
 
 def safetensors_seeds(folder: Path) -> Iterator[Seed]:
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    for i, settings in enumerate(
-        (
-            {},
-            {"dtype": "bfloat16", "shards": 2, "attention_bias": True, "rope_scaling": rope},
-            {"tie_word_embeddings": True},
-        )
-    ):
+    parts = {"dtype": "bfloat16", "shards": 2, "attention_bias": True, "rope_scaling": rope}
+    for i, settings in enumerate(({}, parts, {"tie_word_embeddings": True})):
         root = make_checkpoint(folder / f"safetensors{i}", tokenizer=False, **{**TINY, **settings})
         if i == 2:
             pack(root)
@@ -248,9 +224,10 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
     places = []
 
     def visit(node) -> None:
-        for key in (
+        keys = (
             node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
-        ):
+        )
+        for key in keys:
             places.append((node, key))
             visit(node[key])
 
@@ -260,9 +237,8 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
     node, key = rng.choice(places)
     kind = rng.randrange(8)
     if kind == 0 and isinstance(node, dict):
-        node[rng.choice(("", "x", "lm_head.weight", "__metadata__", "\ud800", str(key) + "x"))] = (
-            node.pop(key)
-        )
+        names = ("", "x", "lm_head.weight", "__metadata__", "\ud800", str(key) + "x")
+        node[rng.choice(names)] = node.pop(key)
     elif kind == 1:
         del node[key]
     elif kind == 2:
@@ -271,11 +247,8 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
     elif kind == 3 and isinstance(node[key], (int, float)):
         node[key] = node[key] * rng.choice((-1, 2, 1 << 40)) + rng.choice((-1, 0, 1))
     elif kind == 4:
-        deep = (
-            "[" * 100_000
-            if rng.random() < 0.1
-            else rng.choice(("[" * 900 + "]" * 900, "1e999", "-" * 50, '{"a":1,"a":2}', "9" * 5000))
-        )
+        strange = ("[" * 900 + "]" * 900, "1e999", "-" * 50, '{"a":1,"a":2}', "9" * 5000)
+        deep = "[" * 100_000 if rng.random() < 0.1 else rng.choice(strange)
         node[key] = "\0"
         return json.dumps(tree).replace('"\\u0000"', deep).encode()
     else:
@@ -321,10 +294,8 @@ def open_all(path: Path) -> None:
                 list(value)
         if opened.eos_token_ids and "tokenizer.ggml.model" in opened.gguf_metadata:
             opened.tokenizer.decode(opened.tokenizer.encode("abcd efgh"))
-            assert (
-                opened.template is None
-                or opened.template.render([{"role": "user", "content": "hi"}]) is not None
-            )
+            if opened.template is not None:
+                opened.template.render([{"role": "user", "content": "hi"}])
 
 
 def limit_memory() -> None:

@@ -45,45 +45,17 @@ def launch(backend: str, size: int, *command: str, **options) -> subprocess.Pope
     torchrun. options: of Popen.
     """
     if backend == "mlx":
-        starter = [
-            str(BIN / "mlx.launch"),
-            "-n",
-            str(size),
-            "--backend",
-            "ring",
-            "--starting-port",
-            str(free_ports(size)),
-            "--",
-            sys.executable,
-            *command,
-        ]
+        flags = f"-n {size} --backend ring --starting-port {free_ports(size)} --"
+        starter = [BIN / "mlx.launch", *flags.split(), sys.executable]
     else:
-        starter = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(size),
-            "--master-addr",
-            "127.0.0.1",
-            "--master-port",
-            str(free_ports(1)),
-            *command,
-        ]
+        flags = f"--nproc-per-node {size} --master-addr 127.0.0.1 --master-port {free_ports(1)}"
+        starter = [sys.executable, "-m", "torch.distributed.run", *flags.split()]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    env = {
-        **os.environ,
-        "PYTHONPATH": paths,
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-    }
-    settings = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    } | options
-    return subprocess.Popen(starter, cwd=ROOT, env=env, start_new_session=True, **settings)
+    programs = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PATH": programs}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    settings = {"text": True, "cwd": ROOT, "env": env, "start_new_session": True}
+    return subprocess.Popen([*starter, *command], **settings, **pipes | options)
 
 
 def finish(process: subprocess.Popen, seconds: float = 240) -> tuple[int, str, str]:

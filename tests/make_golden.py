@@ -14,25 +14,17 @@ from pathlib import Path
 from mlx_llama import load
 
 CHATS = (
-    "Hello!",
-    "Who are you?",
-    "Which backends are there?",
-    "Tell me a story about a llama.",
-    "what is temperature?",
-)
+    "Hello!|Who are you?|Which backends are there?|Tell me a story about a llama.|"
+    "what is temperature?"
+).split("|")
 TEXTS = ("Once upon a time", "")
+PENALTIES = dict(presence_penalty=0.5, frequency_penalty=0.3, logit_bias={"300": 1.5})
 SAMPLED = [
     dict(seed=1, temperature=0.8),
     dict(seed=2, temperature=1.0, top_p=0.9),
     dict(seed=3, temperature=1.2, top_k=40),
     dict(seed=2**63 + 5, temperature=0.9, min_p=0.05, repetition_penalty=1.2),
-    dict(
-        seed=4,
-        temperature=0.7,
-        presence_penalty=0.5,
-        frequency_penalty=0.3,
-        logit_bias={"300": 1.5},
-    ),
+    dict(seed=4, temperature=0.7, **PENALTIES),
 ]
 
 
@@ -52,11 +44,8 @@ def main() -> None:
         for options in SAMPLED
         for text, chat in prompts[3:6]
     ]
-    path = Path(__file__).with_name("golden_guide.json")
-    path.write_text(
-        json.dumps({"greedy": greedy, "sampled": sampled}, indent=1, ensure_ascii=False) + "\n",
-        "utf-8",
-    )
+    text = json.dumps({"greedy": greedy, "sampled": sampled}, indent=1, ensure_ascii=False)
+    Path(__file__).with_name("golden_guide.json").write_text(text + "\n", "utf-8")
     for case in greedy + sampled:
         print(f"{case['prompt']!r} -> {case['text']!r}")
 

@@ -52,12 +52,8 @@ LLAMA3_PATTERN = (
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_SPECIALS = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-)
+    "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|>"
+).split()
 
 
 @functools.cache
@@ -70,21 +66,13 @@ def sentencepiece_model(
     import sentencepiece
 
     out = io.BytesIO()
+    rules = dict(normalization_rule_name="identity", character_coverage=0.99, split_digits=True)
+    rules |= dict(remove_extra_whitespaces=False, allow_whitespace_only_pieces=True)
     sentencepiece.SentencePieceTrainer.train(
+        **dict(model_type="bpe", vocab_size=vocab_size, byte_fallback=True, **rules),
+        **dict(user_defined_symbols=list(user_defined), control_symbols=list(control)),
+        **dict(model_writer=out, num_threads=1, minloglevel=2),
         sentence_iterator=iter(line for text in SENTENCES for line in text.splitlines()),
-        model_writer=out,
-        model_type="bpe",
-        vocab_size=vocab_size,
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        character_coverage=0.99,
-        user_defined_symbols=list(user_defined),
-        control_symbols=list(control),
-        num_threads=1,
-        minloglevel=2,
     )
     return out.getvalue()
 
@@ -110,39 +98,31 @@ def llama2_json(metaspace: str | None = None) -> str:
     """A tokenizer.json like Llama 2's: normalizer Prepend and Replace, or pre-tokenizer
     Metaspace(metaspace).
     """
-    from tokenizers import (
-        AddedToken,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-    )
+    import tokenizers as hf
 
     vocab, merges = sentencepiece_merges(sentencepiece_model())
-    fast = Tokenizer(
-        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    fast = hf.Tokenizer(
+        hf.models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )
     if metaspace is None:
-        fast.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        fast.normalizer = hf.normalizers.Sequence(
+            [hf.normalizers.Prepend("▁"), hf.normalizers.Replace(" ", "▁")]
         )
     else:
-        fast.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=metaspace, split=False)
-    fast.decoder = decoders.Sequence(
+        fast.pre_tokenizer = hf.pre_tokenizers.Metaspace("▁", prepend_scheme=metaspace, split=False)
+    fast.decoder = hf.decoders.Sequence(
         [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
+            hf.decoders.Replace("▁", " "),
+            hf.decoders.ByteFallback(),
+            hf.decoders.Fuse(),
+            hf.decoders.Strip(" ", 1, 0),
         ]
     )
-    fast.post_processor = processors.TemplateProcessing(
+    fast.post_processor = hf.processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
     )
     fast.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")]
+        [hf.AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")]
     )
     return fast.to_str()
 
@@ -152,39 +132,30 @@ def byte_level_json(vocab_size: int = 384) -> str:
     """A tokenizer.json like Llama 3's: byte-level BPE, its split pattern, special tokens above the
     vocabulary.
     """
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        pre_tokenizers,
-        processors,
-        trainers,
-    )
+    import tokenizers as hf
 
-    fast = Tokenizer(models.BPE(ignore_merges=True))
-    fast.pre_tokenizer = pre_tokenizers.Sequence(
+    fast = hf.Tokenizer(hf.models.BPE(ignore_merges=True))
+    fast.pre_tokenizer = hf.pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            hf.pre_tokenizers.Split(hf.Regex(LLAMA3_PATTERN), behavior="isolated"),
+            hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    fast.decoder = decoders.ByteLevel()
+    fast.decoder = hf.decoders.ByteLevel()
     size = vocab_size - len(LLAMA3_SPECIALS)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
     fast.train_from_iterator(
         SENTENCES,
-        trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False),
+        hf.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False),
     )
     fast.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in LLAMA3_SPECIALS]
+        [hf.AddedToken(token, normalized=False, special=True) for token in LLAMA3_SPECIALS]
     )
     bos = LLAMA3_SPECIALS[0]
-    fast.post_processor = processors.Sequence(
+    fast.post_processor = hf.processors.Sequence(
         [
-            processors.ByteLevel(trim_offsets=True),
-            processors.TemplateProcessing(
+            hf.processors.ByteLevel(trim_offsets=True),
+            hf.processors.TemplateProcessing(
                 single=f"{bos} $A",
                 pair=f"{bos} $A {bos}:1 $B:1",
                 special_tokens=[(bos, fast.token_to_id(bos))],
@@ -203,13 +174,8 @@ def make_tokenizer(folder: Path, kind: str = "sentencepiece", **settings: Any) -
     """
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "LlamaTokenizer"}
-    config |= {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "add_bos_token": True,
-        "legacy": False,
-    }
+    config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config |= {"add_bos_token": True, "legacy": False}
     if kind == "sentencepiece":
         (folder / "tokenizer.model").write_bytes(sentencepiece_model())
     elif kind == "llama2":
@@ -230,36 +196,17 @@ def config_fields(**fields: Any) -> dict[str, Any]:
     """A tiny config.json as a dict: 2 layers, width 64, 4 heads of 16 over 2 key-value heads, 384
     tokens.
     """
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 384,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "hidden_act": "silu",
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    kinds = {
-        "MistralForCausalLM": "mistral",
-        "Qwen2ForCausalLM": "qwen2",
-        "Qwen3ForCausalLM": "qwen3",
-        "MixtralForCausalLM": "mixtral",
-        "Qwen3MoeForCausalLM": "qwen3_moe",
-    }
+    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    config |= {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "hidden_act": "silu"}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    config |= {"tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+    kinds = {"Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3", "Mixtral": "mixtral"}
+    kinds = {f"{name}ForCausalLM": kind for name, kind in kinds.items()}
+    kinds["Qwen3MoeForCausalLM"] = "qwen3_moe"
     architectures = fields.get("architectures")
-    config["model_type"] = (
-        kinds.get(architectures[0], "llama")
-        if isinstance(architectures, list) and architectures
-        else "llama"
-    )
+    if isinstance(architectures, list) and architectures:
+        config["model_type"] = kinds.get(architectures[0], "llama")
     return config | fields
 
 

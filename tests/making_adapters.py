@@ -70,9 +70,8 @@ def write_mlx(
     }
     folder.mkdir(parents=True)
     mx.save_safetensors(str(folder / "adapters.safetensors"), random)
-    (folder / "adapter_config.json").write_text(
-        json.dumps({"fine_tune_type": "lora", "num_layers": layers, "lora_parameters": parameters})
-    )
+    config = {"fine_tune_type": "lora", "num_layers": layers, "lora_parameters": parameters}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -88,17 +87,13 @@ def write_random(
     for name, shape in open_checkpoint(base).config.tensor_shapes().items():
         if ".layers." in name and len(shape) == 2:
             module = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{module}.lora_A.weight"] = numbers.normal(
-                size=(rank, shape[1]), scale=scale
-            ).astype(np.float32)
-            tensors[f"{module}.lora_B.weight"] = numbers.normal(
-                size=(shape[0], rank), scale=scale
-            ).astype(np.float32)
+            for letter, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
+                matrix = numbers.normal(size=size, scale=scale).astype(np.float32)
+                tensors[f"{module}.lora_{letter}.weight"] = matrix
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": alpha})
-    )
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 

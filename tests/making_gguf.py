@@ -24,57 +24,19 @@ from making import (
 PLAIN = ("F32", "F16", "BF16")
 # by gguf.quants; other types get random blocks
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-LOW_BIT = (
-    *QUANTISABLE,
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "Q8_K",
-    "IQ4_NL",
-    "IQ4_XS",
-    "MXFP4",
-    "NVFP4",
-)
+LOW_BIT = (*QUANTISABLE, *"Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ4_NL IQ4_XS MXFP4 NVFP4".split())
 # A model of 4 and 6 bits, small enough for Triton's interpreter: fields of make_gguf
-LOW_BIT_MODEL: dict[str, Any] = dict(
-    kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K",
-    tokenizer=None,
-    num_hidden_layers=1,
-    hidden_size=256,
-    intermediate_size=256,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=128,
-    vocab_size=64,
-)
+LOW_BIT_MODEL: dict[str, Any] = dict(num_hidden_layers=1, vocab_size=64, tokenizer=None)
+LOW_BIT_MODEL |= dict(hidden_size=256, intermediate_size=256, head_dim=128)
+LOW_BIT_MODEL |= dict(num_attention_heads=2, num_key_value_heads=1)
+LOW_BIT_MODEL |= dict(kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K")
 # offsets of the blocks' float16 scales (ggml/src/ggml-common.h); Q8_K's is a float32 at byte 0
-HALVES = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
-}
+HALVES = dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,))
+HALVES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+HALVES |= {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
 # Scales for weights of about 0.1
-_SCALE = {
-    "Q2_K": 0.008,
-    "Q3_K": 0.004,
-    "Q4_K": 3e-4,
-    "Q5_K": 1.5e-4,
-    "Q6_K": 7e-5,
-    "Q8_K": 0.0014,
-    "IQ4_NL": 0.0015,
-    "IQ4_XS": 8e-5,
-}
+_SCALE = {"Q2_K": 0.008, "Q3_K": 0.004, "Q4_K": 3e-4, "Q5_K": 1.5e-4, "Q6_K": 7e-5}
+_SCALE |= {"Q8_K": 0.0014, "IQ4_NL": 0.0015, "IQ4_XS": 8e-5}
 
 
 def random_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
@@ -121,16 +83,12 @@ def permute(x: np.ndarray, heads: int) -> np.ndarray:
     """Rows of a query or key projection in llama.cpp's order: conversion/llama.py,
     LlamaModel.permute.
     """
-    return (
-        x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
-    )
+    return x.reshape(heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 def unpermute(x: np.ndarray, heads: int) -> np.ndarray:
     """The inverse: transformers' modeling_gguf_pytorch_utils.py, LlamaTensorProcessor."""
-    return (
-        x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:]).swapaxes(2, 1).reshape(x.shape)
-    )
+    return x.reshape(heads, -1, 2, *x.shape[1:]).swapaxes(2, 1).reshape(x.shape)
 
 
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -156,16 +114,12 @@ def add_sentencepiece(writer: gguf.GGUFWriter) -> None:
     import sentencepiece
 
     sp = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
-    kinds = []
-    for i in range(sp.get_piece_size()):
-        kind = (
-            TokenType.UNKNOWN
-            if sp.is_unknown(i)
-            else TokenType.CONTROL
-            if sp.is_control(i)
-            else TokenType.NORMAL
-        )
-        kinds.append(TokenType.BYTE if sp.is_byte(i) else kind)
+    special = {sp.is_byte: TokenType.BYTE, sp.is_unknown: TokenType.UNKNOWN}
+    special |= {sp.is_control: TokenType.CONTROL}
+    kinds = [
+        next((kind for is_kind, kind in special.items() if is_kind(i)), TokenType.NORMAL)
+        for i in range(sp.get_piece_size())
+    ]
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list([sp.id_to_piece(i) for i in range(sp.get_piece_size())])
@@ -231,12 +185,8 @@ def make_gguf(
     judge = {}
     for name, values in (tensors or random_tensors(config, seed)).items():
         kind = "F32" if values.ndim == 1 else kinds if isinstance(kinds, str) else kinds(name)
-        permuted = (
-            {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-            if architecture == "llama"
-            else {}
-        )
-        heads = permuted.get(name.split(".")[-2])
+        permuted = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+        heads = architecture == "llama" and permuted.get(name.split(".")[-2])
         order = (lambda x: permute(x, config[heads])) if heads else (lambda x: x)
         back = (lambda x: unpermute(x, config[heads])) if heads else (lambda x: x)
         stored = encode(np.ascontiguousarray(order(values)), kind, rng)

@@ -92,11 +92,8 @@ def metal_kernel(name: str, **settings):
     kernel = _metal_kernel(name=name, **settings)
 
     def call(*, inputs, **rest):
-        (record,) = [
-            record
-            for record in exported(lambda *arrays: kernel(inputs=list(arrays), **rest), *inputs)
-            if record["name"] == "CustomKernel"
-        ]
+        records = exported(lambda *arrays: kernel(inputs=list(arrays), **rest), *inputs)
+        (record,) = [record for record in records if record["name"] == "CustomKernel"]
         _, source, *sizes, shape_infos = record["arguments"][:9]
         held = [
             np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
@@ -106,15 +103,11 @@ def metal_kernel(name: str, **settings):
         for array, (has_shape, *_) in zip(held, shape_infos):
             pointers += [array.ctypes.data_as(ctypes.c_void_p)]
             if has_shape:
-                pointers.append(
-                    ctypes.cast((ctypes.c_int * array.ndim)(*array.shape), ctypes.c_void_p)
-                )
-        outputs = [
-            np.zeros(
-                shape, np.uint16 if dtype == mx.bfloat16 else np.array(mx.zeros(1, dtype)).dtype
-            )
-            for shape, dtype in zip(rest["output_shapes"], rest["output_dtypes"])
-        ]
+                shape = (ctypes.c_int * array.ndim)(*array.shape)
+                pointers.append(ctypes.cast(shape, ctypes.c_void_p))
+        shapes = zip(rest["output_shapes"], rest["output_dtypes"])
+        held_as = lambda dtype: mx.uint16 if dtype == mx.bfloat16 else dtype  # noqa: E731
+        outputs = [np.array(mx.zeros(shape, held_as(dtype))) for shape, dtype in shapes]
         pointers += [array.ctypes.data_as(ctypes.c_void_p) for array in outputs]
         _compile(source)((ctypes.c_void_p * len(pointers))(*pointers), *map(ctypes.c_int, sizes))
         return [mx.array(array).view(dtype) for array, dtype in zip(outputs, rest["output_dtypes"])]
@@ -149,14 +142,9 @@ def _compile(source: str):
     (folder / "kernel.cpp").write_text(
         _PRELUDE + function + _LAUNCH.format(instance=instance, arguments=", ".join(arguments))
     )
-    done = subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", "kernel.cpp", "-o", "kernel.so"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    command = "g++ -std=c++17 -O2 -shared -fPIC -w kernel.cpp -o kernel.so".split()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(
-            f"[metal::Device] Unable to build metal library from source\n{done.stderr[-2000:]}"
-        )
+        words = "[metal::Device] Unable to build metal library from source"
+        raise RuntimeError(f"{words}\n{done.stderr[-2000:]}")
     return ctypes.CDLL(str(folder / "kernel.so")).launch

@@ -35,15 +35,9 @@ from platformdirs import user_cache_path
 
 ROOT = Path(__file__).resolve().parents[1]
 AREAS = (
-    "forward",
-    "cache and rows",
-    "scheduler",
-    "sampling",
-    "files and formats",
-    "text",
-    "server",
-    "commands and REPL",
-)
+    "forward, cache and rows, scheduler, sampling, files and formats, text, server, "
+    "commands and REPL"
+).split(", ")
 PER_AREA = 10
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
@@ -67,13 +61,8 @@ class Fault(NamedTuple):
         tokens = re.findall(r"\w+|[^\w\s]", text)
         spaced = [re.escape(tokens[0])]
         for last, token in itertools.pairwise(tokens):
-            gap = (
-                r"\s+"
-                if last.isidentifier() and token.isidentifier()
-                else r",?\s*"
-                if token in ")]}"
-                else r"\s*"
-            )
+            are_names = last.isidentifier() and token.isidentifier()
+            gap = r"\s+" if are_names else r",?\s*" if token in ")]}" else r"\s*"
             spaced.append(gap + re.escape(token))
         return re.compile(re.escape(before) + "".join(spaced) + re.escape(after))
 
@@ -96,106 +85,75 @@ def read_faults() -> list[Fault]:
             texts = {"old": [], "new": []}
             faults.append((area, file, says, texts))
     return [
-        Fault(area, file, "\n".join(texts["old"]), "\n".join(texts["new"]), says)
+        Fault(area, file, *("\n".join(texts[kind]) for kind in ("old", "new")), says)
         for area, file, says, texts in faults
     ]
 
 
 FAULTS = read_faults()
 
-# Patterns of tests that run first, by the beginning of the touched file's name, after the test of
-# the file's own name
+# Tests that run first, as patterns below tests/ without their ending, by the beginning of the
+# touched file's name, after the test of the file's own name
 NEAR = {
-    "cpu_fallback/kernels/": ["tests/backends/kernels/test_*.py"],
-    "cpu_fallback/": [
-        "tests/backends/test_cache.py",
-        "tests/backends/kernels/test_rows.py",
-        "tests/backends/test_sampling.py",
-        "tests/backends/test_parity.py",
-    ],
-    "cuda_fallback/": [
-        "tests/backends/test_captured_step.py",
-        "tests/backends/test_triton.py",
-        "tests/backends/test_cuda_*.py",
-        "tests/backends/test_sampling.py",
-    ],
-    "mlx_llama/mlx_native/": [
-        "tests/backends/test_compiled_step.py",
-        "tests/backends/test_mlx_*.py",
-        "tests/backends/test_sampling.py",
-    ],
-    "mlx_llama/core/backends/": [
-        "tests/backends/test_cache.py",
-        "tests/backends/test_sampling.py",
-        "tests/backends/test_speculate.py",
-    ],
-    "mlx_llama/core/engine/": [
-        "tests/core/engine/test_scheduler.py",
-        "tests/core/engine/test_*.py",
-        "tests/core/generation/test_adapters.py",
-    ],
-    "mlx_llama/core/families/": ["tests/core/families/test_*.py"],
-    "mlx_llama/core/models/": ["tests/core/models/test_*.py", "tests/core/families/test_*.py"],
-    "mlx_llama/core/generation/": ["tests/core/generation/test_*.py"],
-    "mlx_llama/core/files/": ["tests/core/files/test_*.py"],
-    "mlx_llama/core/text/": ["tests/core/text/**/test_*.py"],
-    "mlx_llama/server/": ["tests/doors/server/test_*.py"],
+    "cpu_fallback/kernels/": "backends/kernels/test_*",
+    "cpu_fallback/": "backends/test_cache backends/kernels/test_rows backends/test_sampling "
+    "backends/test_parity",
+    "cuda_fallback/": "backends/test_captured_step backends/test_triton backends/test_cuda_* "
+    "backends/test_sampling",
+    "mlx_llama/mlx_native/": "backends/test_compiled_step backends/test_mlx_* "
+    "backends/test_sampling",
+    "mlx_llama/core/backends/": "backends/test_cache backends/test_sampling "
+    "backends/test_speculate",
+    "mlx_llama/core/engine/": "core/engine/test_scheduler core/engine/test_* "
+    "core/generation/test_adapters",
+    "mlx_llama/core/families/": "core/families/test_*",
+    "mlx_llama/core/models/": "core/models/test_* core/families/test_*",
+    "mlx_llama/core/generation/": "core/generation/test_*",
+    "mlx_llama/core/files/": "core/files/test_*",
+    "mlx_llama/core/text/": "core/text/**/test_*",
+    "mlx_llama/server/": "doors/server/test_*",
 }
-BACKENDS = "tests/backends/**/test_*.py"
-ENGINE, GENERATION = "tests/core/engine/test_*.py", "tests/core/generation/test_*.py"
-HOST, MODELS, FAMILIES, REAL = (
-    "tests/core/backends/test_*.py",
-    "tests/core/models/test_*.py",
-    "tests/core/families/test_*.py",
-    "tests/real/**/test_*.py",
-)
+REAL, BACKENDS = "real/**/test_*", "backends/**/test_*"
+ENGINE, GENERATION = "core/engine/test_*", "core/generation/test_*"
+HOST, FAMILIES = "core/backends/test_*", "core/models/test_* core/families/test_*"
 # Those that run after them, by area
 FAR = {
-    "forward": [HOST, MODELS, FAMILIES, BACKENDS, REAL],
-    "cache and rows": [HOST, BACKENDS, ENGINE, GENERATION, REAL],
-    "scheduler": [ENGINE, GENERATION, BACKENDS, REAL],
-    "sampling": [HOST, BACKENDS, ENGINE, GENERATION, REAL],
-    "files and formats": [
-        "tests/core/files/test_*.py",
-        MODELS,
-        FAMILIES,
-        "tests/backends/test_quantized.py",
-        REAL,
-    ],
-    "text": ["tests/core/text/**/test_*.py", GENERATION, REAL],
-    "server": ["tests/doors/server/test_*.py"],
-    "commands and REPL": ["tests/doors/test_*.py"],
+    "forward": f"{HOST} {FAMILIES} {BACKENDS} {REAL}",
+    "cache and rows": f"{HOST} {BACKENDS} {ENGINE} {GENERATION} {REAL}",
+    "scheduler": f"{ENGINE} {GENERATION} {BACKENDS} {REAL}",
+    "sampling": f"{HOST} {BACKENDS} {ENGINE} {GENERATION} {REAL}",
+    "files and formats": f"core/files/test_* {FAMILIES} backends/test_quantized {REAL}",
+    "text": f"core/text/**/test_* {GENERATION} {REAL}",
+    "server": "doors/server/test_*",
+    "commands and REPL": "doors/test_*",
 }
 # Compiled kernels are cached by their own sources alone; a fault in one of these folders may change
 # them too.
 COMPILED = (
     "cpu_fallback/",
-    "mlx_llama/core/files/",
-    "mlx_llama/core/backends/",
-    "mlx_llama/core/models/",
+    *(f"mlx_llama/core/{name}/" for name in ("files", "backends", "models")),
 )
 
 
 def choose_tests(fault: Fault, tree: Path) -> list[list[str]]:
     """Names of test files by run: the nearest ones, then the others of the area, each once."""
 
-    def expand(patterns: Iterable[str]) -> list[str]:
+    def expand(patterns: str) -> list[str]:
         # Files, since pytest would take those of a folder in its own order.
-        expanded = (path for pattern in patterns for path in sorted(tree.glob(pattern)))
-        return list(dict.fromkeys(str(path.relative_to(tree)) for path in expanded))
+        files = (
+            path for name in patterns.split() for path in sorted(tree.glob(f"tests/{name}.py"))
+        )
+        return list(dict.fromkeys(str(path.relative_to(tree)) for path in files))
 
     path = Path(fault.file)
-    # mlx_llama/core/files/x.py -> tests/core/files/test_x.py
-    mirrors = [
-        Path("tests", *path.parts[1:-1], f"test_{path.name}"),
-        Path("tests/doors", *path.parts[1:-1], f"test_{path.name}"),  # of mlx_llama/server
-        Path("tests/backends", f"test_{path.name}"),
-        Path(f"tests/doors/test_{Path(path.parts[1]).stem}*.py"),  # of the other commands
-    ]
-    near = next(
-        (patterns for prefix, patterns in NEAR.items() if fault.file.startswith(prefix)), []
+    # mlx_llama/core/files/x.py -> tests/core/files/test_x.py; then of mlx_llama/server, and of the
+    # other commands
+    below = "/".join(path.parts[1:-1] + (f"test_{path.stem}",))
+    mirrors = (
+        f"{below} doors/{below} backends/test_{path.stem} doors/test_{Path(path.parts[1]).stem}*"
     )
-    first = expand([*map(str, mirrors), *near])
+    near = next((names for prefix, names in NEAR.items() if fault.file.startswith(prefix)), "")
+    first = expand(f"{mirrors} {near}")
     rest = [name for name in expand(FAR[fault.area]) if name not in first]
     return [names for names in (first, rest) if names]
 
@@ -231,12 +189,8 @@ class Copy:
 
     def __init__(self, folder: Path):
         self.tree, self.caches = folder / "tree", folder / "cache"
-        command = [
-            "git",
-            "-C",
-            str(ROOT),
-            *"ls-files -z --cached --others --exclude-standard".split(),
-        ]
+        listing = "ls-files -z --cached --others --exclude-standard".split()
+        command = ["git", "-C", str(ROOT), *listing]
         listed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():  # not removed
@@ -278,23 +232,14 @@ class Copy:
     def _run(self, arguments: Sequence[str], caches: Path, limit: float) -> tuple[str, str]:
         models = user_cache_path("mlx_llama", appauthor=False) / "test-models"
         paths = os.pathsep.join(filter(None, [str(self.tree), os.environ.get("PYTHONPATH")]))
-        env = {
-            "MLX_LLAMA_TEST_MODELS": str(models),
-            **os.environ,
-            "PYTHONPATH": paths,
-            "XDG_CACHE_HOME": str(caches),
-        }
+        env = {"MLX_LLAMA_TEST_MODELS": str(models), **os.environ}
+        env |= {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(caches)}
         flags = "-n 0 -x -q -rfE -p no:cacheprovider".split()
         command = [sys.executable, "-m", "pytest", *flags, *arguments]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
             self.process = subprocess.Popen(
-                command,
-                cwd=self.tree,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, cwd=self.tree, env=env, start_new_session=True, **pipes
             )
             size, changed = 0, time.monotonic()
             while (code := self.process.poll()) is None and time.monotonic() - changed < limit:
@@ -314,10 +259,8 @@ class Copy:
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.M)
         if code == pytest.ExitCode.TESTS_FAILED and failed:
             return "seen", failed[1][:120]
-        return (
-            "error",
-            f"pytest ended with {code}: {(output.strip().splitlines() or ['no output'])[-1]}",
-        )
+        last = (output.strip().splitlines() or ["no output"])[-1]
+        return "error", f"pytest ended with {code}: {last}"
 
     def stop(self, for_good: bool = True) -> None:
         """Kill the run and what it started. for_good: there is no next one."""
@@ -354,11 +297,8 @@ def run(
                 return
             with printing:
                 seconds = time.monotonic() - started
-                print(
-                    f"{number:3} {fault.area}: {status} {seconds:.0f} s {detail or '-'} | "
-                    f"{fault.says}",
-                    flush=True,
-                )
+                head = f"{number:3} {fault.area}: {status} {seconds:.0f} s"
+                print(f"{head} {detail or '-'} | {fault.says}", flush=True)
                 if status != "seen":
                     missed[number] = f"{number:3} {status} {fault.area}, {fault.file}: {fault.says}"
 
@@ -398,11 +338,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="check the texts of the faults")
     parser.add_argument("tests", nargs="*", help="tests to run in place of the area's")
     args = parser.parse_args()
-    numbers = (
-        [int(chosen) for chosen in args.only.split(",")]
-        if args.only
-        else list(range(1, len(FAULTS) + 1))
-    )
+    numbers = [*range(1, len(FAULTS) + 1)]
+    if args.only:
+        numbers = [int(chosen) for chosen in args.only.split(",")]
     if not all(1 <= number <= len(FAULTS) for number in numbers):
         parser.error(f"the faults have the numbers 1 to {len(FAULTS)}")
     numbers = [number for number in numbers if args.area in (None, FAULTS[number - 1].area)]
@@ -413,10 +351,8 @@ def main() -> int:
     if args.list:
         for number in numbers:
             fault = FAULTS[number - 1]
-            print(
-                f"{number:3} {fault.area}, {fault.file}: {fault.says} | "
-                f"{choose_tests(fault, ROOT)[0][0]}"
-            )
+            nearest = choose_tests(fault, ROOT)[0][0]
+            print(f"{number:3} {fault.area}, {fault.file}: {fault.says} | {nearest}")
         return 0
     missed = run(numbers, args.jobs, ["--all"] if args.all else [], args.seconds, args.tests)
     print("\n".join([f"seen {len(numbers) - len(missed)} of {len(numbers)}", *missed]))

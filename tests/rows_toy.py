@@ -16,21 +16,11 @@ from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.models.config import LlamaConfig
 
 LAYERS, HEADS, SIZE, VOCABULARY = 2, 1, 4, 384
-CONFIG = LlamaConfig.from_dict(
-    {
-        "model_type": "llama",
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 2,
-        "num_key_value_heads": HEADS,
-        "head_dim": SIZE,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 256,
-        "eos_token_id": None,
-        "bos_token_id": None,
-    }
-)
+_FIELDS = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "head_dim": SIZE}
+_FIELDS |= {"num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": HEADS}
+_FIELDS |= {"vocab_size": VOCABULARY, "max_position_embeddings": 256}
+_FIELDS |= {"eos_token_id": None, "bos_token_id": None}
+CONFIG = LlamaConfig.from_dict(_FIELDS)
 
 
 class ToyCache(RowCache):

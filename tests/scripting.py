@@ -11,23 +11,10 @@ from dataclasses import replace
 from mlx_llama.core.generation.grammar import Rule
 
 SPECIALS = (
-    "[TOOL_CALLS]",
-    "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]",
-    "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",
-    "[INST]",
-    "[/INST]",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|python_tag|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "[ARGS]",
-    "[CALL_ID]",
-    "<|tool_call|>",
-)
+    "[TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [INST] "
+    "[/INST] <|start_header_id|> <|end_header_id|> <|eot_id|> <|python_tag|> <|im_start|> "
+    "<|im_end|> [ARGS] [CALL_ID] <|tool_call|>"
+).split()
 
 
 def make_scripted_checkpoint(folder, template: str, specials=SPECIALS, **fields):
@@ -36,13 +23,8 @@ def make_scripted_checkpoint(folder, template: str, specials=SPECIALS, **fields)
     """
     from making import make_checkpoint, make_tokenizer
 
-    flags = {
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "single_word": False,
-        "special": True,
-    }
+    flags = dict.fromkeys("lstrip rstrip normalized single_word".split(), False)
+    flags["special"] = True
     added = {str(384 + i): {"content": text, **flags} for i, text in enumerate(specials)}
     make_checkpoint(
         folder, tokenizer=False, **{"vocab_size": 400, "max_position_embeddings": 8192} | fields
@@ -99,17 +81,15 @@ def tool_formats() -> dict[str, tuple[str, str]]:
     folder = Path(__file__).parent / "data" / "tool-templates"
     add = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
     time = '{"name": "time", "arguments": {}}'
+
+    def read(name: str) -> str:
+        return (folder / f"{name}.jinja").read_text(encoding="utf-8")
+
     return {
-        "llama-3.1": (
-            (folder / "llama-3.1.jinja").read_text(encoding="utf-8"),
-            f"{add}; {time}".replace("arguments", "parameters"),
-        ),
-        "mistral-nemo": (
-            (folder / "mistral-nemo.jinja").read_text(encoding="utf-8"),
-            f"[TOOL_CALLS][{add}, {time}]",
-        ),
+        "llama-3.1": (read("llama-3.1"), f"{add}; {time}".replace("arguments", "parameters")),
+        "mistral-nemo": (read("mistral-nemo"), f"[TOOL_CALLS][{add}, {time}]"),
         "qwen2.5": (
-            (folder / "qwen2.5.jinja").read_text(encoding="utf-8"),
+            read("qwen2.5"),
             f"<tool_call>\n{add}\n</tool_call>\n<tool_call>\n{time}\n</tool_call>",
         ),
         "smollm2": (TEMPLATES["smollm2"], f"<tool_call>[{add}, {time}]</tool_call>"),

@@ -50,20 +50,15 @@ def test_compose():
 
 
 def test_kubernetes():
-    objects = {
-        document["kind"]: document
-        for document in yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
-    }
+    documents = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
+    objects = {document["kind"]: document for document in documents}
     assert set(objects) == {"PersistentVolumeClaim", "Deployment", "Service"}
     for document in objects.values():
         assert document["apiVersion"] and document["metadata"]["name"].startswith("mlx-llama")
     deployment, service = objects["Deployment"]["spec"], objects["Service"]["spec"]
     template = deployment["template"]
-    assert (
-        deployment["selector"]["matchLabels"]
-        == template["metadata"]["labels"]
-        == service["selector"]
-    )
+    labels = template["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"] == labels == service["selector"]
     (container,) = template["spec"]["containers"]
     check_server(container["args"])
     ports = {port["name"] for port in container["ports"]}

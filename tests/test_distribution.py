@@ -109,20 +109,15 @@ def outside(tmp_path_factory) -> dict:
 def python(built, outside) -> Path:
     """The interpreter of an empty environment with the wheel and its dependencies."""
     folder = outside["cwd"] / "environment"
-    run(sys.executable, "-m", "venv", folder, **outside)
+    run(sys.executable, "-m", "venv", "--without-pip", folder, **outside)
     python = folder / "bin" / "python"
-    run(python, "-m", "pip", "install", "--no-deps", built[1], **outside)
-    index = subprocess.run(
-        [python, "-m", "pip", "download", "--no-deps", "--dest", folder / "probe", "wheel"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        **outside,
-    )
-    if index.returncode:
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    run(*pip, "install", "--no-deps", built[1], **outside)
+    probe = [*pip, *"download --no-deps --dest probe wheel".split()]
+    if subprocess.run(probe, capture_output=True, timeout=600, **outside).returncode:
         pytest.skip("no package index can be reached, so the dependencies cannot be installed")
-    run(python, "-m", "pip", "install", built[1], **outside)
-    run(python, "-m", "pip", "check", **outside)
+    run(*pip, "install", "--no-compile", built[1], **outside)
+    run(*pip, "check", **outside)
     return python
 
 

@@ -146,9 +146,8 @@ def test_flags_commands_and_scripts_in_the_answers_exist():
     for fact in talk.FACTS.values():
         for text in (fact.answer, fact.more):
             assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= known, fact.name
-            assert set(re.findall(r"(?<![\w-])-[a-z]{1,3}(?![\w-])", text)) <= known | short, (
-                fact.name
-            )
+            named = set(re.findall(r"(?<![\w-])-[a-z]{1,3}(?![\w-])", text))
+            assert named <= known | short, fact.name
             assert set(re.findall(r"mlx_llama\.([a-z]+)\b", text)) <= {*DOORS, "load"}, fact.name
             for path in re.findall(r"`((?:examples|mlx_llama|tests)/[\w./]+)`", text):
                 assert (ROOT / path).exists(), f"{fact.name}: {path}"
@@ -158,9 +157,8 @@ def test_repl_commands_in_the_answers_exist():
     routes = "completion tokenize detokenize props slots docs health live ready metrics".split()
     for fact in talk.FACTS.values():
         for text in (fact.answer, fact.more):
-            assert set(re.findall(r"`/([a-z]+)[ `]", text)) <= {*REPL, *OTHER_NAMES, *routes}, (
-                fact.name
-            )
+            named = set(re.findall(r"`/([a-z]+)[ `]", text))
+            assert named <= {*REPL, *OTHER_NAMES, *routes}, fact.name
 
 
 def test_figures_of_itself_are_those_of_the_shipped_model():
@@ -187,12 +185,11 @@ def test_a_question_leads_to_one_fact():
 
 def test_held_out_lines_are_not_trained_in_any_variation():
     for fact in talk.FACTS.values():
-        trained = {
-            talk.normal(way) for line in fact.ask + fact.newcomers for way in every_way(line)
-        }
-        assert not trained & {
-            talk.normal(way) for line in fact.held_out for way in every_way(line)
-        }, fact.name
+        trained, held_out = (
+            {talk.normal(way) for line in lines for way in every_way(line)}
+            for lines in (fact.ask + fact.newcomers, fact.held_out)
+        )
+        assert not trained & held_out, fact.name
     assert len(talk.SCOPE_HELD_OUT) >= 50 and len(talk.HELD_OUT) >= 500
 
 
@@ -309,23 +306,22 @@ def test_batches_drawn_by_others_are_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch, capsys):
-    """A training of one layer on small pools of text; it is stopped after the checkpoint of step
-    50.
-    """
+    """A training of one layer on small pools of text, stopped after the checkpoint of step 4."""
     pytest.importorskip("transformers")
     import torch
     import train_guide
 
-    args = argparse.Namespace(seed=1, steps=53, batch=256, questions=500, lr=2.5e-3, device="cpu")
+    args = argparse.Namespace(seed=1, steps=7, batch=256, questions=500, lr=2.5e-3, device="cpu")
     args.bfloat16, args.drawers, args.threads = False, 0, 1
     monkeypatch.setitem(train_guide.SHAPE, "num_hidden_layers", 1)
     monkeypatch.setattr(train_guide, "POOL", 400)
+    monkeypatch.setattr(train_guide, "SAVED", 4)
     batches, threads, taken = train_guide.batches, torch.get_num_threads(), []
 
     def stopping(*arguments):
         for batch in batches(*arguments):
             taken.append(1)
-            if len(taken) == 52:
+            if len(taken) == 6:
                 raise KeyboardInterrupt
             yield batch
 
@@ -344,6 +340,6 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch,
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
-    assert "goes on after step 50" in capsys.readouterr().err
+    assert "goes on after step 4" in capsys.readouterr().err
     assert whole.keys() == again.keys()
     assert all(torch.equal(whole[name], again[name]) for name in whole)

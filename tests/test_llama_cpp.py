@@ -32,20 +32,12 @@ import make_random_gguf  # noqa: E402
 # Relative RMS distance from llama.cpp's logits: about 1.5 times the distance of llama.cpp from the
 # float64 product.
 TOLERANCES = {
-    "F32": 1e-5,
-    "F16": 2e-3,
-    "BF16": 1e-2,
+    **{"F32": 1e-5, "F16": 2e-3, "BF16": 1e-2},
     **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"), 0.03),
     **dict.fromkeys(("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS"), 0.04),
 }
-FIELDS = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    **make_random_gguf.SHAPES["tiny"],
-}
+FIELDS = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+FIELDS |= {"bos_token_id": 1, "eos_token_id": 2, **make_random_gguf.SHAPES["tiny"]}
 VARIANTS = {
     "one key-value head": dict(num_key_value_heads=1),
     "as many key-value heads": dict(num_key_value_heads=4),
@@ -78,17 +70,9 @@ def files(tmp_path_factory):
 
 def judge(path: Path) -> llama_cpp.Llama:
     """The model in llama.cpp, its cache and attention in float32."""
-    return llama_cpp.Llama(
-        str(path),
-        n_ctx=256,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        verbose=False,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        flash_attn=False,
-    )
+    cache = dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
+    options = dict(n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=False, **cache)
+    return llama_cpp.Llama(str(path), logits_all=True, verbose=False, **options)
 
 
 def judge_logits(path: Path) -> np.ndarray:
@@ -112,9 +96,8 @@ def logits(backend, path: Path, dtype: str) -> np.ndarray:
 
 def distance(actual: np.ndarray, expected: np.ndarray) -> float:
     assert actual.shape == expected.shape
-    return float(
-        np.sqrt(((actual - expected) ** 2).mean() / (expected.astype(np.float64) ** 2).mean())
-    )
+    square = (expected.astype(np.float64) ** 2).mean()
+    return float(np.sqrt(((actual - expected) ** 2).mean() / square))
 
 
 @pytest.mark.parametrize("kind", TOLERANCES)

@@ -64,6 +64,7 @@ PARTS = (0.0, 0.4, 0.7, 0.93)
 PART = 100_000
 EMBEDDING_RATE = 1.5  # of embedding and norms, in that of the matrices
 DECAY = 0.5  # share of the steps after which the learning rate falls, linearly
+SAVED = 50  # steps between checkpoints
 POOL = 6000  # rows that are sorted by length together
 AHEAD = 6  # pools that are drawn before they are needed, where other processes draw them
 # Shares of the rows in the parts of the training: names, words and numbers to repeat; of the rest,
@@ -810,7 +811,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
                 "tokens/s"
             )
             told = 0.0
-        if (step + 1) % 50 == 0:
+        if (step + 1) % SAVED == 0:
             save(step + 1)
         if (step + 1) % 250 == 0:
             say(f"step {step + 1:5} held out: {held_out_score(average, tokens, args.device)}")

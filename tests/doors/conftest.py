@@ -14,6 +14,8 @@ from making_adapters import write_random
 
 from mlx_llama import cli
 
+FIXED = ("NO_COLOR", "COLUMNS", "LINES")  # variables that change what terminals show
+
 
 @pytest.fixture(autouse=True)
 def interruptible():
@@ -68,25 +70,14 @@ def terminal(tmp_path):
     started = []
 
     def spawn(*arguments, **environment):
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in ("NO_COLOR", "COLUMNS", "LINES")
-        }
-        env |= {
-            "TERM": "xterm-256color",
-            "PROMPT_TOOLKIT_NO_CPR": "1",
-            "XDG_STATE_HOME": str(tmp_path / "state"),
-        }
+        env = {name: value for name, value in os.environ.items() if name not in FIXED}
+        env |= {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        env |= {"XDG_STATE_HOME": str(tmp_path / "state")} | environment
+        # Ctrl-C drops pending output, sometimes half a character
+        coding = {"encoding": "utf-8", "codec_errors": "replace"}
+        words = [str(argument) for argument in arguments]
         child = pexpect.spawn(
-            sys.executable,
-            [str(argument) for argument in arguments],
-            env=env | environment,
-            dimensions=(24, 80),
-            encoding="utf-8",
-            timeout=20,
-            # Ctrl-C drops pending output, sometimes half a character
-            codec_errors="replace",
+            sys.executable, words, env=env, dimensions=(24, 80), timeout=20, **coding
         )
         child.delaybeforesend = 0.02
         child.logfile_read = io.StringIO()

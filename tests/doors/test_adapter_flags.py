@@ -82,7 +82,7 @@ def test_bench_and_parity_run_the_adapted_model(door, folders):
     for main, flags in (
         (bench.main, "--backend cpu -p 8 -n 4 -r 1 --json"),
         (bench.main, "--backend cpu -n 4 -r 1 --profile"),
-        (parity.main, "--backends cpu,cuda --device cpu --tokens 12"),
+        (parity.main, "--backends cpu --tokens 12"),
     ):
         done = door(main, "--model", base, "--adapter", sea, *flags.split())
         assert done.code == 0, done.out + done.err

@@ -8,19 +8,20 @@ import os
 from making import make_checkpoint
 
 
-def edit_json(path, change):
-    raw = json.loads(path.read_text())
-    change(raw)
-    path.write_text(json.dumps(raw))
-
-
 def write(name, content):
     data = content if isinstance(content, bytes) else content.encode()
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def config(change):
-    return lambda folder: edit_json(folder / "config.json", change)
+def config(**fields):
+    """Change fields of config.json; None leaves one out."""
+
+    def damage(folder):
+        path = folder / "config.json"
+        raw = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({name: raw[name] for name in raw if raw[name] is not None}))
+
+    return damage
 
 
 def tensors(change):
@@ -49,6 +50,17 @@ def missing_shard(folder):
     (folder / "model-00002-of-00002.safetensors").unlink()
 
 
+def rename_norm(header):
+    header["other"] = header.pop("model.norm.weight")
+
+
+def template(text):
+    return write("chat_template.jinja", text), "chat_template.jinja"
+
+
+PROPORTIONAL = {"rope_type": "proportional", "factor": 2.0}
+
+
 def replace_by(make, name):
     def damage(folder):
         (folder / name).unlink(missing_ok=True)
@@ -61,55 +73,32 @@ DAMAGE = {
     "truncated weights": (truncate, "model.safetensors"),
     "empty weights": (write("model.safetensors", b""), "model.safetensors"),
     "corrupt header": (
-        write("model.safetensors", b"\x08" + b"\0" * 7 + b"not json" + b"\0" * 99),
-        "model.safetensors",
+        write("model.safetensors", b"\x08" + b"\0" * 7 + b"not json"),
+        ".safetensors",
     ),
     "huge header": (write("model.safetensors", b"\xff" * 64), "model.safetensors"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
     "missing shard": (missing_shard, "model-00002-of-00002.safetensors"),
-    "missing tensor": (
-        tensors(lambda h: h.__setitem__("other", h.pop("model.norm.weight"))),
-        "model.norm.weight",
-    ),
-    "wrong shape": (config(lambda c: c.__setitem__("intermediate_size", 95)), "mlp"),
+    "missing tensor": (tensors(rename_norm), "model.norm.weight"),
+    "wrong shape": (config(intermediate_size=95), "mlp"),
     "config not JSON": (write("config.json", "{"), "config.json"),
     "config missing": (lambda f: (f / "config.json").unlink(), "config.json"),
-    "field missing": (config(lambda c: c.pop("hidden_size")), "hidden_size"),
-    "field absurd": (config(lambda c: c.__setitem__("num_hidden_layers", -3)), "num_hidden_layers"),
-    "field huge": (config(lambda c: c.__setitem__("vocab_size", 10**15)), "vocab_size"),
-    "unknown architecture": (
-        config(lambda c: c.__setitem__("architectures", ["GPT2LMHeadModel"])),
-        "GPT2LMHeadModel",
-    ),
-    "unknown rope": (
-        config(
-            lambda c: c.__setitem__("rope_scaling", {"rope_type": "proportional", "factor": 2.0})
-        ),
-        "proportional",
-    ),
-    "quantised": (
-        config(lambda c: c.__setitem__("quantization", {"bits": 4, "group_size": 64})),
-        "quanti",
-    ),
+    "field missing": (config(hidden_size=None), "hidden_size"),
+    "field absurd": (config(num_hidden_layers=-3), "num_hidden_layers"),
+    "field huge": (config(vocab_size=10**15), "vocab_size"),
+    "unknown architecture": (config(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel"),
+    "unknown rope": (config(rope_scaling=PROPORTIONAL), "proportional"),
+    "quantised": (config(quantization={"bits": 4, "group_size": 64}), "quanti"),
     "tokenizer gone": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer"),
     "tokenizer corrupt": (write("tokenizer.model", b"\x0a\xff\xff\xff\xff"), "tokenizer.model"),
     "tokenizer too large": (lambda f: make_checkpoint(f, tokenizer=True, vocab_size=300), "300"),
-    "template loops": (
-        write(
-            "chat_template.jinja",
-            "{% for a in range(99999999) %}{% for b in range(99999999) %}{% endfor %}{% endfor %}",
-        ),
-        "chat_template.jinja",
-    ),
+    "template loops": template("{% for a in range(99999999) %}" * 2 + "{% endfor %}" * 2),
     "template commands the terminal": (
-        write("chat_template.jinja", "{{ raise_exception('\x1b[2J\x9b' ~ 'x' * 100000) }}"),
+        template("{{ raise_exception('\x1b[2J\x9b' ~ 'x' * 100000) }}")[0],
         "␛[2J\ufffdxxx",
     ),
-    "template escapes": (
-        write("chat_template.jinja", "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
-        "chat_template.jinja",
-    ),
-    "template malformed": (write("chat_template.jinja", "{% for %}"), "chat_template.jinja"),
+    "template escapes": template("{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+    "template malformed": template("{% for %}"),
     "generation config": (
         write("generation_config.json", '{"do_sample": true, "temperature": "hot"}'),
         "temperature",

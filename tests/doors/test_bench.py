@@ -255,33 +255,6 @@ def test_the_curve():
     assert curve[10].tolist()[:3:2] == [401.5, 5.0] and 4 <= curve[10][1] < 5 < curve[10][3] <= 9
 
 
-WRONG = {
-    "-p 0": "--prompt-tokens 0: must be at least 1",
-    "-p 8,x": "--prompt-tokens 'x': must be whole numbers",
-    "-p 8,,9": "--prompt-tokens '': must be whole numbers",
-    "-n 1": "--generate-tokens 1: must be at least 2",
-    "-d -1": "--depth -1: must be at least 0",
-    "-r 0": "--repetitions 0: must be at least 1",
-    "-r 1,2": "--repetitions 1,2: must be one number",
-    "-o xml": "invalid choice: 'xml'",
-    "-o csv --json": "--json and --output csv contradict each other",
-    "-c 300": "--ctx-size 300",
-    "-p 200 -n 57": "a prompt of 200 and 57 more tokens needs 257 positions",
-    "-p 8 -n 64 -d 0,193": "tg64 @ d193 needs 257 positions and the context of",
-    "-n 64 -d 37 -p 8 -c 100": "tg64 @ d37 needs 101 positions and the context of",
-    "--plot x.jpg": "--plot x.jpg: the name must end in .png, .svg or .pdf",
-    "--plot no/such/folder/x.png": "there is no folder no/such/folder",
-}
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_impossible_lengths_are_refused_before_loading(arguments, door, toy, monkeypatch):
-    monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
-    done = door(bench.main, "--model", toy, "--backend", "cpu", *arguments.split())
-    assert done.code == 2 and done.out == "" and len(done.err.splitlines()) == 1, done.err
-    assert WRONG[arguments] in done.err
-
-
 def test_lengths_that_just_fit_run(door, toy):
     for arguments in ("-p 200 -n 56", "-p 8 -n 64 -d 192", "-p 8 -n 8 -d 0,192 -c 200"):
         flags = f"--model {toy} --backend cpu -r 1 {arguments}"

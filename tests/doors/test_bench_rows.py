@@ -54,15 +54,15 @@ def test_medians_and_their_spread():
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_batch_is_one_step_for_all_rows(runs_ahead):
     it = loaded(runs_ahead)
-    [row] = measure_batches(it, [Batch(600, 3, 4)], 2)
-    once = [((1, 512), [0]), ((1, 88), [512])] * 4 + [((4, 1), [600 + i] * 4) for i in range(3)]
+    [row] = measure_batches(it, [Batch(520, 3, 2)], 2)
+    once = [((1, 512), [0]), ((1, 8), [512])] * 2 + [((2, 1), [520 + i] * 2) for i in range(3)]
     # the first run is not timed
     assert [(shape, starts) for shape, starts, _ in it.model.calls] == 3 * once
-    assert [rows for _, _, rows in it.model.calls[:8]] == [[i // 2] for i in range(8)]
+    assert [rows for _, _, rows in it.model.calls[:4]] == [[i // 2] for i in range(4)]
     assert len(row.seconds) == 2 and np.min(row.seconds) > 0
     ahead = ["launch", "launch", "read", "launch", "read", "read"]
     steps = ahead if runs_ahead else ["launch", "read"] * 3
-    assert it.backend.events == 3 * (["launch"] * 8 + ["read"] + steps)
+    assert it.backend.events == 3 * (["launch"] * 4 + ["read"] + steps)
 
 
 def test_rows_decode_what_they_decode_alone():
@@ -161,10 +161,6 @@ def test_every_format_has_every_row(run):
     assert len({len(line) for line in lines[1:8]}) == 1  # columns to the right
 
 
-def test_one_number_of_rows_is_a_table_too(run):
-    assert run("-b 4 -p 8 -n 4").out.splitlines()[1].split()[:3] == ["PP", "TG", "B"]
-
-
 def test_names_of_both_programs(run):
     ours, other = (
         json.loads(run(words, "-o json").out)["rows"][0]
@@ -172,23 +168,6 @@ def test_names_of_both_programs(run):
     )
     for row in (ours, other):
         assert [row[name] for name in ("pp", "tg", "pl")] == [8, 4, 2]
-
-
-@pytest.mark.parametrize(
-    "arguments, part",
-    [
-        ("-b 0", "--rows 0: must be at least 1"),
-        ("-b 513", "--rows 513: must be at most 512"),
-        ("-b two", "--rows 'two'"),
-        ("-b 2 -d 0", "--depth and --rows contradict each other"),
-        ("-b 2 -p 200 -n 57", "needs 257 positions"),
-        ("-b 2 -p 200 -n 57", "lower --prompt-tokens or --generate-tokens"),
-    ],
-)
-def test_rows_that_cannot_be_are_refused_before_loading(arguments, part, run, monkeypatch):
-    monkeypatch.setattr(bench, "load", lambda *rest, **more: pytest.fail("loaded"))
-    done = run(arguments)
-    assert done.code == 2 and done.out == "" and done.err.count("\n") == 1 and part in done.err
 
 
 def test_keys_and_values_in_8_bits_reach_the_model_and_the_title(door, toy, monkeypatch):

@@ -4,7 +4,6 @@ for bad values.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -88,40 +87,3 @@ def test_a_cache_without_memory_for_a_prompt_is_refused_with_the_numbers(door, t
     llm = load(toy, backend="cpu", cache_memory="3MB", max_rows=5)
     assert llm.loop.scheduler.rows.budget == 3_000_000 and llm.loop.max_rows == 5
     assert len(llm.generate("Once upon a time", max_tokens=4).tokens) == 4
-
-
-WRONG = [
-    (generate.main, (*PROMPT, "--cache-bits", "4"), "--cache-bits '4': must be 8 or 16"),
-    (
-        generate.main,
-        (*PROMPT, "--cache-memory", "lots"),
-        "--cache-memory 'lots': must be a size such as 2GB",
-    ),
-    (chat.main, ("--cache-bits", "32"), "--cache-bits '32': must be 8 or 16"),
-    (chat.main, ("--cache-memory", "0"), "--cache-memory '0': must be a size"),
-    # a conversation is one request
-    (chat.main, ("--max-rows", "2"), "there is no flag --max-rows"),
-    (bench_command.main, ("--cache-bits", "x"), "--cache-bits 'x': must be 8 or 16"),
-    (bench_command.main, ("--cache-memory", "1GB"), "there is no flag --cache-memory"),
-    (parity_command.main, ("--cache-bits", "4"), "--cache-bits '4': must be 8 or 16"),
-    (
-        parity_command.main,
-        ("--record", "x.json", "--batch-invariant"),
-        "--batch-invariant has no meaning with --record",
-    ),
-]
-
-
-@pytest.mark.parametrize("main, arguments, part", WRONG)
-def test_a_bad_value_is_one_line_before_loading(main, arguments, part, door, models):
-    done = door(main, *arguments)
-    assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1
-    assert models == []
-
-
-def test_the_number_of_rows_at_the_door(door, tmp_path, models):
-    (tmp_path / "in").write_text(json.dumps({"prompt": "a"}))
-    flags = f"--prompts {tmp_path}/in -o {tmp_path}/out --max-rows 0"
-    done = door(generate.main, *flags.split())
-    assert done.code == 2 and "--max-rows '0': must be a whole number, 1 to 512" in done.err
-    assert models == []

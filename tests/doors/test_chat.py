@@ -157,7 +157,11 @@ def test_set_shows_sets_and_resets(session):
     assert session.resolve().options.logit_bias == {5: -2, 7: 1}
 
 
-def test_system_is_seen_by_the_model(session):
+def test_the_system_prompt_is_seen_by_the_model(session):
+    command(session, "/clear")  # keeps it
+    assert session.messages == []
+    session.send("hi")
+    assert "Be kind." in seen(session) and "once upon" not in seen(session)
     assert command(session, "/system") == "system prompt: Be kind."
     command(session, "/system Be a llama.")
     session.send("hi")
@@ -166,13 +170,6 @@ def test_system_is_seen_by_the_model(session):
     assert "no system prompt" in command(session, "/system")
     session.send("hi")
     assert "llama." not in seen(session)
-
-
-def test_clear_keeps_the_system_prompt(session):
-    command(session, "/clear")
-    assert session.messages == []
-    session.send("hi")
-    assert "Be kind." in seen(session) and "once upon" not in seen(session)
 
 
 def test_regen_replaces_the_last_answer(session):
@@ -196,13 +193,6 @@ def test_regen_says_the_same_answer_only_where_it_comes(session, change):
     again = command(session, "/regen")
     assert again.text == first.text and "the same answer again" in again.notices[0]
     command(session, change)
-    assert "same answer" not in str(command(session, "/regen").notices)
-
-
-def test_regen_of_a_stopped_answer_has_no_notice(session):
-    stream = session.stream("hi")
-    next(stream)
-    stream.close()
     assert "same answer" not in str(command(session, "/regen").notices)
 
 
@@ -325,7 +315,11 @@ def test_names_from_other_programs(session):
     assert all(f"/{name} " in text for name in chat_commands.COMMANDS)
 
 
-def test_regen_without_an_answer_and_regen_never_begun(session):
+def test_regen_of_a_stopped_answer_of_none_and_regen_never_begun(session):
+    stream = session.stream("hi")
+    next(stream)
+    stream.close()
+    assert "same answer" not in str(command(session, "/regen").notices)
     before = state(session)
     chat_commands.run(session, "/regen").close()
     assert state(session) == before
@@ -541,36 +535,30 @@ class Pieces:
         self.completion.finish_reason = self.completion.finish_reason or "interrupted"
 
 
-def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):
+@pytest.mark.parametrize(
+    "pieces, shown",
+    [
+        (["^C", "never shown"], ""),
+        (["shown", "^C", ", whole", ", never shown"], "shown, whole\n"),
+        (["shown", "^C", "^C", ", never shown"], "shown\n"),
+    ],
+    ids=["at once", "the model finishes its step", "a second does not wait for a piece"],
+)
+def test_ctrl_c_between_pieces(pieces, shown, session, capsys):
     before = state(session)
 
-    def pieces():
-        signal.raise_signal(signal.SIGINT)
-        yield "never shown"
+    def press():
+        for piece in pieces:
+            if piece == "^C":
+                signal.raise_signal(signal.SIGINT)
+            else:
+                yield piece
 
     with pytest.raises(KeyboardInterrupt):
-        dialogue.Chat(session).show(Stream(Pieces(pieces())))
-    assert capsys.readouterr() == ("", "(stopped)\n")
+        dialogue.Chat(session).show(Stream(Pieces(press())))
+    assert capsys.readouterr() == (shown, "(stopped)\n")
     assert state(session) == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize(
-    "presses, shown",
-    [(1, "shown, whole\n"), (2, "shown\n")],
-    ids=["the model finishes its step", "a second does not wait for a piece"],
-)
-def test_ctrl_c_between_pieces(presses, shown, session, capsys):
-    def pieces():
-        yield "shown"
-        for _ in range(presses):
-            signal.raise_signal(signal.SIGINT)
-        yield ", whole"
-        yield ", never shown"
-
-    with pytest.raises(KeyboardInterrupt):
-        dialogue.Chat(session).show(Stream(Pieces(pieces())))
-    assert capsys.readouterr() == (shown, "(stopped)\n")
 
 
 def test_ctrl_c_during_the_last_step_is_not_lost(session, capsys):
@@ -721,16 +709,9 @@ def test_blocks_finish_soon():
 
 
 def console(width=60, height=20):
-    return Console(
-        file=io.StringIO(),
-        width=width,
-        height=height,
-        force_terminal=True,
-        color_system="truecolor",
-        highlight=False,
-        legacy_windows=False,
-        _environ={"TERM": "xterm-256color"},
-    )
+    kind = dict(force_terminal=True, color_system="truecolor", _environ={"TERM": "xterm-256color"})
+    kind |= dict(highlight=False, legacy_windows=False)
+    return Console(file=io.StringIO(), width=width, height=height, **kind)
 
 
 def rendered(text, width=60):
@@ -843,16 +824,13 @@ def test_a_streamed_answer_stays_on_the_screen_once(size):
     assert re.findall(r"\x1b\[\?25[hl]", screen.file.getvalue())[-1][-1] == "h"  # not hidden
 
 
-def test_a_finished_block_is_shown_once_at_any_moment():
-    screen = console()
+def test_a_frame_is_drawn_while_the_block_is_unfinished_and_a_finished_one_once():
+    screen = console(height=12)
     with MarkdownView(screen) as view:
         view.push("first\n")
         view.due = float("inf")  # no frame until the end
         view.push("\nsecond\n")
         assert on_screen(screen.file.getvalue()).count("first") == 1
-
-
-def test_a_frame_is_drawn_while_the_block_is_unfinished():
     screen = console(height=12)
     with MarkdownView(screen) as view:
         view.push("un**finished**")
@@ -1022,9 +1000,9 @@ def contents(path: Path) -> list[str]:
     return [message["content"] for message in json.loads(path.read_text())["messages"]]
 
 
-def leave(child):
-    """Press Ctrl-D; returns all output."""
-    child.sendcontrol("d")
+def leave(child, keys="\x04"):
+    """Press Ctrl-D, or other keys that leave; returns all output."""
+    child.send(keys)
     child.read()
     child.close()
     assert child.exitstatus == 0
@@ -1128,13 +1106,17 @@ def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "environment, markdown", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+    "environment, markdown, leaving",
+    [({}, True, "exit\r"), ({"NO_COLOR": "1"}, False, "Quit\r"), ({"TERM": "dumb"}, False, "\x04")],
 )
-def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environment, markdown):
+def test_markdown_in_a_terminal_and_plain_text_on_request(
+    terminal, toy, environment, markdown, leaving
+):
+    """A word of other programs leaves, too."""
     answer = "some **bold** text\x1b[2J\n\n- item\x07\n\nend."
     child = parrot(terminal, toy, **environment, ANSWER=answer)
     press(child, "hello\r", "end.")
-    output = leave(child)
+    output = leave(child, leaving)
     shown = output[output.index("some ") : output.rindex("end.")]
     for words, is_rendered in (
         ("some bold text␛[2J", True),
@@ -1173,10 +1155,7 @@ def test_commands_in_a_terminal(terminal, toy, tmp_path):
     child.expect_exact(PROMPT)
     press(child, f"/model {tmp_path}/nowhere\r", "error: ")
     press(child, "/model guide\r", "context 512 tokens", "(2 messages are kept)")
-    child.send("/bye\r")
-    child.read()
-    child.close()
-    assert child.exitstatus == 0
+    leave(child, "/bye\r")
 
 
 def test_a_dumb_terminal_gets_no_escape_sequences(terminal, toy):
@@ -1244,11 +1223,3 @@ def test_a_prompt_cache_of_another_model_is_not_saved(talk, other, tmp_path):
     result = talk(f"hello\n/model {other}\nhello\n", "--prompt-cache", path)
     assert result.code == 0 and "is not saved: /model chose another model" in result.err
     assert not path.exists()
-
-
-@pytest.mark.parametrize("word", ["exit", "Quit"])
-def test_a_word_of_other_programs_leaves(terminal, toy, word):
-    child = parrot(terminal, toy, ANSWER="an answer")
-    child.send(f"{word}\r")
-    child.wait()
-    assert child.exitstatus == 0

@@ -113,8 +113,13 @@ def test_a_terminal_shows_progress_and_then_no_more(terminal):
     assert "\x1b[2K" in seen.split("200.0/200.0 MB")[-1]  # the line is cleared
 
 
-def test_work_that_is_soon_done_shows_nothing(terminal):
-    child = terminal("-c", WORK, "60")
+@pytest.mark.parametrize(
+    "patience, environment", [("60", {}), ("0", {"TERM": "dumb"}), ("0", {"JPY_PARENT_PID": "7"})]
+)
+def test_no_bar_for_work_that_is_soon_done_nor_where_it_cannot_move(
+    terminal, patience, environment
+):
+    child = terminal("-c", WORK, patience, **environment)
     child.expect("done")
     assert child.logfile_read.getvalue().strip() == "done"
 
@@ -144,12 +149,3 @@ def test_an_interrupt_during_imports_is_130_without_a_traceback(command, tmp_pat
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = run_python(*command, "-h", env={**os.environ, "PYTHONPATH": path})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-@pytest.mark.parametrize(
-    "environment, shown", [({}, True), ({"TERM": "dumb"}, False), ({"JPY_PARENT_PID": "7"}, False)]
-)
-def test_only_a_terminal_that_moves_its_cursor_gets_a_bar(terminal, environment, shown):
-    child = terminal("-c", WORK, "0", **environment)
-    child.expect("done")
-    assert ("\x1b" in child.logfile_read.getvalue()) == shown

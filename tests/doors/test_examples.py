@@ -6,9 +6,10 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,14 +28,44 @@ RUN_ELSEWHERE = (
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 
 
-def start(name: str, *arguments: str) -> subprocess.CompletedProcess:
-    file = next(EXAMPLES.rglob(name))
-    return run_python(file, *arguments, timeout=300)
+@pytest.fixture
+def start(monkeypatch, capsys):
+    """start(name, *arguments): an example's run in this process; returns .code, .out and .err."""
+
+    def start(name: str, *arguments: object) -> SimpleNamespace:
+        file = next(EXAMPLES.rglob(name))
+        monkeypatch.syspath_prepend(file.parent)
+        monkeypatch.setattr(sys, "argv", [str(file), *map(str, arguments)])
+        capsys.readouterr()
+        code = None
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit as error:
+            code = error.code
+        out, err = capsys.readouterr()
+        if isinstance(code, str):  # as Python does
+            code, err = 1, f"{err}{code}\n"
+        return SimpleNamespace(code=code or 0, out=out, err=err)
+
+    return start
 
 
-def compare(name: str, *arguments: str) -> dict:
-    """The JSON of a comparison."""
-    return json.loads(run(name, *arguments, "--json"))
+@pytest.fixture
+def run(start):
+    """run(name, *arguments): what an example prints."""
+
+    def run(name: str, *arguments: object) -> str:
+        done = start(name, *arguments)
+        assert done.code == 0, done.err
+        return done.out
+
+    return run
+
+
+@pytest.fixture
+def compare(run):
+    """compare(name, *arguments): the JSON of a comparison."""
+    return lambda *arguments: json.loads(run(*arguments, "--json"))
 
 
 def check_pairs(result: dict, counts: dict[str, int]) -> None:
@@ -49,58 +80,53 @@ def keys_of_pairs(result: dict) -> set[str]:
     return {key for key, value in result.items() if isinstance(value, dict) and "pairs" in value}
 
 
-def run(name: str, *arguments: str) -> str:
-    done = start(name, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_continue_text():
+def test_continue_text(run):
     out = run("continue_text.py", "Once upon a time", "--backend", "cpu")
     assert out.startswith("Once upon a time") and "evaluations per token: 1 " in out
 
 
 def test_ask():
-    assert len(run("ask.py", "Hello, who are you?", "--backend", "cpu").split()) > 2
+    done = run_python(EXAMPLES / "ask.py", "Hello, who are you?", "--backend", "cpu")
+    assert done.returncode == 0 and len(done.stdout.split()) > 2, done.stderr
 
 
-def test_logits_processor():
+def test_logits_processor(run):
     words = run("logits_processor.py", "--backend", "cpu", "--letter", "t").split()
     assert words and all(word.lower().startswith("t") for word in words)
 
 
-def test_conversation():
+def test_conversation(run):
     out = run("conversation.py", "--backend", "cpu")
     assert out.count("prompt tokens reused)") == 3 and "mlx_llama" in out
 
 
-def test_extract():
+def test_extract(run):
     out = run("extract.py", "--backend", "cpu")
     assert out.startswith("name='") and " age=" in out and " town=" in out
 
 
-def test_tools():
+def test_tools(run):
     lines = run("tools.py", "--backend", "cpu").splitlines()
     [call, *_] = [line for line in lines if line.startswith("call: multiply({")]
     arguments = json.loads(call.removeprefix("call: multiply(")[:-1])
     assert f"tool: {arguments['a'] * arguments['b']}" in lines
 
 
-def test_next_token():
+def test_next_token(run):
     out = run("next_token.py", "--backend", "cpu")
     shares = [float(line.split("%")[0]) for line in out.splitlines()[:5]]
     assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 100.5
     assert float(out.split()[-1]) >= 1
 
 
-def test_same_on_every_backend():
+def test_same_on_every_backend(run):
     lines = run("same_on_every_backend.py").splitlines()
     answers = {line[6:] for line in lines if "unavailable here" not in line}
     assert len(lines) == 3 and len(answers) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_make_random_checkpoint(dtype, tmp_path):
+def test_make_random_checkpoint(dtype, tmp_path, run):
     from transformers import AutoModelForCausalLM
 
     run("make_random_checkpoint.py", "tiny", str(tmp_path / "m"), "--dtype", dtype)
@@ -173,15 +199,15 @@ def test_a_random_gguf_file_of_a_family(shape, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_K_M"])
-def test_make_random_gguf(kind, tmp_path):
+def test_make_random_gguf(kind, tmp_path, start):
     import gguf
 
     done = start("make_random_gguf.py", "tiny", str(tmp_path), kind)
     if kind == "Q4_K_M" and not HAS_LLAMA_CPP:
-        assert done.returncode == 1
-        assert done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
+        assert done.code == 1
+        assert done.err == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
         return
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     [path] = tmp_path.iterdir()
     kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
     assert path.name == f"tiny-{kind}.gguf"
@@ -189,11 +215,11 @@ def test_make_random_gguf(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_peers(tmp_path):
+def test_compare_peers(tmp_path, start, run, compare):
     if not HAS_LLAMA_CPP:
         done = start("compare_peers.py", "model.gguf", "--llama-bench", "none")
-        assert done.returncode == 1
-        assert done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
+        assert done.code == 1
+        assert done.err == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
         return
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     asked = (
@@ -232,7 +258,7 @@ print(json.dumps([dict(n_threads=int(flag("-t")) + (depth == 45), type_k=kind, t
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not run a script by its first line")
-def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
+def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path, start, run, compare):
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     file, program = tmp_path / "tiny-F16.gguf", tmp_path / "bench"
     program.write_text(BENCH.format(python=sys.executable))
@@ -265,10 +291,10 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
         ("45", "ran {'n_threads': 2}, not what was asked for"),
     ):
         done = start("compare_peers.py", *asked, "--depth", depth)
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-1] == f"error: {program} on {file}: {reason}"
+        assert done.code == 1
+        assert done.err.splitlines()[-1] == f"error: {program} on {file}: {reason}"
     done = start("compare_peers.py", str(file), "--llama-bench", str(tmp_path / "none"))
-    assert done.returncode == 1 and "there is no such program: build llama-bench" in done.stderr
+    assert done.code == 1 and "there is no such program: build llama-bench" in done.err
 
 
 def test_busy_processes_end_with_their_measurement(monkeypatch):
@@ -294,7 +320,7 @@ print(json.dumps({{"pl": flag("-npl"), "tg": flag("-ntg"), "speed_tg": flag("-np
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not run a script by its first line")
-def test_compare_batches_with_a_program_of_known_speed(tmp_path):
+def test_compare_batches_with_a_program_of_known_speed(tmp_path, start, run, compare):
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     file, program = str(tmp_path / "tiny-F16.gguf"), tmp_path / "bench"
     program.write_text(PROGRAM.format(python=sys.executable))
@@ -307,11 +333,11 @@ def test_compare_batches_with_a_program_of_known_speed(tmp_path):
     assert len(lines) == 4 and lines[-1].split()[:2] == ["tiny-F16.gguf", "3"]
     assert lines[-1].split()[3] == "3000.0"
     done = start("compare_batches.py", *asked, "--rows", "4")
-    assert done.returncode == 1
-    assert done.stderr == f"error: {program} on {file} with 4 rows: no room\n"
+    assert done.code == 1
+    assert done.err == f"error: {program} on {file} with 4 rows: no room\n"
     done = start("compare_batches.py", file, "--llama-batched-bench", str(tmp_path / "none"))
-    assert done.returncode == 1
-    assert "there is no such program: build llama-batched-bench" in done.stderr
+    assert done.code == 1
+    assert "there is no such program: build llama-batched-bench" in done.err
 
 
 PEERS = [
@@ -325,7 +351,7 @@ PEERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", PEERS)
-def test_compare_peers_on_a_checkpoint(backend, tmp_path):
+def test_compare_peers_on_a_checkpoint(backend, tmp_path, run, compare):
     folder = tmp_path / "tiny"
     run("make_random_checkpoint.py", "tiny", str(folder))
     asked = (
@@ -345,7 +371,7 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_peers_on_several_rows(tmp_path):
+def test_compare_peers_on_several_rows(tmp_path, run, compare):
     pytest.importorskip("mlx_lm")
     folder = tmp_path / "tiny"
     run("make_random_checkpoint.py", "tiny", str(folder))
@@ -417,21 +443,21 @@ def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
     assert compare_peers.summary(pairs, *comparison.states()["steady"])["pairs"] == 3
 
 
-def test_the_cost_of_ticks_is_measured():
+def test_the_cost_of_ticks_is_measured(compare):
     rows = compare("measure_ticks.py", "--rows", "1,3", "--ticks", "20")
     assert [row["rows"] for row in rows] == [1] * 4 + [3] * 4
     assert all(0 < row["median"] <= row["90%"] for row in rows)
 
 
 @pytest.mark.parametrize("kind", ["schema", "regex"])
-def test_the_cost_of_grammars_is_measured(kind):
+def test_the_cost_of_grammars_is_measured(kind, compare):
     flags = f"--kind {kind} --rows 3 --tokens 6 --pairs 1"
     figures = compare("measure_grammar.py", *flags.split())
     assert (figures["kind"], figures["rows"]) == (kind, 3)
     assert figures["share"] == figures["bound"] / figures["free"] - 1 > -1
 
 
-def test_prefixes_and_memory_are_measured():
+def test_prefixes_and_memory_are_measured(run):
     flags = "--prefix 100 --requests 20 --rounds 2"
     first, ten, last = run("measure_prefix.py", *flags.split()).splitlines()
     words = "first token after a known prefix of 100: N ms, after a prompt of 1: N ms, ratio N"
@@ -439,7 +465,7 @@ def test_prefixes_and_memory_are_measured():
     assert ten.startswith("after 10 requests: ") and last.startswith("after 20 requests: ")
 
 
-def test_starts_are_measured(tmp_path):
+def test_starts_are_measured(tmp_path, run):
     """With a peer of this test's own, since llama-bench is not everywhere."""
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     (file,) = tmp_path.glob("*.gguf")
@@ -458,7 +484,7 @@ def test_starts_are_measured(tmp_path):
     assert float(re.search(r"neighbours ([\d.]+) ", ratio)[1]) > 1
 
 
-def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch):
+def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch, run):
     """The guide's, of text that it was not taught. The score is torch's cross entropy."""
     flags = f"{guide_q8} --tokens 400 --window 128 --formats Q4_0,mlx-8 --widths".split()
     out = run("measure_perplexity.py", *flags, "float32,8-bit keys and values")

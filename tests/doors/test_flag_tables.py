@@ -37,34 +37,29 @@ def test_flags_are_the_options():
     assert flags("-n", "9", "--predict", "8")["max_tokens"] == "8"
 
 
-@pytest.mark.parametrize(
-    "words, meant",
-    [
-        (["--temprature", "1"], "there is no flag --temprature (did you mean --temperature?)"),
-        (["--max_tokens=5"], "there is no flag --max_tokens (did you mean --max-tokens?)"),
-        (["-ngl", "99", "-ctk", "q8_0"], "there is no flag -ctk (did you mean --cache-bits?)"),
-        (["-hf", "org/name"], "there is no flag -hf (did you mean --model?)"),
-        (
-            ["-t", "4", "--max-model-len", "9"],
-            "there is no flag -t (did you mean --threads?); there is no flag --max-model-len (did "
-            "you mean --ctx-size?)",
-        ),
-        (["--zzz"], "unrecognized arguments: --zzz (see --help)"),
-        (["-f", "x.txt"], "unrecognized arguments: -f x.txt (see --help)"),  # -f is not -fa
-        (["--seed"], "argument --seed/-s: expected one argument (see --help)"),
-        (
-            ["-m", "models/llama.gguf"],
-            "-m 'models/llama.gguf': is --max-tokens here, a number: did you mean --model?",
-        ),
-        (["-m", "llama.gguf"], "did you mean --model?"),
-    ],
-)
-def test_flags_that_were_meant_are_suggested(words, meant):
+MEANT = """
+--temprature 1 | there is no flag --temprature (did you mean --temperature?)
+--max_tokens=5 | there is no flag --max_tokens (did you mean --max-tokens?)
+-ngl 99 -ctk q8_0 | there is no flag -ctk (did you mean --cache-bits?)
+-hf org/name | there is no flag -hf (did you mean --model?)
+-t 4 --max-model-len 9 | there is no flag -t (did you mean --threads?); there is no flag --max-mo
+-t 4 --max-model-len 9 | there is no flag --max-model-len (did you mean --ctx-size?)
+--zzz | unrecognized arguments: --zzz (see --help)
+-f x.txt | unrecognized arguments: -f x.txt (see --help)
+--seed | argument --seed/-s: expected one argument (see --help)
+-m a/b.gguf | -m 'a/b.gguf': is --max-tokens here, a number: did you mean --model?
+-m llama.gguf | did you mean --model?
+"""  # -f is not -fa
+
+
+@pytest.mark.parametrize("line", MEANT.strip().splitlines())
+def test_flags_that_were_meant_are_suggested(line):
+    words, _, meant = line.partition(" | ")
     parser = flag_tables.Parser()
     flag_tables.add_load_flags(parser)
     flag_tables.add_generation_flags(parser)
     with pytest.raises(OptionsError) as caught:
-        flag_tables.generation_options(parser.parse_args(words))
+        flag_tables.generation_options(parser.parse_args(words.split()))
     assert meant in str(caught.value)
 
 

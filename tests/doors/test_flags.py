@@ -58,8 +58,6 @@ def test_a_template_may_be_text(run, toy):
     llm = load(toy, backend="cpu", template=text)
     wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=5).text
     assert (done.code, done.out) == (0, wanted + "\n"), done.err
-    done = run("-p", "hello", "--chat-template", "{% for %}")
-    assert done.code == 2 and done.err.count("\n") == 1
 
 
 def test_logprobs_of_an_answer_are_printed_beside_it(run, llm):
@@ -113,12 +111,8 @@ def test_keys_stand_between_commas_and_slots_in_a_folder(tmp_path):
 @pytest.mark.parametrize(
     "origin, is_good",
     [
-        ("https://example.org", True),
-        ("http://localhost:3000/", True),
-        ("*", True),
-        ("example.org", False),
-        ("https://example.org/page", False),
-        ("https://", False),
+        *((good, True) for good in ("https://example.org", "http://localhost:3000/", "*")),
+        *((bad, False) for bad in ("example.org", "https://example.org/page", "https://")),
     ],
 )
 def test_an_origin_that_no_browser_sends_is_refused(origin, is_good):

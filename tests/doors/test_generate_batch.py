@@ -123,13 +123,8 @@ def test_the_rest_of_a_batch(run, toy_llm, tmp_path):
 
 
 def test_an_error_of_one_request_is_its_line(run, toy_llm, tmp_path):
-    source = write(
-        tmp_path / "in",
-        {"prompt": "fine"},
-        {"prompt": "refused"},
-        {"prompt": "x" * 300},
-        {"prompt": "too"},
-    )
+    texts = ("fine", "refused", "x" * 300, "too")
+    source = write(tmp_path / "in", *({"prompt": text} for text in texts))
     done = run("--prompts", source, "-o", tmp_path / "out", "-m", "4")
     lines = results(tmp_path / "out")
     assert done.code == 1 and "error: 2 requests failed: see the field error in" in done.err
@@ -178,49 +173,31 @@ def test_prompts_from_standard_input_and_a_system_prompt(run, toy_llm, tmp_path)
     assert toy_llm[1].prompts == ["a"]
 
 
+FINE = '{"prompt": "a"}'
+MESSAGES = '{"messages": [{"role": "user", "content": "a"}]}'
+
+
 @pytest.mark.parametrize(
-    "line, arguments, part",
+    "line, flags, part",
     [
-        ('{"prompt": "a", "top_p": 2}', [], "in: line 2: option top_p: 2 is not allowed"),
-        ('{"prompt": 1}', [], "in: line 2: field prompt is 1"),
-        ("{", [], "in: line 2: is not JSON"),
-        ('{"prompt": "a"}', ["--jsonl"], "--jsonl is for --prompt"),
-        ('{"prompt": "a"}', ["--temp", "-1"], "option --temp"),
-        ('{"prompt": "a"}', ["--prompt-cache", "x"], "--prompt-cache is for --prompt"),
-        ('{"prompt": "a"}', ["-p", "x"], "not allowed"),
-        (
-            '{"prompt": "a"}',
-            ["-sys", "x", "--ignore-chat-template"],
-            "--system-prompt needs a chat template",
-        ),
-        (
-            '{"messages": [{"role": "user", "content": "a"}]}',
-            ["--ignore-chat-template"],
-            "has messages, which need a chat template",
-        ),
+        ('{"prompt": "a", "top_p": 2}', "", "in: line 2: option top_p: 2 is not allowed"),
+        ('{"prompt": 1}', "", "in: line 2: field prompt is 1"),
+        ("{", "", "in: line 2: is not JSON"),
+        (FINE, "--jsonl", "--jsonl is for --prompt"),
+        (FINE, "--temp -1", "option --temp"),
+        (FINE, "--prompt-cache x", "--prompt-cache is for --prompt"),
+        (FINE, "-p x", "not allowed"),
+        (FINE, "-sys x --ignore-chat-template", "--system-prompt needs a chat template"),
+        (MESSAGES, "--ignore-chat-template", "has messages, which need a chat template"),
     ],
 )
 def test_a_bad_line_or_flag_is_one_line_before_any_computing(
-    line, arguments, part, run, toy_llm, tmp_path
+    line, flags, part, run, toy_llm, tmp_path
 ):
     source = write(tmp_path / "in", {"prompt": "fine"}, line)
-    done = run("--prompts", source, "-o", tmp_path / "out", *arguments)
+    done = run("--prompts", source, "-o", tmp_path / "out", *flags.split())
     assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1
     assert toy_llm == [] and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments, part",
-    [
-        (["-p", "hi", "--output", "x"], "--output is for --prompts"),
-        (["-p", "hi", "--max-rows", "2"], "--max-rows is for --prompts"),
-        (["--prompts", "none", "-o", "x"], "none: cannot be read"),
-        (["--prompts", "none"], "--prompts needs --output FILE"),
-    ],
-)
-def test_flags_that_do_not_belong_together(arguments, part, run, toy_llm):
-    done = run(*arguments)
-    assert done.code == 2 and part in done.err and done.err.count("\n") == 1 and toy_llm == []
 
 
 def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,20 +11,18 @@ import time
 
 import httpx
 import pytest
-from launching import ROOT, end, find_ranks, finish, free_ports, launch, run_python
+from launching import end, find_ranks, finish, free_ports, launch
+
+from mlx_llama import generate
+from mlx_llama.chat import repl as chat
 
 pytestmark = pytest.mark.slow
-ON = ["--backend", "mlx", "--device", "cpu", "--dtype", "float32"]
+ON = "--backend mlx --device cpu --dtype float32"
 
 
 @pytest.fixture(autouse=True)
 def mlx():
     pytest.importorskip("mlx.core")
-
-
-def alone(*command: str, **options) -> subprocess.CompletedProcess:
-    """The same command in one process."""
-    return run_python(*command, cwd=ROOT, timeout=240, **options)
 
 
 def test_parity_with_one_process():
@@ -35,66 +34,50 @@ def test_parity_with_one_process():
 
 
 @pytest.mark.parametrize(
-    "size, command, said",
+    "size, flags, said",
     [
-        (
-            3,
-            ON,
-            "cannot be split evenly over 3 processes: it has 2 key-value heads, 512 hidden "
-            "units; start 2 processes",
-        ),
-        (
-            2,
-            ["--backend", "cpu"],
-            "--backend cpu computes in one process, and mlx.launch started several",
-        ),
-        (2, ["--backend", "cuda", "--device", "cpu"], "start with torchrun"),
+        (3, ON, "over 3 processes: it has 2 key-value heads, 512 hidden units; start 2 processes"),
+        (2, "--backend cpu", "cpu computes in one process, and mlx.launch started several"),
+        (2, "--backend cuda --device cpu", "start with torchrun"),
     ],
 )
-def test_refusals_are_said_once(size, command, said):
-    _, out, error = finish(launch("mlx", size, "-m", "mlx_llama.generate", "-p", "Hi", *command))
+def test_refusals_are_said_once(size, flags, said):
+    command = f"-m mlx_llama.generate -p Hi {flags}".split()
+    _, out, error = finish(launch("mlx", size, *command))
     errors = [line for line in error.splitlines() if line.startswith("error:")]
     assert out.strip() == "" and len(errors) == 1 and said in errors[0], error
 
 
-def test_chat():
+def test_chat(door):
     talk = "Who are you?\nIs a llama a bird?\n"
-    wanted = alone("-m", "mlx_llama.chat", *ON, input=talk)
-    process = launch("mlx", 2, "-m", "mlx_llama.chat", *ON, stdin=subprocess.PIPE)
+    wanted = door(chat.main, *ON.split(), stdin=talk.encode()).out.strip()
+    process = launch("mlx", 2, "-m", "mlx_llama.chat", *ON.split(), stdin=subprocess.PIPE)
     process.stdin.write(talk + "/exit\n")  # mlx.launch does not hand the end of its input on
     process.stdin.flush()
     code, out, error = finish(process)
-    assert out.strip() == wanted.stdout.strip() and wanted.stdout.strip(), error
+    assert out.strip() == wanted and wanted, error
 
 
-def test_server(tmp_path):
+def test_server(door, tmp_path):
     """Requests together, streams, and an end by SIGTERM."""
     port = free_ports(1)
     with open(tmp_path / "errors", "w+b") as errors:
-        process = launch(
-            "mlx", 2, "-m", "mlx_llama.server", "--port", str(port), *ON, stderr=errors
-        )
+        command = f"-m mlx_llama.server --port {port} {ON}".split()
+        process = launch("mlx", 2, *command, stderr=errors)
         try:
-            url, last = f"http://127.0.0.1:{port}", time.monotonic() + 180
-            while True:
-                try:
-                    if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    pass
-                assert time.monotonic() < last and process.poll() is None, (
-                    errors.seek(0) or errors.read()[-3000:]
-                )
+            url, last, status = f"http://127.0.0.1:{port}", time.monotonic() + 180, 0
+            while status != 200:
+                log = (tmp_path / "errors").read_text()[-3000:]
+                assert time.monotonic() < last and process.poll() is None, log
                 time.sleep(0.2)
-            question = {"messages": [{"role": "user", "content": "Who are you?"}]}
-            asked, url = (
-                question | {"max_tokens": 12, "temperature": 0},
-                f"{url}/v1/chat/completions",
-            )
+                with contextlib.suppress(httpx.HTTPError):
+                    status = httpx.get(f"{url}/ready", timeout=5).status_code
+            asked = {"messages": [{"role": "user", "content": "Who are you?"}]}
+            asked, url = asked | {"max_tokens": 12, "temperature": 0}, f"{url}/v1/chat/completions"
             answer = httpx.post(url, json={**asked, "n": 3}, timeout=120).json()
             texts = {choice["message"]["content"] for choice in answer["choices"]}
-            flags = ("-m", "mlx_llama.generate", *ON, "-p", "Who are you?", "--max-tokens", "12")
-            assert texts == {alone(*flags).stdout.strip()}
+            flags = ("-p", "Who are you?", "--max-tokens", "12")
+            assert texts == {door(generate.main, *ON.split(), *flags).out.strip()}
             streamed = httpx.post(url, json={**asked, "stream": True}, timeout=120).text
             assert streamed.strip().endswith("data: [DONE]")
             ranks = find_ranks(process)

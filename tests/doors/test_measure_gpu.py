@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import run_python
 from machine import missing
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
@@ -52,14 +51,18 @@ def ours(request, example) -> Iterator:
         mx.set_default_device(before)
 
 
-def test_all_of_it_on_cpus():
+def test_all_of_it_on_cpus(example, monkeypatch, capsys):
+    """Of a size that ends soon."""
+    for name, value in (("ROUNDS", 1), ("DEPTH", 16), ("BATCHES", (8,))):
+        monkeypatch.setattr(example, name, value)
     asked = f"--minutes 4 --prompt 32 --generate 8 --json --backends {','.join(HERE)}"
-    done = run_python(*COMMAND, *asked.split(), timeout=400)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    monkeypatch.setattr(sys, "argv", [*map(str, COMMAND), *asked.split()])
+    code, (out, said) = example.main(), capsys.readouterr()
+    assert code == 0, said
+    result = json.loads(out)
     assert not result["failed"] and not result["interrupted"] and result["seconds"] < 240
     for check in result["left_out"]:
-        assert not check["reason"].startswith("no time"), done.stderr
+        assert not check["reason"].startswith("no time"), said
     for name in HERE:
         checks = [check for check in result["checks"] if check["backend"] == name]
         assert {check["what"] for check in checks} == PROOFS
@@ -208,15 +211,11 @@ def test_llama_cpp_computes_the_same_model(example, tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
 def test_ctrl_c_prints_the_results_so_far():
-    process = subprocess.Popen(
-        [sys.executable, *COMMAND, "--backends", HERE[0], "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # background jobs start with SIGINT ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    command = [sys.executable, *COMMAND, "--backends", HERE[0], "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # background jobs start with SIGINT ignored
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, start_new_session=True, **pipes)
     try:
         for line in process.stderr:
             if "logits: " in line:
@@ -230,10 +229,11 @@ def test_ctrl_c_prints_the_results_so_far():
     assert not result["failed"]
 
 
-def test_without_the_device_it_says_so():
-    done = run_python(COMMAND[0], "--backends", "cuda", "--minutes", "0.3", timeout=200)
+def test_without_the_device_it_says_so(example, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", "measure_gpu.py --backends cuda --minutes 0.3".split())
+    code = example.main()
     if missing("cuda-gpu"):
-        assert done.returncode == 1 and "\n- FAILED cuda: " in f"\n{done.stdout}"
+        assert code == 1 and "\n- FAILED cuda: " in f"\n{capsys.readouterr().out}"
 
 
 @pytest.mark.slow

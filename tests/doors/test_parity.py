@@ -41,15 +41,8 @@ def low_bit() -> Path:
 
 
 def run(door, *arguments, backends=BACKENDS, expect=0, path=None):
-    flags = (
-        "--model",
-        path or make_model(),
-        "--backends",
-        ",".join(backends),
-        "--device=cpu",
-        "--json",
-    )
-    done = door(parity.main, *flags, *arguments)
+    flags = f"--model {path or make_model()} --backends {','.join(backends)} --device cpu --json"
+    done = door(parity.main, *flags.split(), *arguments)
     assert done.code == expect, done.err
     return json.loads(done.out)
 
@@ -108,8 +101,6 @@ def planted(patch, backend: str, fault: str) -> None:
     """Plant a common fault in a backend's arithmetic."""
     import importlib
 
-    from mlx_llama.core.models.rope import tables as rope_tables
-
     if backend == "cpu":
         planted_in_programs(patch, fault)
         return
@@ -130,25 +121,6 @@ def planted(patch, backend: str, fault: str) -> None:
             return rotate(x[..., back], table)[..., order]
 
         patch.setattr(ops, "rope", rope)
-    elif fault == "offset after the prompt":
-        init = cache.View.__init__
-
-        def shifted(self, cache, tokens, index_pos, rows=None):
-            init(self, cache, tokens, index_pos, rows)
-            (span,) = self.spans
-            if span.start:
-                if backend == "mlx":
-                    self.tables = tuple(
-                        part[span.start - 1 : span.end - 1] for part in cache.tables(span.end)
-                    )
-                    return
-                before = rope_tables(cache.config, span.start - 1, span.count)
-                self.tables = tuple(
-                    xp.from_numpy(part).reshape(angles.shape)
-                    for part, angles in zip(before, self.tables)
-                )
-
-        patch.setattr(cache.View, "__init__", shifted)
     elif fault == "stale row":  # layer 1's value of the last prompt token
         append = cache.View.append
 
@@ -171,18 +143,6 @@ def planted_in_programs(patch, fault: str) -> None:
             "rope_and_store",
             lambda heads, view, spec: rotate(heads, view, dataclasses.replace(spec, rotates=False)),
         )
-    elif fault == "offset after the prompt":
-
-        def shifted(self, tokens, view, *rest):
-            (span,) = view.spans
-            if span.start:
-                view.tables = tuple(
-                    part[None, span.start - 1 : span.end - 1]
-                    for part in (view.cache.tables.cosines, view.cache.tables.sines)
-                )
-            return forward(self, tokens, view, *rest)
-
-        patch.setattr(runner.Runner, "forward", shifted)
     elif fault == "stale row":
 
         def stale(self, tokens, view, *rest):
@@ -197,7 +157,6 @@ def planted_in_programs(patch, fault: str) -> None:
 
 PLACES = {  # fault: (first probe that is off, number of last positions with it)
     "rope pairing": ("0.query_rope", None),
-    "offset after the prompt": ("0.query_rope", 16),
     "stale row": ("1.attention", 17),
 }
 
@@ -212,7 +171,9 @@ def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
     if backend == "cpu" and not open_cpu()._runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     compiled = ["--compile"] if backend == "mlx" else []
-    assert run(door, "--dtype", "float32", *compiled, backends=[backend])["backends"][0]["within"]
+    if fault == "stale row":  # once on each backend
+        (sound,) = run(door, "--dtype", "float32", *compiled, backends=[backend])["backends"]
+        assert sound["within"]
     planted(monkeypatch, backend, fault)
     (entry,) = run(door, "--dtype", "float32", *compiled, backends=[backend], expect=1)["backends"]
     assert not entry["within"] and entry["first_bad"] == probe, entry["verdict"]
@@ -258,12 +219,12 @@ def open_cpu():
 
 def test_the_page_is_whole_and_self_contained(door, tmp_path):
     page = tmp_path / "p.html"
-    run(door, "--html", page, "--tokens", "100")
+    count = len(run(door, "--html", page, "--tokens", "60", backends=BACKENDS[:2])["backends"])
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == text.count("</svg>") == 2 * len(BACKENDS)
+    assert text.count("<svg") == text.count("</svg>") == 2 * count
     assert not re.search(r"https?://|src=|href=", text)
     cells = 10 * LAYERS + (LAYERS + 3) * parity_report.COLUMNS
-    assert text.count("<rect") == cells * len(BACKENDS) and 'class="within"' in text
+    assert text.count("<rect") == cells * count and 'class="within"' in text
     ElementTree.fromstring(re.sub(r"<!doctype html>|<meta[^>]*>|&\w+;", "", text, flags=re.I))
 
 
@@ -273,10 +234,9 @@ def test_the_page_is_whole_and_self_contained(door, tmp_path):
 def test_a_trace_is_checked_on_every_backend(door, tmp_path):
     file = tmp_path / "t.json"
     assert door(parity.main, "--model", make_model(), "--record", file, "--tokens", "30").code == 0
-    for dtype in ("float32", "auto"):
-        rows = run(door, "--check", file, "--dtype", dtype)["rows"]
-        assert [row["backend"] for row in rows] == BACKENDS and all(row["within"] for row in rows)
-        assert all(row["worst"] > 0 and row["first_greedy_difference"] is None for row in rows)
+    rows = run(door, "--check", file)["rows"]
+    assert [row["backend"] for row in rows] == BACKENDS and all(row["within"] for row in rows)
+    assert all(row["worst"] > 0 and row["first_greedy_difference"] is None for row in rows)
 
 
 @pytest.mark.parametrize("flag", ["--record", "--html"])
@@ -303,9 +263,9 @@ def test_the_guides_trace_holds_here(door):
 
 
 def test_every_way_of_filling_a_cache(door):
-    rows = run(door, "--verify-cache", "--dtype", "float32", "--tokens", "40")["rows"]
-    assert len(rows) == 7 * len(BACKENDS)
-    assert all(row["within"] and row["relative"] < 1e-5 for row in rows)
+    flags = "--verify-cache --dtype float32 --tokens 40".split()
+    rows = run(door, *flags, backends=["cpu"])["rows"]
+    assert len(rows) == 7 and all(row["within"] and row["relative"] < 1e-5 for row in rows)
 
 
 def test_the_same_bits_here_and_in_fresh_processes(door):
@@ -332,62 +292,13 @@ def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
     (tmp_path / "t.txt").write_text(
         "Once upon a time there was a little llama who lived on a hill. " * 9
     )
-    facts = run(
-        door, *f"--perplexity {tmp_path}/t.txt --ctx-size 64 --stride 32 --dtype float32".split()
-    )
+    flags = f"--perplexity {tmp_path}/t.txt --ctx-size 64 --stride 32 --dtype float32"
+    facts = run(door, *flags.split())
     values = [row["perplexity"] for row in facts["rows"]]
     assert [row["backend"] for row in facts["rows"]] == BACKENDS
     assert values == pytest.approx([values[0]] * len(values), rel=1e-5)
     assert (facts["window"], facts["stride"], facts["stored"]) == (64, 32, "float32")
     assert facts["tokens"] > 100
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    "arguments, wanted",
-    [
-        (["--backends", "tpu"], "--backends 'tpu': must be some of mlx, cpu, cuda"),
-        (["--tokens", "1"], "--tokens '1': must be a whole number, 2 to 256"),
-        (["--prompt", ""], "--prompt: 1 token is too few"),
-        (
-            ["--prompt", "a " * 600, "--backends", "cpu"],
-            "do not fit the context of 256: give --tokens",
-        ),
-        (["--repeat", "1"], "--repeat '1': must be a whole number, 2 to 1000"),
-        (["--stride", "5"], "--stride is for --perplexity"),
-        (["--verify-cache", "--html", "x.html"], "--html has no meaning with --verify-cache"),
-        (["--check", "x", "--prompt", "p"], "--prompt has no meaning with --check"),
-        (["--record", "/nowhere/x", "--tokens", "4"], "/nowhere/x: cannot be written"),
-        (["--record", "x", "--cache-bits", "8"], "--cache-bits has no meaning with --record"),
-        (["--record", "x", "--dtype", "float16"], "a trace is recorded at float32"),
-        (
-            ["--html", "/nowhere/x.html", "--backends", "cpu", "--tokens", "4"],
-            "--html /nowhere/x.html: cannot be written",
-        ),
-        (["--perplexity", "/nowhere/t.txt"], "/nowhere/t.txt: cannot be read"),
-        (
-            ["--perplexity", "-", "--backends", "cpu"],
-            "-: has 1 tokens, a perplexity needs at least 2",
-        ),
-        (
-            ["--perplexity", "-", "--ctx-size", "10", "--stride", "10"],
-            "--stride '10': must be a whole number, 1 to 9",
-        ),
-        (
-            ["--perplexity", "-", "--ctx-size", "300"],
-            "--ctx-size '300': must be a whole number, 2 to 256",
-        ),
-        (["--verify-cache", "--tokens", "5"], "--verify-cache needs at least 8 tokens"),
-        (["--backends", "cpu", "--device", "gpu"], "the cpu backend has no GPU"),
-    ],
-)
-def test_bad_input_gets_one_line(arguments, wanted, door):
-    done = door(parity.main, "--model", make_model(), *arguments)
-    lines = [line for line in done.err.splitlines() if not line.startswith(("running", "("))]
-    assert done.code == 2 and done.out == "" and len(lines) == 1, done.err
-    assert lines[0].startswith("error: ") and wanted in lines[0]
 
 
 def test_the_table_for_people(door):
@@ -467,18 +378,3 @@ def test_kept_promises_are_said_in_a_line(batch):
     rows = [row["rows"] for row in json.loads(batch(ToyModel(), "4,2", "--json").out)["rows"]]
     assert rows == [2] * len(STARTS) + [4] * len(STARTS)
     assert batch(ToyModel(), "2").out.splitlines()[-1] == f"cpu: a row's tokens {words}"
-
-
-@pytest.mark.parametrize(
-    "arguments, part",
-    [
-        (["1"], "--batch '1': must be a whole number, 2 to 256"),
-        (["2,,3"], "--batch ''"),
-        (["--tokens", "7"], "--batch needs at least 8 tokens"),
-        (["--html", "x"], "--html has no meaning with --batch"),
-        (["--repeat", "2"], "not allowed with argument"),
-    ],
-)
-def test_a_batch_that_cannot_be(batch, arguments, part):
-    done = batch(None, *arguments)
-    assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1

@@ -35,42 +35,6 @@ class Wide(ToyModel):
     dtype = "bfloat16"
 
 
-class Narrow(ToyModel):
-    cache_bits = 8
-
-
-def test_an_answer_goes_on_from_a_file(make_llm, tmp_path):
-    path, first = tmp_path / "it", make_llm()
-    text = "Once upon a time there was a llama"
-    first.generate("something else", max_tokens=3)
-    first.generate(text, max_tokens=20)
-    first.save_cache(path)
-    cold = make_llm().generate(text + " on a hill", max_tokens=20)
-    again = make_llm()
-    count = again.load_cache(path)
-    warm = again.generate(text + " on a hill", max_tokens=20)
-    assert warm.tokens == cold.tokens and warm.text == cold.text and cold.reused_tokens == 0
-    # the last token was never stored
-    assert 5 < warm.reused_tokens <= count == len(first.encode(text)) + 19
-    evaluated = sum(shape[1] for shape, _, _ in again.model.calls)
-    assert evaluated == warm.prompt_tokens - warm.reused_tokens + 19
-
-
-def test_files_of_others_change_nothing(make_llm, tmp_path):
-    made = make_llm()
-    made.generate("Once upon a time", max_tokens=5)
-    made.save_cache(tmp_path / "it")
-    for cls in (Wide, Narrow):
-        other = make_llm(cls)
-        words = "holds keys and values in 'float32', and this run has"
-        with pytest.raises(SessionError, match=words):
-            other.load_cache(tmp_path / "it")
-        assert other.generate("Once upon a time", max_tokens=5).reused_tokens == 0
-    with pytest.raises(SessionError, match="there is nothing to save yet"):
-        make_llm().save_cache(tmp_path / "new")
-    assert [file.name for file in tmp_path.iterdir()] == ["it"]
-
-
 def test_a_conversation_is_saved_with_its_cache(make_llm, tmp_path):
     path, first = tmp_path / "talk", make_llm()
     talk = first.chat(system="be kind", max_tokens=12)

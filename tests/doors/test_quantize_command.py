@@ -64,42 +64,6 @@ def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
     assert open_checkpoint(tmp_path / "out").tensors
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ("IN", "required: OUT"),
-        ("IN OUT --bits 7", "--bits '7': MLX has 2, 3, 4, 5, 6, 8"),
-        ("IN OUT --bits four", "--bits 'four'"),
-        ("IN OUT --group-size 16", "MLX has 32, 64, 128"),
-        ("IN OUT --group-size 128", "does not divide the rows of any matrix"),
-        ("IN OUT --format gguf", "choose mlx, mlx:mxfp4, mlx:nvfp4, mlx:mxfp8, gguf:"),
-        ("IN OUT --format mlx:mxfp4 --bits 4", "--bits 4: is for --format mlx"),
-        ("IN OUT.gguf --format mlx:mxfp4", "--format mlx:mxfp4 writes a folder"),
-        ("IN OUT.gguf --format gguf:MXFP4", "is for the matrices of experts"),
-        ("IN OUT --format gguf:Q5_K", "'gguf:Q5_K'"),
-        ("IN OUT --format gguf:Q8_0", "ends in .gguf"),
-        ("IN OUT.gguf --format gguf:Q8_0 --bits 8", "--bits 8: is for --format mlx"),
-        ("IN OUT.gguf --format gguf:Q8_0 --group-size 32", "--group-size 32: is for --format mlx"),
-        ("nothing OUT", "no such folder"),
-        ("IN IN", "exists already"),
-        ("IN OUT --revision x", "revision"),
-        ("IN OUT --nope", "--nope"),
-        ("IN IN/config.json/OUT", "cannot be written"),
-        ("IN OUT --calibrate docs", "--format gguf:IQ4_XS"),
-        ("IN OUT.gguf --imatrix m.gguf --format gguf:Q8_0", "gguf:Q8_0"),
-        ("IN OUT.gguf --imatrix no.gguf --format gguf:Q4_0", "no.gguf"),
-        ("IN OUT.gguf --calibrate no.txt --format gguf:Q4_0", "no.txt"),
-    ],
-)
-def test_a_bad_input_is_one_line_and_leaves_nothing(arguments, message, toy, tmp_path, door):
-    arguments = arguments.replace("IN", str(toy)).replace("OUT", str(tmp_path / "out"))
-    done = door(quantize.main, *arguments.split())
-    assert done.code == 2 and done.out == ""
-    assert done.err.startswith("error: ") and message in done.err, done.err
-    assert done.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 @pytest.mark.parametrize("signal, code", [("SIGTERM", 143), ("SIGINT", 130)])
 @pytest.mark.parametrize("out, arguments", [("out", []), ("out.gguf", ["--format", "gguf:Q8_0"])])

@@ -24,40 +24,21 @@ NEUTRAL = ("mlx_llama/core", "mlx_llama/mlx_native", "cpu_fallback", "cuda_fallb
 FOREIGN = ("mlx.launch", "mlx_lm.convert", "--query-gpu", "--format=csv")
 
 
-@pytest.mark.parametrize(
-    "core, flags, fields",
-    [
-        (
-            "`ctx_size` 0: toy takes 1 to 256",
-            "--ctx-size 0: toy takes 1 to 256",
-            "ctx_size 0: toy takes 1 to 256",
-        ),
-        (
-            "use `device='cpu'`, or leave it out",
-            "use --device cpu, or leave it out",
-            "use device='cpu', or leave it out",
-        ),
-        ("`compile=False` asks for it", "--no-compile asks for it", "compile=False asks for it"),
-        (
-            "option `adapter`: load it with `adapters`",
-            "option --use-adapter: load it with --adapters",
-            "option adapter: load it with adapters",
-        ),
-        (
-            "option `schema`, option `temperature`",
-            "option --json-schema, option --temp",
-            "option schema, option temperature",
-        ),
-        ("`cache_bits=8` has room", "--cache-bits 8 has room", "cache_bits=8 has room"),
-        # no options
-        (
-            "run `hf auth login`, or `Name`",
-            "run `hf auth login`, or `Name`",
-            "run `hf auth login`, or `Name`",
-        ),
-    ],
-)
-def test_spelling(core, flags, fields):
+# As core writes it | a command's flags | a request's fields
+SPELLINGS = """
+`ctx_size` 0: toy takes 1 to 256|--ctx-size 0: toy takes 1 to 256|ctx_size 0: toy takes 1 to 256
+use `device='cpu'`, or so|use --device cpu, or so|use device='cpu', or so
+`compile=False` asks for it|--no-compile asks for it|compile=False asks for it
+option `adapter`: `adapters`|option --use-adapter: --adapters|option adapter: adapters
+option `schema`, option `seed`|option --json-schema, option --seed|option schema, option seed
+`cache_bits=8` has room|--cache-bits 8 has room|cache_bits=8 has room
+run `hf auth login`, or `Name`|run `hf auth login`, or `Name`|run `hf auth login`, or `Name`
+"""
+
+
+@pytest.mark.parametrize("line", SPELLINGS.strip().splitlines())
+def test_spelling(line):
+    core, flags, fields = line.split("|")
     assert spell_flags(core) == flags and plain(core) == fields
 
 
@@ -77,14 +58,8 @@ def test_a_command_line_gives_back_its_options():
     from mlx_llama import generate
     from mlx_llama.cli import flags
 
-    options = {
-        "model": "a b",
-        "ctx_size": 9,
-        "compile": False,
-        "batch_invariant": True,
-        "adapters": ("x", "y=2"),
-        "revision": None,
-    }
+    options = {"model": "a b", "ctx_size": 9, "compile": False, "batch_invariant": True}
+    options |= {"adapters": ("x", "y=2"), "revision": None}
     line = spell_command("generate", (), options | {"prompt": "-hi"})
     args = generate.parser().parse_args(shlex.split(line)[3:])
     assert line.startswith("python -m mlx_llama.generate --model 'a b' ") and args.prompt == "-hi"

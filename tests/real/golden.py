@@ -96,13 +96,8 @@ class Judge:
         import torch
 
         with torch.no_grad():
-            out = self.model.generate(
-                torch.tensor([ids]),
-                max_new_tokens=ANSWER,
-                do_sample=False,
-                pad_token_id=0,
-                repetition_penalty=1.0,
-            )
+            options = dict(do_sample=False, pad_token_id=0, repetition_penalty=1.0)
+            out = self.model.generate(torch.tensor([ids]), max_new_tokens=ANSWER, **options)
         return out[0, len(ids) :].tolist()
 
     def record(self) -> Golden:

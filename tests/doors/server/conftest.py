@@ -110,10 +110,8 @@ class Live(Server):
 
     def __init__(self, log: Path, *arguments: str, ready: bool = True, **environment: str):
         self.log = log
-        command = [
-            *(sys.executable, "-m", "mlx_llama.server", "--backend", "cpu", "--port", "0"),
-            *map(str, arguments),
-        ]
+        flags = "--backend cpu --port 0 --threads 1".split()  # more would wait beside other tests
+        command = [sys.executable, "-m", "mlx_llama.server", *flags, *map(str, arguments)]
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | environment
@@ -194,7 +192,7 @@ def llm():
     """The guide in this process: the judge of texts."""
     from mlx_llama import load
 
-    return load(backend="cpu")
+    return load(backend="cpu", threads=1)
 
 
 def events(text: str) -> list[tuple[str | None, str]]:

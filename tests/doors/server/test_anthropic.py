@@ -26,15 +26,9 @@ def test_a_stream_in_its_order(guide, llm):
         assert "".join(stream.text_stream) == wanted.text
         assert stream.get_final_message().usage.output_tokens == len(wanted.tokens)
     text = guide.post("/v1/messages", **asked, max_tokens=3, stream=True).text
-    assert [name for name, _ in events(text)] == [
-        "message_start",
-        "ping",
-        "content_block_start",
-        *["content_block_delta"] * 3,
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
+    names = "message_start ping content_block_start D D D content_block_stop message_delta"
+    wanted = names.replace("D", "content_block_delta").split() + ["message_stop"]
+    assert [name for name, _ in events(text)] == wanted
 
 
 def test_stop_sequences_and_blocks(guide):

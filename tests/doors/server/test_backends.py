@@ -33,12 +33,9 @@ def test_a_chat_a_stream_and_logprobs(server, llm):
 
 
 def test_a_schema_is_enforced(server):
-    schema = {
-        "type": "object",
-        "properties": {"kind": {"enum": ["llama", "dragon"]}, "legs": {"enum": [2, 4]}},
-        "required": ["kind", "legs"],
-        "additionalProperties": False,
-    }
+    fields = {"kind": {"enum": ["llama", "dragon"]}, "legs": {"enum": [2, 4]}}
+    schema = {"type": "object", "properties": fields, "required": [*fields]}
+    schema["additionalProperties"] = False
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}
     asked = {"response_format": form, "max_tokens": 60}
     text = server.chat(**asked).message.content

@@ -8,16 +8,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
-EXAMPLES = int(os.environ.get("MLX_LLAMA_MUTATIONS", "8"))  # per operation
-CHECKS = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-)
-
-
+EXAMPLES = int(os.environ.get("MLX_LLAMA_MUTATIONS", "6"))  # per operation
+RULES = dict(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+CHECKS = settings(max_examples=EXAMPLES, phases=[Phase.explicit, Phase.generate], **RULES)
 LIMITS = dict.fromkeys(("/v1/completions", "/v1/messages", "/v1/jobs"), ("max_tokens",)) | {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
     "/v1/responses": ("max_output_tokens", "max_tokens"),

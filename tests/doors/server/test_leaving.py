@@ -71,7 +71,7 @@ def test_a_full_queue_says_when_to_retry(inside, narrow):
         next(lines)
         with ThreadPoolExecutor(2) as pool:
             for _ in range(2):
-                pool.submit(server.http.post, ROUTE, json=LONG, timeout=2)
+                pool.submit(server.http.post, ROUTE, json=LONG, timeout=1)
             server.wait(lambda: server.desk.active == 3)
             done = server.post(ROUTE, prompt="x")
             assert done.status_code == 503 and int(done.headers["retry-after"]) >= 1

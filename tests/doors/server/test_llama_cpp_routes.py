@@ -73,36 +73,6 @@ def test_biases_are_pairs_and_those_of_a_text_are_those_of_its_tokens(guide, llm
     assert answer([["Hello, World!", 20]]) == answer({"Hello, World!": 20}) == wanted != answer({})
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("mirostat", 2),
-        ("typical_p", 0.5),
-        ("xtc_probability", 1.5),
-        ("dry_multiplier", -0.8),
-        ("dynatemp_range", 1.0),
-        ("id_slot", 99),
-        ("n_keep", -2),
-        ("lora", [{"id": 0, "scale": 1.0}]),
-        ("samplers", ["top_k"]),
-        ("min_keep", 2),
-        ("t_max_predict_ms", -1),
-        ("post_sampling_probs", True),
-        ("n_indent", 4),
-        ("n_cmpl", 0),
-        ("top_n_sigma", 1.0),
-        ("adaptive_target", 0.5),
-        ("reasoning_format", "deepseek"),
-        ("n_cache_reuse", 256),
-        ("sse_ping_interval", -2),
-        ("prompt", {"prompt_string": "x", "multimodal_data": ["AA=="]}),
-    ],
-)
-def test_a_field_that_makes_no_sense_here_is_refused_by_name(field, value, guide):
-    fields = guide.refuse(ROUTE, **{"prompt": "hi", field: value})
-    assert {name.split(".")[0] for name in fields} == {field}
-
-
 # Of the README: its defaults, and the values that it names as off or as -1 for automatic.
 OFF = json.loads(r"""{
     "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "n_indent": 0, "n_keep": -1, "n_discard": 0,

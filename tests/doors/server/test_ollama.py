@@ -34,26 +34,15 @@ def test_answers_are_those_of_python(client, llm):
 
 
 def test_formats_and_options(client, lenient):
-    form = {
-        "type": "object",
-        "properties": {"age": {"type": "integer"}},
-        "required": ["age"],
-        "additionalProperties": False,
-    }
+    form = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    form["additionalProperties"] = False
     text = client.chat("guide", QUESTION, format=form, options=GREEDY).message.content
     assert text.startswith('{"age": ')
-    assert client.generate(
-        "guide", "x", format="json", options={"num_predict": 60, **GREEDY}
-    ).response.startswith("{")
-    done = lenient.post(
-        "/api/chat",
-        model="llama3.2",
-        messages=QUESTION,
-        stream=False,
-        keep_alive="5m",
-        think=False,
-        options={"num_predict": 2, "num_ctx": 4096, "mirostat": 0},
-    )
+    options = {"num_predict": 60, **GREEDY}
+    assert client.generate("guide", "x", format="json", options=options).response.startswith("{")
+    options = {"num_predict": 2, "num_ctx": 4096, "mirostat": 0}
+    asked = {"model": "llama3.2", "messages": QUESTION, "stream": False, "options": options}
+    done = lenient.post("/api/chat", **asked, keep_alive="5m", think=False)
     assert done.json()["eval_count"] == 2 and done.json()["model"] == "guide"
     noted = set(done.headers["x-mlx-llama-noted"].split(", "))
     assert noted == {"keep_alive", "think", "options.num_ctx", "options.mirostat", "model"}

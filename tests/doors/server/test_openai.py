@@ -82,16 +82,6 @@ def test_several_choices_draw_with_the_seeds_after_the_first(guide, llm):
     assert texts == wanted
 
 
-def test_stop_strings_and_biases(guide, llm):
-    stopped = guide.chat(stop=["small", "person"])
-    assert stopped.message.content == "I am the mlx_llama guide: a "
-    assert stopped.finish_reason == "stop"
-    biases = {int(llm.generate(QUESTION, max_tokens=1).tokens[0]): -100}
-    wanted = llm.generate(QUESTION, max_tokens=5, logit_bias=biases).text
-    banned = guide.chat(max_tokens=5, logit_bias=biases).message.content
-    assert banned == wanted != stopped.message.content[: len(wanted)]
-
-
 def judge_prompt(ids):
     """Natural logarithms of probabilities by transformers, float64 [T - 1, V]."""
     from transformers import AutoModelForCausalLM
@@ -291,27 +281,6 @@ def test_defaults_of_responses_are_accepted_and_repeated(guide):
     assert guide.refuse("/v1/responses", input="hi", reasoning={"effort": "high"}) == ["reasoning"]
 
 
-@pytest.mark.parametrize(
-    "path, field, value",
-    [
-        (CHAT, "audio", {"voice": "x"}),
-        (CHAT, "modalities", ["text", "audio"]),
-        (CHAT, "store", True),
-        (CHAT, "service_tier", "flex"),
-        (CHAT, "functions", 5),
-        ("/v1/completions", "suffix", "x"),
-        ("/v1/completions", "best_of", 2),
-        ("/v1/responses", "background", True),
-        ("/v1/responses", "truncation", "middle"),
-    ],
-)
-def test_a_field_that_is_not_done_is_refused_by_name(path, field, value, guide):
-    body = {CHAT: {"messages": QUESTION}, "/v1/responses": {"input": "hi"}}
-    done = guide.post(path, **body.get(path, {"prompt": "hi"}), **{field: value})
-    assert done.status_code == 400 and done.json()["error"]["param"].startswith(field), done.text
-    assert field in done.json()["error"]["message"]
-
-
 def test_responses_go_on_from_kept_ones(guide, llm):
     responses, question = guide.openai.responses, say("Are you fast?")
     first = guide.respond(temperature=0)
@@ -350,14 +319,14 @@ def test_responses_are_kept_within_limits(monkeypatch):
         kept.get("long", "previous_response_id")
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/api/chat", "/v1/jobs"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat", "/v1/jobs"])
 def test_answers_have_no_limit_but_the_context(path, lenient):
     field = "input" if "responses" in path else "messages"
     done = lenient.post(path, **{field: QUESTION}, ignore_eos=True, stream=False).json()
     if "job_id" in done:
         done = json.loads(lenient.http.get(done["jsonl_url"]).text.splitlines()[-1])
     usage = done.get("usage", done)
-    written = ("output_tokens", "eval_count", "tokens_out")
+    written = ("completion_tokens", "output_tokens", "eval_count", "tokens_out")
     assert 400 < next(usage[name] for name in written if name in usage) < 512
 
 
@@ -375,19 +344,11 @@ def test_a_model_without_a_template_has_chatml(toy, tmp_path, inside):
     assert shown.endswith(turn)
 
 
-def test_aliases_and_a_named_tool(roomy, inside):
+def test_aliases(roomy, inside):
     server = inside(lambda: load(roomy, backend="cpu"), alias="a,b").ready()
     listed = server.http.get("/v1/models").json()["data"]
     assert [model["id"] for model in listed] == ["a", "b"]
-    schema = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
-    tools = [
-        {"type": "function", "function": {"name": name, "parameters": schema}} for name in "fg"
-    ]
-    named = {"type": "function", "function": {"name": "g"}}
     for model, answered in (("b", "b"), ("B.gguf", "a"), ("other", "a"), (None, "a")):
-        asked = {"messages": QUESTION, "tools": tools, "tool_choice": named, "model": model}
-        done = server.post("/v1/chat/completions", **asked, max_tokens=200)
+        done = server.post(CHAT, messages=QUESTION, model=model, max_tokens=2)
         assert done.json()["model"] == answered
         assert ("model" in done.headers.get("x-mlx-llama-noted", "")) == (model == "other")
-        [call] = done.json()["choices"][0]["message"]["tool_calls"]
-        assert call["function"]["name"] == "g"

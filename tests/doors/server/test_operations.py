@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from launching import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlx_llama import CheckpointError, load
@@ -210,16 +209,6 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside, llm):
     assert ask("/v1/responses", input="Who are you?", text={"format": text}) not in words
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [(("--regex", "("), "option --regex"), (("--logit-bias", "999999=1"), "option --logit-bias")],
-)
-def test_options_that_no_request_could_use_end_the_server(flags, message):
-    done = run_python("-m", "mlx_llama.server", "--port", "0", "--backend", "cpu", *flags)
-    assert done.returncode == 2 and f"error: {message}" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
     with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(1) as pool:
         asked = {"prompt": "hello", "max_tokens": 1500, "stream": True}
@@ -238,7 +227,7 @@ def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
     body = b'{"prompt": "hello", "max_tokens": 3}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     with (
-        Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "5") as server,
+        Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "2") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         job = server.ask("/v1/jobs", **LONG)  # keeps the server alive for its grace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -10,36 +11,17 @@ from mlx_llama.core.generation.options import FIELDS
 
 CHAT = "/v1/chat/completions"
 ROUTES = (
-    CHAT,
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/completion",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-    "/v1/jobs",
-    "/page/render",
-    "/page/session",
-)
+    "/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens "
+    "/completion /tokenize /detokenize /apply-template /v1/jobs /page/render /page/session"
+).split()
 QUESTION = [{"role": "user", "content": "hi"}]
 
 
 def test_every_fault_is_reported_with_field_constraint_and_value(guide):
-    body = {
-        "messages": [{"role": "robot", "content": 3}, {"role": "user", "reasoning_content": "x"}],
-        "max_tokens": -2,
-        "temperature": "warm",
-        "top_p": 7,
-        "stop": [3],
-        "logit_bias": 3,
-        "seed": -5,
-        "stream": "yes",
-        "tempreature": 1,
-        "audio": {},
-        "n": 99,
-    }
+    body = {"max_tokens": -2, "temperature": "warm", "top_p": 7, "stop": [3], "logit_bias": 3}
+    body |= {"seed": -5, "stream": "yes", "tempreature": 1, "audio": {}, "n": 99}
+    turns = [{"role": "robot", "content": 3}, {"role": "user", "reasoning_content": "x"}]
+    body["messages"] = turns
     done = guide.post(CHAT, **body)
     faults = {fault["field"]: fault for fault in done.json()["errors"]}
     assert done.status_code == 400
@@ -68,61 +50,48 @@ def test_a_fault_has_the_name_that_the_request_used(guide):
     assert guide.ask(CHAT, messages=QUESTION, **limits | {"max_tokens": 2})
 
 
-HOSTILE = [
-    b"",
-    b"{",
-    b"[]",
-    b"null",
-    b"3",
-    b'"x"',
-    b"\xff\xfe",
-    b"{}" * 3,
-    b"[" * 5000,
-    b'{"a":' * 5000,
-    b'{"messages":' + b"[" * 300,
-    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
-    b'{"prompt": "\\udfff x"}',
-    b'{"content": "\\ud83d"}',
-    b'{"temperature": NaN, "messages": []}',
-    b'{"max_tokens": 1e999, "prompt": "x"}',
-    b'{"prompt": Infinity}',
-    b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}",
-    b'{"prompt": "x", "seed": 18446744073709551616}',
-    b'{"prompt": "x", "logit_bias": {"99999999": 1}}',
-    b'{"prompt": "x", "logit_bias": {"-1": 1}}',
-    b'{"prompt": "x", "logit_bias": {"\xd9\xa3": 1}}',
-    b'{"prompt": "x", "stop": [' + b'"a",' * 99 + b'"b"]}',
-    b'{"prompt": "x", "stop": "' + b"s" * 5000 + b'"}',
-    b'{"prompt": [[]]}',
-    b'{"prompt": []}',
-    b'{"prompt": [1, "a", []]}',
-    b'{"prompt": [-1]}',
-    b'{"prompt": [100000000]}',
-    b'{"prompt": [1.5]}',
-    b'{"prompt": [[1], "a"]}',
-    b'{"prompt": {}}',
-    b'{"tokens": [99999999999999999999]}',
-    b'{"tokens": [-5]}',
-    b'{"tokens": ["a"]}',
-    b'{"content": 5}',
-    b'{"messages": []}',
-    b'{"messages": [[]]}',
-    b'{"messages": [{}]}',
-    b'{"messages": [{"role": "user", "content": []}]}',
-    b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}',
-    b'{"messages": [{"role": "tool", "content": "x"}]}',
-    b'{"messages": [{"role": "user", "content": "x", "name": "n"}]}',
-    b'{"prompt": "x", "stream_options": {"include_usage": true}}',
-    b'{"prompt": "x", "__class__": 1, "": 2, "a.b[0]": 3}',
-    b'{"prompt": "x", "prompt": null}',
-    b'{"text": "' + b"`" * 20000 + b'"}',
-    b'{"text": "' + b"[" * 20000 + b'"}',
-    b'{"text": "{\\"format\\": \\"mlx_llama session\\"}"}',
-    b'{"input": []}',
-    b'{"input": [{"role": "user"}]}',
-    b'{"input": "x", "text": {"format": {"type": "json_object"}}}',
-    b'{"job_id": 3}',
+HOSTILE = [b"", b"\xff\xfe", b"{}" * 3, b"[" * 5000, b'{"a":' * 5000, b'{"messages":' + b"[" * 300]
+HOSTILE += b'{ [] null 3 "x"'.split()
+PROMPTS = rb"""[[]] [] [1,"a",[]] [-1] [100000000] [1.5] [[1],"a"] {} Infinity "\udfff" """.split()
+HOSTILE += [b'{"prompt": %s}' % value for value in PROMPTS]
+HOSTILE += [
+    b'{"prompt": "x", %s}' % fields
+    for fields in (
+        b'"max_tokens": ' + b"9" * 5000,
+        b'"seed": 18446744073709551616',
+        b'"logit_bias": {"99999999": 1}',
+        b'"logit_bias": {"-1": 1}',
+        b'"logit_bias": {"\xd9\xa3": 1}',
+        b'"stop": [' + b'"a",' * 99 + b'"b"]',
+        b'"stop": "' + b"s" * 5000 + b'"',
+        b'"stream_options": {"include_usage": true}',
+        b'"__class__": 1, "": 2, "a.b[0]": 3',
+        b'"prompt": null',
+    )
 ]
+HOSTILE += rb"""
+{"messages": [{"role": "user", "content": "\ud800"}]}
+{"content": "\ud83d"}
+{"temperature": NaN, "messages": []}
+{"max_tokens": 1e999, "prompt": "x"}
+{"tokens": [99999999999999999999]}
+{"tokens": [-5]}
+{"tokens": ["a"]}
+{"content": 5}
+{"messages": []}
+{"messages": [[]]}
+{"messages": [{}]}
+{"messages": [{"role": "user", "content": []}]}
+{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}]}
+{"messages": [{"role": "tool", "content": "x"}]}
+{"messages": [{"role": "user", "content": "x", "name": "n"}]}
+{"text": "{\"format\": \"mlx_llama session\"}"}
+{"input": []}
+{"input": [{"role": "user"}]}
+{"input": "x", "text": {"format": {"type": "json_object"}}}
+{"job_id": 3}
+""".strip().splitlines()
+HOSTILE += [b'{"text": "' + letter * 20000 + b'"}' for letter in (b"`", b"[")]
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -217,15 +186,8 @@ def faults_of(guide, path=CHAT, **body):
 
 
 def test_faults_of_several_fields_together_are_reported_with_the_others(guide):
-    body = {
-        "messages": [],
-        "stream_options": {"include_usage": True},
-        "top_logprobs": 3,
-        "model": "nope",
-        "regex": "(",
-        "logit_bias": {"99999": 1},
-        "speculate": "model",
-    }
+    body = {"messages": [], "stream_options": {"include_usage": True}, "top_logprobs": 3}
+    body |= {"model": "nope", "regex": "(", "logit_bias": {"99999": 1}, "speculate": "model"}
     faults = faults_of(guide, **body, logprobs=False)
     assert set(faults) == set(body)
     assert faults["regex"]["value"] == "(" and faults["logit_bias"]["value"] == '{"99999": 1}'
@@ -241,41 +203,111 @@ def test_faults_that_the_model_reveals_are_reported_together(guide):
     assert done.status_code == 404 and done.json()["error"]["code"] == "model_not_found"
 
 
-UNENFORCEABLE = {"type": "string", "pattern": "^(?!a)"}
+# TOOL: a sound one. UNSOUND: a schema that cannot be enforced
+REFUSED = """
+chat {"response_format": {"type": "json_schema"}} | response_format
+chat {"response_format": {"type": "xml"}} | response_format.type
+chat {"response_format": {"type": "json_schema", "json_schema": NEVER}} | response_format
+chat {"tools": [TOOL], "response_format": FORM} | response_format.json_schema.schema
+chat {"regex": "(?<=x)y"} | regex
+chat {"regex": "LONG"} | regex
+chat {"grammar": "start: nope"} | grammar
+chat {"schema": {"type": "nope"}} | schema
+chat {"schema": {"enum": ["LONG"]}} | schema
+chat {"regex": "a", "response_format": {"type": "json_object"}} | response_format
+chat {"regex": "a", "grammar": "start: 'a'"} | grammar
+chat {"tool_choice": "required"} | tool_choice
+chat {"tools": [TOOL, TOOL]} | tools
+chat {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}} | tool_choice
+chat {"tools": [{"type": "web_search"}]} | tools[0].type
+chat {"tools": [{"type": "function"}]} | tools[0].function
+chat {"tools": [{"type": "function", "function": {"name": "a b"}}]} | tools[0].function.name
+chat {"tools": [{"type": "function", "function": {"name": "LONG"}}]} | tools[0].function.name
+chat {"tools": [TOOL], "regex": "a"} | regex
+chat {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]} | messages[0]
+chat {"logprobs": false, "top_logprobs": 3} | top_logprobs
+chat {"logprobs": true, "top_logprobs": 21} | top_logprobs
+chat {"logprobs": true, "top_logprobs": -1} | top_logprobs
+chat {"logprobs": 3} | logprobs
+chat {"audio": {"voice": "x"}} | audio
+chat {"modalities": ["text", "audio"]} | modalities
+chat {"store": true} | store
+chat {"service_tier": "flex"} | service_tier
+chat {"functions": 5} | functions
+responses {"background": true} | background
+responses {"truncation": "middle"} | truncation
+responses {"top_logprobs": 3} | top_logprobs
+responses {"include": ["message.output_text.logprobs"], "top_logprobs": 21} | top_logprobs
+responses {"include": ["reasoning.encrypted_content"]} | include[0]
+responses {"include": "message.output_text.logprobs"} | include
+completions {"suffix": "x"} | suffix
+completions {"best_of": 2} | best_of
+native {"mirostat": 2} | mirostat
+native {"typical_p": 0.5} | typical_p
+native {"xtc_probability": 1.5} | xtc_probability
+native {"dry_multiplier": -0.8} | dry_multiplier
+native {"dynatemp_range": 1.0} | dynatemp_range
+native {"id_slot": 99} | id_slot
+native {"n_keep": -2} | n_keep
+native {"lora": [{"id": 0, "scale": 1.0}]} | lora
+native {"samplers": ["top_k"]} | samplers
+native {"min_keep": 2} | min_keep
+native {"t_max_predict_ms": -1} | t_max_predict_ms
+native {"post_sampling_probs": true} | post_sampling_probs
+native {"n_indent": 4} | n_indent
+native {"n_cmpl": 0} | n_cmpl
+native {"top_n_sigma": 1.0} | top_n_sigma
+native {"adaptive_target": 0.5} | adaptive_target
+native {"reasoning_format": "deepseek"} | reasoning_format
+native {"n_cache_reuse": 256} | n_cache_reuse
+native {"sse_ping_interval": -2} | sse_ping_interval
+native {"prompt": {"prompt_string": "x", "multimodal_data": ["AA=="]}} | prompt
+"""
+UNSOUND = {"type": "string", "pattern": "^(?!a)"}
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNSOUND}}
+TEXT_FORM = {"type": "json_schema", "schema": UNSOUND}
+PARTS = {
+    "TOOL": json.dumps({"type": "function", "function": {"name": "weather"}}),
+    "CALL": json.dumps({"id": "a", "function": {"name": "b", "arguments": "{}"}}),
+    "FORM": json.dumps(FORM),
+    "NEVER": '{"schema": false}',
+    "LONG": "x" * 70_000,
+}
+BODIES = {
+    "chat": (CHAT, {"messages": QUESTION}),
+    "responses": ("/v1/responses", {"input": "hi"}),
+    "completions": ("/v1/completions", {"prompt": "hi"}),
+    "native": ("/completion", {"prompt": "hi"}),
+}
 
 
-NAMED = {"name": "x", "schema": UNENFORCEABLE}
-FORM = {"type": "json_schema", "schema": UNENFORCEABLE}
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_a_field_that_makes_no_sense_is_refused_by_name_before_anything_is_computed(line, guide):
+    body, _, field = line.partition(" | ")
+    name, _, body = body.partition(" ")
+    for part, text in PARTS.items():
+        body = body.replace(part, text)
+    (path, sound), before = BODIES[name], guide.metric("prompt_tokens_total")
+    fields = guide.refuse(path, **sound | json.loads(body))
+    assert any(each.startswith(field) for each in fields), fields
+    assert guide.metric("prompt_tokens_total") == before
 
 
 @pytest.mark.parametrize(
     "path, field, body",
     [
-        (
-            CHAT,
-            "response_format.json_schema.schema",
-            {
-                "messages": QUESTION,
-                "response_format": {"type": "json_schema", "json_schema": NAMED},
-            },
-        ),
-        (
-            "/v1/responses",
-            "text.format.schema",
-            {"input": "hi", "text": {"format": {**FORM, "name": "x"}}},
-        ),
-        (
-            "/v1/messages",
-            "output_config.format.schema",
-            {"messages": QUESTION, "max_tokens": 3, "output_config": {"format": FORM}},
-        ),
-        ("/completion", "json_schema", {"prompt": "hi", "json_schema": UNENFORCEABLE}),
-        (CHAT, "schema", {"messages": QUESTION, "schema": UNENFORCEABLE}),
+        (CHAT, "response_format.json_schema.schema", {"response_format": FORM}),
+        ("/v1/responses", "text.format.schema", {"text": {"format": {**TEXT_FORM, "name": "x"}}}),
+        ("/v1/messages", "output_config.format.schema", {"output_config": {"format": TEXT_FORM}}),
+        ("/completion", "json_schema", {"prompt": "hi", "json_schema": UNSOUND}),
+        (CHAT, "schema", {"schema": UNSOUND}),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_reported_at_its_place(path, field, body, guide):
+    asked = {"/v1/responses": {"input": "hi"}, "/completion": {}}.get(path, {"messages": QUESTION})
+    asked |= {"max_tokens": 3} if path == "/v1/messages" else {}
     for more in ({}, {"temperature": -1}):
-        faults = faults_of(guide, path, **body, **more)
+        faults = faults_of(guide, path, **asked, **body, **more)
         assert set(faults) == {field, *more} and '"pattern": "^(?!a)"' in faults[field]["value"]
         assert faults[field]["constraint"] == "a schema that can be enforced"
 

@@ -44,13 +44,3 @@ def test_running_requests_have_slots_of_their_own(runs_ahead):
         for sequence in loop.scheduler.queues.admitted:
             assert sum(text is sequence.tokens for text in slots.texts) == 1
     assert loop.set_asides and {task.slot for task in tasks} == {0, 1, 2}
-
-
-def test_an_erased_text_is_computed_again():
-    backend, loop = make()
-    first = loop.submit(request(ONE, max_tokens=3)).finish()
-    loop.submit(request(TWO, max_tokens=3)).finish()
-    text = [*ONE, *first.tokens]
-    assert loop.erase(text) == len(text) - 1 and loop.erase(text) == 0 == loop.erase([])
-    assert loop.submit(request(ONE, max_tokens=3)).finish().reused_tokens == 0
-    assert loop.submit(request(TWO, max_tokens=3)).finish().reused_tokens == len(TWO) - 1

@@ -17,13 +17,10 @@ from .conftest import Inside, Scripted, join
 jsonschema = pytest.importorskip("jsonschema")
 
 QUESTION = [{"role": "user", "content": "1 + 2, and the time?"}]
-SUM = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
 EMPTY = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+INTEGER = {"type": "integer"}
+SUM = EMPTY | {"properties": {"a": INTEGER, "b": INTEGER}, "required": ["a", "b"]}
+CITY = EMPTY | {"properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 FUNCTIONS = [
     {"name": name, "description": text, "parameters": schema}
     for name, text, schema in (("add", "Add two numbers.", SUM), ("time", "Tell the time.", EMPTY))
@@ -207,14 +204,6 @@ def test_a_required_call_in_the_format_of_the_model(model):
     jsonschema.validate(arguments, CITY)
     assert name == "weather" and choice.finish_reason == "tool_calls"
     assert choice.message.content is None
-
-
-CITY = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 
 
 def test_text_that_begins_like_a_call_is_text(model):
