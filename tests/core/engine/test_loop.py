@@ -14,7 +14,6 @@ from .toy import POSITION_NBYTES, alone, check_rows, make, make_prompts, request
 PROMPT = [3, 1, 4]
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead, ctrl_c):
     """Ctrl-C between any two lines of a tick: rows, queues and the others' tokens are right."""
     prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]
@@ -94,7 +93,6 @@ def test_ctrl_c_ends_a_chunk_of_a_prompt_at_once_and_waits_for_a_step(width, ctr
 # On a thread of its own
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
     backend, loop = make(runs_ahead, memory=6 * 512 * POSITION_NBYTES)
     loop.start()

@@ -47,7 +47,6 @@ def llm():
 
 
 @pytest.mark.parametrize("ticks", range(6))
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_cancelling_twice_before_and_after_admission(ticks, runs_ahead):
     backend, loop = make(runs_ahead, max_rows=2, eos=())
     handles = [
@@ -69,7 +68,6 @@ def test_cancelling_twice_before_and_after_admission(ticks, runs_ahead):
     check_rows(loop)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_cancelling_while_a_step_computes_takes_no_more_tokens(runs_ahead):
     backend, loop = make(runs_ahead, eos=())
     handle = loop.submit(request(PROMPT, max_tokens=20))

@@ -8,7 +8,6 @@ import time
 
 import pytest
 from hypothesis import given, strategies as st
-from machine import device_of
 
 from mlx_llama import load
 from mlx_llama.core.engine import scheduler as scheduling
@@ -100,7 +99,6 @@ def test_a_chunk_is_no_wider_than_a_model_takes_in_a_short_time():
     assert backend.events == ["launch"] * 4 + ["read"]
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_device_works_while_the_consumer_looks_and_an_eager_one_shows_first(runs_ahead):
     backend, loop = make(runs_ahead)
     next(loop.submit(request(PROMPT, max_tokens=4)))
@@ -202,7 +200,6 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
     assert_idle(loop)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_one_step_and_one_read_serve_all_rows(runs_ahead):
     backend, loop = make(runs_ahead, eos=())
     handles = serve(loop, make_prompts(8), max_tokens=40)
@@ -220,7 +217,6 @@ def test_one_step_and_one_read_serve_all_rows(runs_ahead):
     ]
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
     backend, loop = make(runs_ahead, context=6000, eos=())
     first, other = serve(loop, make_prompts(2), max_tokens=200)
@@ -272,7 +268,6 @@ def test_a_row_that_drafts_delays_itself_alone():
 # Memory
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead):
     backend, loop = make(runs_ahead, eos=(), memory=5 * 512 * POSITION_NBYTES)
     prompts = make_prompts(64, seed=3, longest=200)
@@ -355,7 +350,6 @@ def test_a_tenth_of_the_memory_or_256_mib_stay_free():
         assert loop.scheduler.rows.budget == budget
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
     import gc
     import tracemalloc
@@ -395,7 +389,6 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
 # Prefixes
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_prefix_of_a_finished_or_running_row_is_not_computed_again(runs_ahead):
     backend, loop = make(runs_ahead, eos=())
     system = [token % EOS for token in range(300)]
@@ -461,7 +454,6 @@ def test_short_memory_takes_over_a_prefix_that_it_cannot_copy():
     assert done.tokens == alone([1] * 50 + [2], max_tokens=9, eos=()).tokens
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_ahead):
     model = {"rope": "dynamic", "context": 64}
     backend, loop = make(
@@ -514,7 +506,6 @@ def test_an_exported_row_goes_on_elsewhere():
 
 @pytest.mark.parametrize("period", [0, 3])
 @pytest.mark.parametrize("kind", ["prompt", "right model", "wrong model"])
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, period):
     """Drafting rows beside each other and beside plain ones, with set-asides."""
     model, memory = {"period": period}, 9 * 256 * POSITION_NBYTES
@@ -595,7 +586,6 @@ def test_a_draft_model_that_fails_is_not_missed():
     )
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_verification_that_fails_is_not_missed(runs_ahead):
     """It fails after its tokens were stored."""
     backend, loop = make(runs_ahead, model={"period": 3})
@@ -621,7 +611,6 @@ def test_a_draft_models_row_keeps_its_prefix():
 # Failures
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("where", ["step", "late", "prompt"])
 def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
     backend, loop = make(runs_ahead, eos=())
@@ -769,7 +758,6 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0):
     pytest.fail("the loop does not end")
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("error", [ToyError("broken"), MemoryError()], ids=["error", "memory"])
 def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs_ahead):
     count, handles, loop = serve_six(runs_ahead)
@@ -816,11 +804,11 @@ def test_bad_requests_are_refused_at_once_and_others_go_on(prompt, options, erro
 # Real models
 
 
-def test_greedy_tokens_are_those_of_transformers(toy, backend):
+def test_greedy_tokens_are_those_of_transformers(toy, where):
     import torch
     from transformers import AutoModelForCausalLM
 
-    ours = load(toy, backend=backend.name, device=device_of(backend), dtype="float32")
+    ours = load(toy, **where)
     peer = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
     prompts = [[1, 50, 60, 70], [1], [7, 7, 7], list(range(3, 90))]
     together = ours.batch(prompts, max_tokens=40, prefill_step_size=32)

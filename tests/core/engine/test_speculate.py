@@ -134,29 +134,24 @@ def drafting(toy):
     return load(toy, backend="cpu", draft_model=toy)
 
 
-@pytest.fixture(scope="module")
-def plain(toy):
-    return load(toy, backend="cpu")
-
-
 @pytest.mark.parametrize("bad", ["yes", "", 1, True, "Prompt", ["prompt"]])
-def test_another_kind_is_refused_with_those_there_are(bad, plain):
+def test_another_kind_is_refused_with_those_there_are(bad, llm):
     with pytest.raises(
         OptionsError, match="option `speculate`: .* must be 'none', 'prompt' or 'model'"
     ) as caught:
-        plain.stream("x", speculate=bad)
+        llm.stream("x", speculate=bad)
     assert "\n" not in str(caught.value)
 
 
-def test_the_kind_in_force_and_its_notices(plain, drafting):
+def test_the_kind_in_force_and_its_notices(llm, drafting):
     def seen(llm, **options):
         done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **options)
         notices = [said for said in done.notices if "draft" in said or "specul" in said]
         return done.options["speculate"], notices
 
-    assert seen(plain) == seen(plain, speculate="none") == ("none", [])
+    assert seen(llm) == seen(llm, speculate="none") == ("none", [])
     assert seen(drafting, speculate="none") == ("none", [])
-    assert seen(plain, speculate="prompt") == ("prompt", [])
+    assert seen(llm, speculate="prompt") == ("prompt", [])
     assert seen(drafting) == seen(drafting, speculate="model") == ("model", [])
     assert seen(drafting, speculate="prompt") == (
         "prompt",
@@ -165,9 +160,9 @@ def test_the_kind_in_force_and_its_notices(plain, drafting):
     with pytest.raises(
         OptionsError, match="'model' needs a draft model: load one with `draft_model`"
     ):
-        plain.stream("x", speculate="model")
+        llm.stream("x", speculate="model")
     with pytest.raises(OptionsError, match="needs a draft model"):
-        plain.chat(speculate="model")
+        llm.chat(speculate="model")
 
 
 def test_a_model_that_drafts_for_itself_is_always_right(drafting):
@@ -217,8 +212,8 @@ def test_the_notice_of_a_session_comes_once_and_when_the_option_changes(drafting
         assert bool(said(chat.send("a", **options))) == is_told
 
 
-def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, drafting, tmp_path):
-    chat = plain.chat(max_tokens=3, speculate="prompt")
+def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(llm, drafting, tmp_path):
+    chat = llm.chat(max_tokens=3, speculate="prompt")
     chat.send("hello")
     chat.save(tmp_path / "a.json")
     other = drafting.chat()

@@ -398,8 +398,8 @@ def test_a_deep_schema_is_refused():
 
 def test_a_rule_that_takes_long_to_compile_is_refused_in_time(llama):
     slow = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 60)]}
-    with pytest.raises(OptionsError, match="cannot be compiled within 1 s"):
-        llama.compile(rule(schema=slow), seconds=1)
+    with pytest.raises(OptionsError, match="cannot be compiled within 0.3 s"):
+        llama.compile(rule(schema=slow), seconds=0.3)
     llama.compile(rule(regex="quick"), seconds=20)  # a new process
 
 

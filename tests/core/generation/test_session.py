@@ -8,7 +8,6 @@ import os
 import threading
 
 import pytest
-from machine import device_of
 from making import make_checkpoint
 from scripting import Script, make_scripted_checkpoint, tool_formats
 
@@ -23,17 +22,16 @@ from mlx_llama.core.text.template import encode_messages
 
 
 @pytest.fixture(scope="module")
-def loaded(backend, tmp_path_factory):
+def loaded(where, tmp_path_factory):
     folder = make_checkpoint(tmp_path_factory.mktemp("session") / "m", max_position_embeddings=512)
-    return load(folder, backend=backend.name, device=device_of(backend), dtype="float32")
+    return load(folder, **where)
 
 
 @pytest.fixture
 def llm(loaded):
     """With an empty cache."""
-    return LLM(
-        loaded.checkpoint, loaded.backend, loaded.model, loaded.template, loaded.engine.context
-    )
+    parts = loaded.checkpoint, loaded.backend, loaded.model, loaded.template
+    return LLM(*parts, loaded.engine.context)
 
 
 def cold(llm, prompt, **options):
