@@ -13,6 +13,7 @@ from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from core.generation.test_session_file import GOOD
 from core.text.cases import TEMPLATES
+from core.threads import on_threads
 from mlx_llama import LLM, load
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
@@ -418,24 +419,6 @@ def test_a_repr_is_one_short_line(llm):
 
 
 # Threads
-
-
-def on_threads(count, call):
-    """Call `call(i)` on as many threads; returns results and exceptions."""
-    results = [None] * count
-
-    def run(i):
-        try:
-            results[i] = call(i)
-        except BaseException as error:
-            results[i] = error
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
 
 
 def test_threads_that_send_have_their_turn(llm):

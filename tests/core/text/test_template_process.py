@@ -13,6 +13,7 @@ import psutil
 import pytest
 from making import CHAT_TEMPLATE
 
+from core.threads import on_threads
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text import template_process
 from mlx_llama.core.text.template import ChatTemplate
@@ -209,21 +210,12 @@ def test_a_forked_process_starts_its_own():
 
 
 def test_threads_take_turns():
-    texts = [f"text {i}" for i in range(8)]
-    rendered = [None] * 8
-
     def render(i):
         template = ChatTemplate("{{ messages[0].content }}" + " " * i, "t")
-        rendered[i] = [
-            template.render(conversation([("user", texts[i])])).strip() for _ in range(20)
-        ]
+        talk = conversation([("user", f"text {i}")])
+        return [template.render(talk).strip() for _ in range(20)]
 
-    threads = [threading.Thread(target=render, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert rendered == [[text] * 20 for text in texts]
+    assert on_threads(8, render) == [[f"text {i}"] * 20 for i in range(8)]
 
 
 def test_known_templates_start_no_process():
