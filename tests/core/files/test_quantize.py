@@ -161,9 +161,8 @@ def test_a_quantised_model_is_quantised_anew_and_that_is_said(toy, tmp_path):
 
 def test_groups_that_divide_nothing(tmp_path):
     source = make_checkpoint(tmp_path / "in")
-    with pytest.raises(
-        OptionsError, match="`group_size` 128: does not divide the rows of any matrix"
-    ):
+    said = "`group_size` 128: does not divide the rows of any matrix"
+    with pytest.raises(OptionsError, match=said):
         write_mlx(open_checkpoint(source), tmp_path / "out", 4, 128)
 
 
