@@ -302,7 +302,7 @@ def test_the_cpu_backends_log_probabilities_are_torchs(llm):
 
 def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(where, toy, llm):
     """In a batch, with forced stretches, at float32; and its own log-probabilities."""
-    other = load(toy, **where)
+    other = load(toy, **where | {"device": "cpu"})
     prompts = ["Once", "The llama", "x"]
     for options in (
         {"schema": Person, "temperature": 1.0, "seed": 4, "max_tokens": 60},

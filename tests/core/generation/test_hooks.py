@@ -21,7 +21,7 @@ TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 @pytest.fixture(scope="module")
 def llm(toy, where):
-    return load(toy, **where)
+    return load(toy, **where | {"device": "cpu"})
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}], ids=str)
@@ -70,8 +70,8 @@ def test_processors_with_prefixes_grammars_and_logprobs(llm):
         return logits
 
     def only(token):
-        one = np.where(np.equal(tokens, token), np.float32(0), -np.inf)[None]
-        return lambda text, logits: one
+        scores = np.where(np.equal(tokens, token), np.float32(0), -np.inf)[None]
+        return lambda text, logits: scores
 
     how = dict(regex="[0-9]{4}|[a-c]{8}", max_tokens=20)
     done = llm.generate(PROMPT, logits_processor=no_digits, **how)
@@ -177,5 +177,10 @@ def test_progress_of_a_prompt_goes_to_its_end(llm):
 
 def test_progress_of_a_load_goes_to_its_end(toy, where):
     seen = []
-    load(toy, **where, on_progress=lambda *progress: seen.append(progress))
+    load(
+        toy,
+        backend=where["backend"],
+        device="cpu",
+        on_progress=lambda *progress: seen.append(progress),
+    )
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 0
