@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,20 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...],
         file.write(len(text).to_bytes(8, "little") + text)
         for _, _, data in tensors.values():
             file.write(data)
+
+
+def write_hole(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Write a safetensors file of bfloat16 zeros that take no room on the disk."""
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        end = at + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
 
 
 def encode_tensor(x: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from machine import device_of
 from making import make_checkpoint
 
 from mlx_llama import load
 
 
-@pytest.fixture(scope="module")
-def llm(toy):
-    return load(toy, backend="cpu")
-
-
-def test_eos_of_the_model_ends_and_is_not_text(backend, toy):
-    llm = load(toy, backend=backend.name, device=device_of(backend), dtype="float32")
+def test_eos_of_the_model_ends_and_is_not_text(where, toy):
+    llm = load(toy, **where)
     first = llm.generate("Once", max_tokens=8).tokens
     always = llm.generate("Once", max_tokens=8, logit_bias={2: 1000.0})
     assert (always.tokens, always.text, always.finish_reason) == ([2], "", "eos")

@@ -9,12 +9,13 @@ import threading
 
 import pytest
 
-from .toy import POSITION_NBYTES, alone, check_rows, make, make_prompts, request
+from core.threads import on_threads
+
+from .toy import POSITION_NBYTES, alone, alone_tokens, check_rows, make, make_prompts, request
 
 PROMPT = [3, 1, 4]
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead, ctrl_c):
     """Ctrl-C between any two lines of a tick: rows, queues and the others' tokens are right."""
     prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]
@@ -94,29 +95,23 @@ def test_ctrl_c_ends_a_chunk_of_a_prompt_at_once_and_waits_for_a_step(width, ctr
 # On a thread of its own
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
     backend, loop = make(runs_ahead, memory=6 * 512 * POSITION_NBYTES)
     loop.start()
     loop.start()  # no second one
-    prompts, answers = make_prompts(24, longest=100), {}
+    prompts = make_prompts(24, longest=100)
 
     def consume(i):
         handle = loop.submit(request(prompts[i], max_tokens=30))
         if i % 5 == 4:
             next(handle)
             handle.cancel()
-        answers[i] = (handle.finish(), "".join(handle))
+        return handle.finish().tokens
 
-    threads = [threading.Thread(target=consume, args=(i,)) for i in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    answers = on_threads(24, consume)
     loop.close()
-    for i, prompt in enumerate(prompts):
-        done, wanted = answers[i][0], alone(prompt, max_tokens=30)
-        assert done.tokens == wanted.tokens[: None if i % 5 < 4 else len(done.tokens)]
+    for i, wanted in enumerate(alone_tokens(prompts, max_tokens=30)):
+        assert answers[i] == wanted[: None if i % 5 < 4 else len(answers[i])]
     assert not loop.scheduler.queues.running and loop.scheduler.cache.nbytes == 0
     again = loop.submit(request(PROMPT, max_tokens=4)).finish()  # inline
     assert again.tokens == alone(PROMPT, max_tokens=4).tokens
@@ -135,17 +130,10 @@ def test_closing_ends_requests_that_someone_waits_for():
 def test_consumers_on_many_threads_tick_inline():
     backend, loop = make()
     backend.step_seconds = 0.002  # so that the requests meet
-    prompts, answers = make_prompts(12, longest=100), {}
+    prompts = make_prompts(12, longest=100)
 
     def consume(i):
-        answers[i] = loop.submit(request(prompts[i], max_tokens=30)).finish().tokens
+        return loop.submit(request(prompts[i], max_tokens=30)).finish().tokens
 
-    threads = [threading.Thread(target=consume, args=(i,)) for i in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert [answers[i] for i in range(12)] == [
-        alone(prompt, max_tokens=30).tokens for prompt in prompts
-    ]
+    assert on_threads(12, consume) == alone_tokens(prompts, max_tokens=30)
     assert any(batch > 1 for batch, _ in backend.calls)

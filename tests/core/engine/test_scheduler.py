@@ -4,11 +4,14 @@ transformers.
 
 from __future__ import annotations
 
+import gc
 import time
+import tracemalloc
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
-from machine import device_of
+from transformers import AutoModelForCausalLM
 
 from mlx_llama import load
 from mlx_llama.core.engine import scheduler as scheduling
@@ -22,6 +25,7 @@ from .toy import (
     ToyError,
     ToyModel,
     alone,
+    alone_tokens,
     check_rows,
     make,
     make_prompts,
@@ -100,7 +104,6 @@ def test_a_chunk_is_no_wider_than_a_model_takes_in_a_short_time():
     assert backend.events == ["launch"] * 4 + ["read"]
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_device_works_while_the_consumer_looks_and_an_eager_one_shows_first(runs_ahead):
     backend, loop = make(runs_ahead)
     next(loop.submit(request(PROMPT, max_tokens=4)))
@@ -202,7 +205,6 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
     assert_idle(loop)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_one_step_and_one_read_serve_all_rows(runs_ahead):
     backend, loop = make(runs_ahead, eos=())
     handles = serve(loop, make_prompts(8), max_tokens=40)
@@ -215,12 +217,9 @@ def test_one_step_and_one_read_serve_all_rows(runs_ahead):
     assert backend.calls == [(8, 1)] * 10 and backend.events == ["launch", "read"] * 10
     # the options' arrays are made once
     assert backend.read_sizes == [8 * 4] * 10 and backend.batches == 0
-    assert finish_all(handles) == [
-        alone(prompt, max_tokens=40, eos=()).tokens for prompt in make_prompts(8)
-    ]
+    assert finish_all(handles) == alone_tokens(make_prompts(8), max_tokens=40, eos=())
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
     backend, loop = make(runs_ahead, context=6000, eos=())
     first, other = serve(loop, make_prompts(2), max_tokens=200)
@@ -272,7 +271,6 @@ def test_a_row_that_drafts_delays_itself_alone():
 # Memory
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead):
     backend, loop = make(runs_ahead, eos=(), memory=5 * 512 * POSITION_NBYTES)
     prompts = make_prompts(64, seed=3, longest=200)
@@ -298,7 +296,7 @@ def test_memory_that_the_device_refuses_is_treated_alike():
     backend.memory = 3 * 256 * POSITION_NBYTES
     prompts = make_prompts(6, longest=200)
     handles = serve(loop, prompts, max_tokens=300)
-    assert finish_all(handles) == [alone(prompt, max_tokens=300).tokens for prompt in prompts]
+    assert finish_all(handles) == alone_tokens(prompts, max_tokens=300)
 
 
 def test_the_youngest_is_set_aside_and_goes_first_again():
@@ -314,9 +312,8 @@ def test_the_youngest_is_set_aside_and_goes_first_again():
             waiting = [sequence.request.prompt[0] for sequence in loop.scheduler.queues.waiting]
             assert waiting == [2, 3]
     assert len(last.completion.tokens) < 256  # it was set aside first
-    assert finish_all([young, last]) == [
-        alone([n] * 20, max_tokens=600, eos=()).tokens for n in (2, 3)
-    ]
+    prompts = [[2] * 20, [3] * 20]
+    assert finish_all([young, last]) == alone_tokens(prompts, max_tokens=600, eos=())
 
 
 def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
@@ -355,11 +352,7 @@ def test_a_tenth_of_the_memory_or_256_mib_stay_free():
         assert loop.scheduler.rows.budget == budget
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
-    import gc
-    import tracemalloc
-
     backend, loop = make(runs_ahead)
     prompts = make_prompts(20, longest=40)
 
@@ -395,7 +388,6 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
 # Prefixes
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_prefix_of_a_finished_or_running_row_is_not_computed_again(runs_ahead):
     backend, loop = make(runs_ahead, eos=())
     system = [token % EOS for token in range(300)]
@@ -421,7 +413,7 @@ def test_a_system_prompt_shared_by_all_is_computed_once():
     system = [token % EOS for token in range(400)]
     prompts = [[*system, *prompt] for prompt in make_prompts(20, longest=9)]
     handles = serve(loop, prompts, max_tokens=10)
-    assert finish_all(handles) == [alone(prompt, max_tokens=10).tokens for prompt in prompts]
+    assert finish_all(handles) == alone_tokens(prompts, max_tokens=10)
     assert backend.positions < 400 + sum(map(len, prompts)) - 20 * 400 + 20 * 10 + 20
     assert [handle.completion.reused_tokens >= 400 for handle in handles] == [False] + [True] * 19
 
@@ -461,16 +453,14 @@ def test_short_memory_takes_over_a_prefix_that_it_cannot_copy():
     assert done.tokens == alone([1] * 50 + [2], max_tokens=9, eos=()).tokens
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_ahead):
     model = {"rope": "dynamic", "context": 64}
-    backend, loop = make(
-        runs_ahead, model=model, eos=(), context=256, memory=256 * 2 * POSITION_NBYTES
-    )
+    how = dict(model=model, eos=(), context=256)
+    backend, loop = make(runs_ahead, **how, memory=256 * 2 * POSITION_NBYTES)
     short, long = [1] * 30, [1] * 80
 
     def wanted(prompt, count):
-        return alone(prompt, model=model, eos=(), context=256, max_tokens=count).tokens
+        return alone(prompt, **how, max_tokens=count).tokens
 
     loop.submit(request(short, max_tokens=5)).finish()
     done = loop.submit(request([*short, 3], max_tokens=60)).finish()
@@ -480,7 +470,7 @@ def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_
     assert done.reused_tokens == 0 and done.tokens == wanted(long, 5)
     assert "no prefix is reused" in done.notices[-1]
     # Set aside and resumed beyond the trained length
-    backend, loop = make(runs_ahead, model=model, eos=(), context=256)
+    backend, loop = make(runs_ahead, **how)
     handle, other = serve(loop, [[1] * 50, [2] * 90], max_tokens=40)
     while len(other.completion.tokens) < 20:
         loop.tick()
@@ -514,7 +504,6 @@ def test_an_exported_row_goes_on_elsewhere():
 
 @pytest.mark.parametrize("period", [0, 3])
 @pytest.mark.parametrize("kind", ["prompt", "right model", "wrong model"])
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, period):
     """Drafting rows beside each other and beside plain ones, with set-asides."""
     model, memory = {"period": period}, 9 * 256 * POSITION_NBYTES
@@ -556,11 +545,8 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     assert sum(backend.read_sizes) == done.read_bytes
     assert backend.events.count("launch") == done.launches + by_model  # the draft model's prompt
     if not by_model:
-        assert (
-            done.launches == done.waits == 1 + -(-(len(done.tokens) - 1) // 5)
-            or len(done.tokens) > 6
-            or eos < 4
-        )
+        steps = 1 + -(-(len(done.tokens) - 1) // 5)
+        assert done.launches == done.waits == steps or len(done.tokens) > 6 or eos < 4
     check_rows(loop)
 
 
@@ -589,13 +575,10 @@ def test_a_draft_model_that_fails_is_not_missed():
     done = loop.submit(request([1, 2, 3] * 5, max_tokens=40)).finish()
     wanted = alone([1, 2, 3] * 5, max_tokens=40)
     assert done.tokens == wanted.tokens and done.speculation_ended is not None
-    assert (
-        done.notices == ["speculation was switched off: no drafts any more"]
-        or "drafted tokens were right" in done.notices[0]
-    )
+    is_given_up = "drafted tokens were right" in done.notices[0]
+    assert is_given_up or done.notices == ["speculation was switched off: no drafts any more"]
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_verification_that_fails_is_not_missed(runs_ahead):
     """It fails after its tokens were stored."""
     backend, loop = make(runs_ahead, model={"period": 3})
@@ -621,7 +604,6 @@ def test_a_draft_models_row_keeps_its_prefix():
 # Failures
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("where", ["step", "late", "prompt"])
 def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
     backend, loop = make(runs_ahead, eos=())
@@ -733,9 +715,8 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0):
     """Six requests, the last two after the first ones ran, in memory for four; the call of number
     `at` raises. Returns the number of calls, the handles and the loop."""
     count = 0
-    _, loop = make(
-        runs_ahead, memory=5 * 256 * POSITION_NBYTES, max_rows=5, model={"period": 7}, eos=()
-    )
+    memory = 5 * 256 * POSITION_NBYTES
+    _, loop = make(runs_ahead, memory=memory, max_rows=5, model={"period": 7}, eos=())
     shared = [*range(40)] * 6  # storage grows at 256 positions, beyond what memory has for all
     prompts = [[*shared, *range(1, 9 + i)] for i in range(4)] + [[5] * 4, [*shared, 1, 2, 3]]
     with pytest.MonkeyPatch.context() as patch:
@@ -769,14 +750,14 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0):
     pytest.fail("the loop does not end")
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("first", [1, 2, 3])  # every third call; 2 and 3 are slow tests
 @pytest.mark.parametrize("error", [ToyError("broken"), MemoryError()], ids=["error", "memory"])
-def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs_ahead):
+def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, first, runs_ahead):
     count, handles, loop = serve_six(runs_ahead)
     wanted = [handle.completion.tokens for handle in handles]
     assert loop.set_asides and all(len(tokens) in (16, 25) for tokens in wanted)
     ended = 0
-    for at in range(1, count + 1):
+    for at in range(first, count + 1, 3):
         _, handles, loop = serve_six(runs_ahead, error, at)
         failed = [handle for handle in handles if handle.completion.error]
         assert len(failed) <= 1 and all(handle.done for handle in handles), at
@@ -784,7 +765,7 @@ def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs
             assert handle.completion.tokens == tokens or handle in failed, at
         check_rows(loop)
         ended += len(failed)
-    assert ended < count / 10 if isinstance(error, MemoryError) else ended
+    assert ended < count / 24 if isinstance(error, MemoryError) else ended
 
 
 # Bad input
@@ -816,11 +797,8 @@ def test_bad_requests_are_refused_at_once_and_others_go_on(prompt, options, erro
 # Real models
 
 
-def test_greedy_tokens_are_those_of_transformers(toy, backend):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    ours = load(toy, backend=backend.name, device=device_of(backend), dtype="float32")
+def test_greedy_tokens_are_those_of_transformers(toy, where):
+    ours = load(toy, **where)
     peer = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
     prompts = [[1, 50, 60, 70], [1], [7, 7, 7], list(range(3, 90))]
     together = ours.batch(prompts, max_tokens=40, prefill_step_size=32)

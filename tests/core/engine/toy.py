@@ -342,7 +342,7 @@ class ToyTokenizer:
     special.
     """
 
-    byte_level, dropped_space, bos_id, special_ids = True, None, None, {"X": 49}
+    byte_level, dropped_space, bos_id, special_ids, notices = True, None, None, {"X": 49}, ()
 
     def stream(self, *, skip_special=True, starts_text=True):
         return ToyDecoder()
@@ -353,8 +353,11 @@ class ToyTokenizer:
     def piece(self, token):
         return SimpleNamespace(data=letter(token).encode(), is_byte=False)
 
-    def encode(self, text):
+    def encode(self, text, add_bos=False):
         return [LETTERS.index(character) for character in text]
+
+    def count_at_least(self, text):
+        return 0
 
     def decode(self, tokens):
         return "".join(map(letter, tokens))
@@ -417,6 +420,11 @@ def alone(prompt, *, model=None, eos=(EOS,), context=CONTEXT, **options):
     options.pop("notify", None)
     _, loop = make(model=model, eos=eos, context=context)
     return loop.submit(request(prompt, **options)).finish()
+
+
+def alone_tokens(prompts, **options):
+    """The tokens of each prompt's own loop."""
+    return [alone(prompt, **options).tokens for prompt in prompts]
 
 
 def make_prompts(count, seed=0, longest=300):

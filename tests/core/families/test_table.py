@@ -1,12 +1,16 @@
 """Each family: its names are unique, and what its file says is what transformers' class has."""
 
 import pytest
+import torch
+import transformers
 
 from mlx_llama.core.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
 from mlx_llama.core.families.names import Experts
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import Window
 
+SIZES = dict(hidden_size=64, intermediate_size=80, head_dim=16)
+SIZES |= dict(num_attention_heads=4, num_key_value_heads=2)
 # Without them, transformers' class has parts that the family refuses.
 NEEDED = {
     "GraniteMoeHybridForCausalLM": dict(layer_types=["full_attention"] * 2, num_local_experts=0),
@@ -56,19 +60,7 @@ def split_experts(
 @pytest.mark.parametrize("name", IN_TRANSFORMERS)
 def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
     """Biases, norms and shapes, by names, from a config with nothing but sizes."""
-    torch = pytest.importorskip("torch")
-    import transformers
-
-    sizes = dict(
-        vocab_size=1 << 18,
-        hidden_size=64,
-        intermediate_size=80,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-    )
-    sizes |= NEEDED.get(name, {})
+    sizes = SIZES | {"vocab_size": 1 << 18, "num_hidden_layers": 2} | NEEDED.get(name, {})
     family = FAMILIES[name]
     if family.experts:
         count = next(field for field in family.fields if field.name == "num_experts")
@@ -94,8 +86,6 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
 
 @pytest.mark.parametrize("name", IN_TRANSFORMERS)
 def test_defaults_are_those_of_transformers_config(name):
-    import transformers
-
     theirs = transformers.AutoConfig.for_model(FAMILIES[name].model_type)
     for field, value in FAMILIES[name].defaults.items():
         if field != "sliding_window":  # transformers clears it unless use_sliding_window
@@ -108,22 +98,9 @@ def test_defaults_are_those_of_transformers_config(name):
     "name", [name for name, family in FAMILIES.items() if not family.windows.is_absent]
 )
 def test_windows_by_default_are_those_of_transformers_config(name):
-    import transformers
-
-    family = FAMILIES[name]
-    fields = dict(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=80,
-        num_hidden_layers=9,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        use_sliding_window=True,
-        sliding_window=5,
-        attention_chunk_size=5,
-        max_window_layers=4,
-    )
+    family, fields = FAMILIES[name], SIZES | {"vocab_size": 96, "num_hidden_layers": 9}
+    fields |= dict(use_sliding_window=True, sliding_window=5, attention_chunk_size=5)
+    fields["max_window_layers"] = 4
     theirs = transformers.AutoConfig.for_model(family.model_type, **fields)
     kinds = getattr(theirs, "layer_types", None) or [family.windows.kind] * 9
     ours = LlamaConfig.from_dict(fields | {"model_type": family.model_type})

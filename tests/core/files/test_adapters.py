@@ -8,11 +8,14 @@ import shutil
 
 import numpy as np
 import pytest
-from making import config_fields, make_checkpoint, refusal
+import torch
+from making import config_fields, make_checkpoint, make_tokenizer, refusal
 from making_adapters import peft_logits, write_mlx, write_peft, write_random
 from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files import adapters
 from mlx_llama.core.files.checkpoint import merge_adapter, open_checkpoint
@@ -175,8 +178,6 @@ def test_a_folder_with_an_equals_sign(base, tmp_path):
 
 
 def test_a_merged_folder_is_what_peft_merges(base, tmp_path):
-    from transformers import AutoModelForCausalLM
-
     folder = write_peft(base, tmp_path / "adapter", r=4, lora_alpha=9, target_modules="all-linear")
     write_folder(merge_adapter(open_checkpoint(base, adapters=[folder])), tmp_path / "merged", None)
     tokens = np.random.default_rng(0).integers(3, 100, (1, 9))
@@ -199,10 +200,6 @@ def test_fused_projections_and_rows_in_another_order(kind, fields, modules, tmp_
     """Phi-3 stores query, key and value as one matrix, and gate and up; PEFT adapts those. GLM-4
     has the rows of rotary pairs side by side.
     """
-    import torch
-    from making import make_tokenizer
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(0)
     sizes = config_fields(pad_token_id=0, **fields)
     for name in ("architectures", "model_type", "hidden_act", "tie_word_embeddings"):
@@ -216,17 +213,11 @@ def test_fused_projections_and_rows_in_another_order(kind, fields, modules, tmp_
     checkpoint = open_checkpoint(base, adapters=[folder])
     tokens = np.random.default_rng(0).integers(3, 100, (1, 9))
     wanted = peft_logits(base, folder, tokens)
-    from mlx_llama.core.backends.selection import select
-
-    model = select("cpu").load(checkpoint, "float32", compile=False)
-    logits = model.forward(tokens, 0, model.make_cache(16), all_positions=True)
-    np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
-    checkpoint = merge_adapter(checkpoint)
-    for tensor in (
-        checkpoint.tensors[f"model.layers.0.self_attn.{name}.weight"]
-        for name in ("q_proj", "k_proj")
-    ):
+    merged = merge_adapter(checkpoint)
+    for name in ("q_proj", "k_proj"):
+        tensor = merged.tensors[f"model.layers.0.self_attn.{name}.weight"]
         np.testing.assert_array_equal(tensor.part("some", 3, 9).bits, tensor.bits[3:9])
-    merged = select("cpu").load(checkpoint, "float32", compile=False)
-    logits = merged.forward(tokens, 0, merged.make_cache(16), all_positions=True)
-    np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
+    for opened in (checkpoint, merged):
+        model = select("cpu").load(opened, "float32", compile=False)
+        logits = model.forward(tokens, 0, model.make_cache(16), all_positions=True)
+        np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())

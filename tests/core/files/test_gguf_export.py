@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from making import SENTENCES, config_fields, make_checkpoint, random_tensors, shared_arithmetic
-from making_gguf import make_gguf
+import sentencepiece
+from gguf import GGUFReader, GGUFValueType as T
+from gguf.quants import dequantize, quantize
+from making import (
+    SENTENCES,
+    config_fields,
+    make_checkpoint,
+    random_tensors,
+    sentencepiece_model,
+    shared_arithmetic,
+)
+from making_gguf import make_gguf, permute
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -21,25 +32,12 @@ from mlx_llama.core.models.spec import Window
 
 def gguf_tensors(path: Path) -> dict[str, np.ndarray]:
     """{name: float32} through gguf's own reader and dequantiser, rows in the file's order."""
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
-
-    return {
-        tensor.name: dequantize(tensor.data, tensor.tensor_type)
-        for tensor in GGUFReader(path).tensors
-    }
+    tensors = GGUFReader(path).tensors
+    return {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
 
 
 def gguf_fields(path: Path) -> dict:
-    from gguf import GGUFReader
-
     return {name: field.contents() for name, field in GGUFReader(path).fields.items() if field.data}
-
-
-def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp, conversion/llama.py, LlamaModel.permute."""
-    split = weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
-    return split.swapaxes(1, 2).reshape(weights.shape)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +52,6 @@ def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
     ],
 )
 def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
-    from gguf import GGMLQuantizationType, GGUFReader
-    from gguf.quants import dequantize, quantize
-
     source = make_checkpoint(tmp_path / "in", **fields)
     checkpoint = open_checkpoint(source)
     write_gguf(checkpoint, tmp_path / "out.gguf", format)
@@ -72,9 +67,9 @@ def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
         for theirs, gguf_part in names:
             mapped = mapped.replace(theirs, gguf_part)
         for part, heads in (("q_proj", 4), ("k_proj", checkpoint.config.num_key_value_heads)):
-            values = permuted(values, heads) if part in name else values
+            values = permute(values, heads) if part in name else values
         kind = tensors[mapped].tensor_type
-        assert (kind == GGMLQuantizationType.F32) == (values.ndim == 1)
+        assert (kind == gguf.GGMLQuantizationType.F32) == (values.ndim == 1)
         wanted = dequantize(quantize(values, kind), kind)
         assert np.array_equal(dequantize(tensors[mapped].data, kind), wanted), name
 
@@ -136,18 +131,10 @@ def test_llama3_factors_are_those_of_transformers(family, dim, tmp_path):
     """rope_freqs.weight divides the plain frequencies, and gives transformers' own
     (modeling_rope_utils.py).
     """
-    rope_utils = pytest.importorskip(
-        "transformers.modeling_rope_utils", reason="the judge is transformers"
-    )
-    from transformers import AutoConfig
+    from transformers import AutoConfig, modeling_rope_utils as rope_utils
 
-    fields = dict(
-        architectures=[f"{family}ForCausalLM"],
-        model_type=family.lower(),
-        head_dim=64,
-        **({"partial_rotary_factor": dim / 64} if dim < 64 else {}),
-        **ROPES["llama3"],
-    )
+    fields = dict(architectures=[f"{family}ForCausalLM"], model_type=family.lower(), head_dim=64)
+    fields |= ROPES["llama3"] | ({"partial_rotary_factor": dim / 64} if dim < 64 else {})
     shapes = LlamaConfig.from_dict(config_fields(**fields)).stored_shapes()
     tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     source = make_checkpoint(tmp_path / "in", tensors=tensors, **fields)
@@ -193,16 +180,9 @@ def test_a_window_is_written_and_named_if_llama_cpp_takes_it_for_all_layers(tmp_
 
 
 def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
-    fields = dict(
-        architectures=["Exaone4ForCausalLM"],
-        model_type="exaone4",
-        hidden_size=16,
-        intermediate_size=16,
-        head_dim=4,
-        rms_norm_eps=2.0**-17,
-        sliding_window=32,
-        max_position_embeddings=64,
-    )
+    fields = dict(architectures=["Exaone4ForCausalLM"], model_type="exaone4", sliding_window=32)
+    fields |= dict(hidden_size=16, intermediate_size=16, head_dim=4, rms_norm_eps=2.0**-17)
+    fields["max_position_embeddings"] = 64
     source = open_checkpoint(make_checkpoint(tmp_path / "64", num_hidden_layers=64, **fields))
     write_gguf(source, tmp_path / "out.gguf", "F32")
     config = open_checkpoint(tmp_path / "out.gguf").config
@@ -211,16 +191,12 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
     assert shared_arithmetic(config) == shared_arithmetic(source.config)
     assert {(spec.window, spec.rotates) for spec in specs} == {(Window(32), True), (None, False)}
     other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
-    with pytest.raises(
-        ConfigError,
-        match="sliding_window is 32, expected 0, since .* 64 layers alone; write the MLX form",
-    ):
+    message = "sliding_window is 32, expected 0, since .* 64 layers alone; write the MLX form"
+    with pytest.raises(ConfigError, match=message):
         write_gguf(other, tmp_path / "4.gguf", "F32")
 
 
 def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
-    from gguf import GGUFValueType as T
-
     arrays = {T.BOOL: [True, False], T.FLOAT32: [0.5, float("inf")], T.FLOAT64: [0.1, -1e300]}
     arrays |= {T.INT8: [-128, 127], T.UINT8: [0, 255], T.INT16: [-5], T.UINT16: [65535]}
     arrays |= {T.INT32: [-(2**31)], T.UINT32: [2**32 - 1], T.STRING: ["a", ""]}
@@ -236,9 +212,7 @@ def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
 
     make_gguf(tmp_path / "in.gguf", edit=edit)
     assert write_gguf(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out.gguf").notices == ()
-    before, after = (
-        gguf.GGUFReader(path).fields for path in (tmp_path / "in.gguf", tmp_path / "out.gguf")
-    )
+    before, after = (GGUFReader(tmp_path / f"{name}.gguf").fields for name in ("in", "out"))
     odd = [name for name in before if name.startswith("tokenizer.")]
     assert len(odd) > len(arrays) + len(scalars)
     for name in odd:
@@ -254,8 +228,8 @@ def test_matrices_that_have_the_type_keep_their_blocks(kind, tmp_path):
     source, form = open_checkpoint(tmp_path / "in.gguf"), {"Q4_K": "Q4_K_M"}.get(kind, kind)
     written = write_gguf(source, tmp_path / "out.gguf", form)
     before, after = (
-        {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-        for path in (tmp_path / "in.gguf", tmp_path / "out.gguf")
+        {tensor.name: tensor for tensor in GGUFReader(tmp_path / f"{name}.gguf").tensors}
+        for name in ("in", "out")
     )
     changed = {n for n, tensor in after.items() if tensor.tensor_type != before[n].tensor_type}
     assert "output.weight" in changed and "blk.0.attn_q.weight" not in changed
@@ -265,17 +239,12 @@ def test_matrices_that_have_the_type_keep_their_blocks(kind, tmp_path):
 
 
 def test_an_empty_array_is_left_out_with_a_notice(tmp_path):
-    def edit(writer):
-        writer.add_key_value(
-            "tokenizer.none", [7], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32
-        )
-
+    edit = lambda writer: writer.add_key_value("tokenizer.none", [7], T.ARRAY, T.INT32)  # noqa: E731
     make_gguf(tmp_path / "in.gguf", edit=edit)
     checkpoint = open_checkpoint(tmp_path / "in.gguf")
     checkpoint.gguf_metadata["tokenizer.none"] = checkpoint.gguf_metadata["tokenizer.none"][:0]
-    assert "'tokenizer.none' is an empty array" in " ".join(
-        write_gguf(checkpoint, tmp_path / "out.gguf").notices
-    )
+    notices = write_gguf(checkpoint, tmp_path / "out.gguf").notices
+    assert "'tokenizer.none' is an empty array" in " ".join(notices)
 
 
 def test_rows_that_blocks_do_not_divide_stay_float16(tmp_path):
@@ -329,9 +298,6 @@ def test_a_padded_embedding_is_padded_in_the_vocabulary(tmp_path):
 
 
 def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):
-    import sentencepiece
-    from making import sentencepiece_model
-
     source = make_checkpoint(tmp_path / "in", tokenizer="llama2")
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     fields = gguf_fields(tmp_path / "out.gguf")
@@ -439,10 +405,6 @@ def test_a_tokenizer_that_gguf_cannot_express(kind, change, message, tmp_path):
     ],
 )
 def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise(settings, message, tmp_path):
-    import io
-
-    import sentencepiece
-
     out = io.BytesIO()
     options = dict(model_type="bpe", vocab_size=384, normalization_rule_name="identity")
     options |= dict(byte_fallback=True, hard_vocab_limit=False, minloglevel=2, num_threads=1)
@@ -480,9 +442,8 @@ def test_llama_cpp_computes_the_same_logits(format, fields, tmp_path):
     """Up to what rounding activations to 8 bits costs there."""
     from mlx_llama import load
 
-    write_gguf(
-        open_checkpoint(make_checkpoint(tmp_path / "in", **fields)), tmp_path / "out.gguf", format
-    )
+    source = open_checkpoint(make_checkpoint(tmp_path / "in", **fields))
+    write_gguf(source, tmp_path / "out.gguf", format)
     theirs = llama_cpp_model(tmp_path / "out.gguf")
     tokens = np.random.default_rng(3).integers(3, 384, 100).tolist()
     theirs.eval(tokens)
@@ -512,10 +473,8 @@ def test_llama_cpp_answers_as_the_guide(guide_q8):
 
     messages = [{"role": "user", "content": "Who are you?"}]
     done = llama_cpp_model(guide_q8).create_chat_completion(messages, temperature=0, max_tokens=60)
-    ours, (choice,) = (
-        load(guide_q8, backend="cpu").generate(messages, max_tokens=60),
-        done["choices"],
-    )
+    ours = load(guide_q8, backend="cpu").generate(messages, max_tokens=60)
+    (choice,) = done["choices"]
     assert choice["message"]["content"].strip() == ours.text.strip()
     assert choice["finish_reason"] == "stop"
 
@@ -524,7 +483,6 @@ def test_parts_of_a_tensor_that_gguf_has_whole_are_named(tmp_path):
     fields = dict(architectures=["Glm4ForCausalLM"], model_type="glm4")
     apart = random_tensors(config_fields(**fields))  # gate and up are a tensor each
     source = open_checkpoint(make_checkpoint(tmp_path / "apart", tensors=apart, **fields))
-    with pytest.raises(
-        CheckpointError, match="no tensor 'model.layers.0.mlp.gate_proj.weight' in GGUF"
-    ):
+    message = "no tensor 'model.layers.0.mlp.gate_proj.weight' in GGUF"
+    with pytest.raises(CheckpointError, match=message):
         write_gguf(source, tmp_path / "out.gguf", "F32")

@@ -122,26 +122,6 @@ def edit_config(folder: Path, **fields) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-@pytest.mark.parametrize("bits, group", SCHEMES)
-def test_written_matrices_are_read_as_mlx_reads_them(bits, group, tmp_path):
-    mx = pytest.importorskip("mlx.core", reason="the judge is mx.dequantize")
-    source = make_checkpoint(
-        tmp_path / "in", dtype="float32", hidden_size=128, intermediate_size=256
-    )
-    write_mlx(open_checkpoint(source), tmp_path / "out", bits, group)
-    before, after = open_checkpoint(source).tensors, open_checkpoint(tmp_path / "out").tensors
-    assert set(before) == set(after)
-    for name, tensor in before.items():
-        if len(tensor.shape) == 1:
-            assert np.array_equal(tensor.bits, after[name].bits)
-            continue
-        assert (after[name].bits, after[name].group_size) == (bits, group)
-        with mx.stream(mx.cpu):
-            packed = mx.quantize(mx.array(tensor.float32()), group, bits)
-            wanted = mx.dequantize(*packed, group, bits)
-            assert np.array_equal(after[name].float32(), np.array(wanted)), name
-
-
 def test_tokenizer_and_settings_come_along(toy, tmp_path):
     (toy / "generation_config.json").write_text('{"temperature": 0.5, "do_sample": true}')
     write_mlx(open_checkpoint(toy), tmp_path / "out", 4, 32)
@@ -181,9 +161,8 @@ def test_a_quantised_model_is_quantised_anew_and_that_is_said(toy, tmp_path):
 
 def test_groups_that_divide_nothing(tmp_path):
     source = make_checkpoint(tmp_path / "in")
-    with pytest.raises(
-        OptionsError, match="`group_size` 128: does not divide the rows of any matrix"
-    ):
+    said = "`group_size` 128: does not divide the rows of any matrix"
+    with pytest.raises(OptionsError, match=said):
         write_mlx(open_checkpoint(source), tmp_path / "out", 4, 128)
 
 

@@ -56,58 +56,66 @@ def test_an_unaligned_file_reads_the_same(lead, tmp_path):
     tensor.release()
 
 
-def file_with(header, data=b"", path=None, length=None):
+def container(header, data=b"", length=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
-    return path
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
+def lone(nbytes=8, **fields):
+    """A file with a tensor of these fields."""
+    return container({"w": entry() | fields}, bytes(nbytes))
+
+
+def pair(nbytes, at):
+    """A file with two tensors, the second at a place."""
+    return container({"a": entry(), "b": entry(offsets=(at, at + 8))}, bytes(nbytes))
+
+
 LYING = {
-    "empty file": lambda p: p.write_bytes(b""),
-    "seven bytes": lambda p: p.write_bytes(b"\0" * 7),
-    "only a length": lambda p: p.write_bytes(struct.pack("<Q", 0)),
-    "length beyond the file": lambda p: file_with(b"{}", path=p, length=3),
-    "length beyond memory": lambda p: file_with(b"{}", path=p, length=2**63),
-    "length all ones": lambda p: file_with(b"{}", path=p, length=2**64 - 1),
-    "not JSON": lambda p: file_with(b"{nonsense}", path=p),
-    "not UTF-8": lambda p: file_with(b'{"\xff": 1}', path=p),
-    "not an object": lambda p: file_with(b"[1, 2]", path=p),
-    "spaces first": lambda p: file_with(b" {}", path=p),
-    "deep": lambda p: file_with(b'{"a":' * 100_000, path=p),
-    "a name twice": lambda p: file_with(b'{"w": {}, "w": {}}', path=p),
-    "entry is a number": lambda p: file_with({"w": 3}, path=p),
-    "no dtype": lambda p: file_with({"w": {"shape": [2], "data_offsets": [0, 8]}}, bytes(8), p),
-    "unknown dtype": lambda p: file_with({"w": entry("F128")}, bytes(8), p),
-    "dtype is a list": lambda p: file_with({"w": entry(["F32"])}, bytes(8), p),
-    "negative size": lambda p: file_with({"w": entry(shape=(-2,))}, bytes(8), p),
-    "size is a float": lambda p: file_with({"w": entry(shape=(2.0,))}, bytes(8), p),
-    "size is true": lambda p: file_with({"w": entry(shape=(True, 2))}, bytes(8), p),
-    "shape is a string": lambda p: file_with({"w": {**entry(), "shape": "22"}}, bytes(8), p),
-    "sizes overflow": lambda p: file_with({"w": entry(shape=(2**32, 2**32))}, bytes(8), p),
-    "size of a huge number": lambda p: file_with({"w": entry(shape=(10**30,))}, bytes(8), p),
-    "too many dimensions": lambda p: file_with({"w": entry(shape=(1,) * 1000 + (2,))}, bytes(8), p),
-    "offsets beyond the file": lambda p: file_with(
-        {"w": entry(offsets=(0, 16), shape=(4,))}, bytes(8), p
-    ),
-    "offsets backwards": lambda p: file_with({"w": entry(offsets=(8, 0))}, bytes(8), p),
-    "offsets negative": lambda p: file_with({"w": entry(offsets=(-8, 0))}, bytes(8), p),
-    "one offset": lambda p: file_with({"w": entry(offsets=(0,))}, bytes(8), p),
-    "span and shape differ": lambda p: file_with({"w": entry(offsets=(0, 4))}, bytes(8), p),
-    "overlap": lambda p: file_with({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12), p),
-    "same place twice": lambda p: file_with({"a": entry(), "b": entry()}, bytes(8), p),
-    "hole": lambda p: file_with({"a": entry(), "b": entry(offsets=(12, 20))}, bytes(20), p),
-    "hole at the start": lambda p: file_with({"a": entry(offsets=(4, 12))}, bytes(12), p),
-    "data after the end": lambda p: file_with({"w": entry()}, bytes(9), p),
-    "data missing": lambda p: file_with({"w": entry()}, bytes(7), p),
+    "empty file": b"",
+    "seven bytes": b"\0" * 7,
+    "only a length": struct.pack("<Q", 0),
+    "length beyond the file": container(b"{}", length=3),
+    "length beyond memory": container(b"{}", length=2**63),
+    "length all ones": container(b"{}", length=2**64 - 1),
+    "not JSON": container(b"{nonsense}"),
+    "not UTF-8": container(b'{"\xff": 1}'),
+    "not an object": container(b"[1, 2]"),
+    "spaces first": container(b" {}"),
+    "deep": container(b'{"a":' * 100_000),
+    "a name twice": container(b'{"w": {}, "w": {}}'),
+    "entry is a number": container({"w": 3}),
+    "no dtype": container({"w": {"shape": [2], "data_offsets": [0, 8]}}, bytes(8)),
+    "unknown dtype": lone(dtype="F128"),
+    "dtype is a list": lone(dtype=["F32"]),
+    "negative size": lone(shape=[-2]),
+    "size is a float": lone(shape=[2.0]),
+    "size is true": lone(shape=[True, 2]),
+    "shape is a string": lone(shape="22"),
+    "sizes overflow": lone(shape=[2**32, 2**32]),
+    "size of a huge number": lone(shape=[10**30]),
+    "too many dimensions": lone(shape=[1] * 1000 + [2]),
+    "offsets beyond the file": lone(data_offsets=[0, 16], shape=[4]),
+    "offsets backwards": lone(data_offsets=[8, 0]),
+    "offsets negative": lone(data_offsets=[-8, 0]),
+    "one offset": lone(data_offsets=[0]),
+    "span and shape differ": lone(data_offsets=[0, 4]),
+    "overlap": pair(12, 4),
+    "same place twice": pair(8, 0),
+    "hole": pair(20, 12),
+    "hole at the start": lone(12, data_offsets=[4, 12]),
+    "data after the end": lone(9),
+    "data missing": lone(7),
 }
 
 
 def test_a_long_header_is_refused_before_it_is_read(tmp_path):
-    path = file_with(b"{", path=tmp_path / "model.safetensors", length=95_000_000)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(container(b"{", length=95_000_000))
     os.truncate(path, 96_000_000)  # a sparse file: its header would be zeros
     assert "header length is 95000000, expected at most 5000000" in refusal(open_safetensors, path)
 
@@ -120,7 +128,8 @@ def test_a_long_header_is_refused_before_it_is_read(tmp_path):
     ],
 )
 def test_the_longest_header_takes_little_memory(header, tmp_path):
-    path = file_with(header, path=tmp_path / "model.safetensors")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(container(header))
     script = (
         "import sys\n"
         "from mlx_llama.core.errors import CheckpointError\n"
@@ -139,7 +148,7 @@ def test_the_longest_header_takes_little_memory(header, tmp_path):
 @pytest.mark.parametrize("name", LYING)
 def test_a_lying_header_is_refused(name, tmp_path):
     path = tmp_path / "model.safetensors"
-    LYING[name](path)
+    path.write_bytes(LYING[name])
     message = refusal(open_safetensors, path)
     assert str(path) in message and "fetch it again" in message
     if name == "spaces first":
@@ -153,26 +162,19 @@ def test_a_lying_header_is_refused(name, tmp_path):
 
 def test_scalars_and_empty_tensors(tmp_path):
     path = tmp_path / "x.safetensors"
-    write_safetensors(
-        path,
-        {
-            "none": ("F32", (0, 3), b""),
-            "one": ("F32", (), struct.pack("<f", 2.5)),
-            "end": ("F16", (0,), b""),
-        },
-    )
-    file = open_safetensors(path)
-    assert file["one"].tensor("one").bits.shape == () and file["one"].tensor("one").bits == 2.5
-    assert file["none"].tensor("none").bits.shape == (0, 3) and file["end"].tensor(
-        "end"
-    ).bits.shape == (0,)
-    for name in file:
-        file[name].tensor(name).release()
-        assert file[name].tensor(name).float32().dtype == np.float32
+    stored = {"none": ("F32", (0, 3), b""), "one": ("F32", (), struct.pack("<f", 2.5))}
+    write_safetensors(path, stored | {"end": ("F16", (0,), b"")})
+    tensors = {name: part.tensor(name) for name, part in open_safetensors(path).items()}
+    shapes = {name: tensor.bits.shape for name, tensor in tensors.items()}
+    assert shapes == {"none": (0, 3), "one": (), "end": (0,)} and tensors["one"].bits == 2.5
+    for tensor in tensors.values():
+        tensor.release()
+        assert tensor.float32().dtype == np.float32
 
 
 def test_an_empty_list_of_tensors(tmp_path):
-    assert open_safetensors(file_with(b'{"__metadata__": {"a": "b"}}', path=tmp_path / "x")) == {}
+    (tmp_path / "x").write_bytes(container(b'{"__metadata__": {"a": "b"}}'))
+    assert open_safetensors(tmp_path / "x") == {}
 
 
 @given(data=st.data())

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from making import make_checkpoint
+from making import make_checkpoint, refusal
 
 from mlx_llama.core.errors import SessionError
 from mlx_llama.core.files import writing
@@ -124,11 +124,8 @@ def test_nothing_to_save(state, checkpoint, tmp_path):
 
 
 def refused(path, identity) -> str:
-    with pytest.raises(SessionError) as error:
-        read_cache(path, identity)
-        raise AssertionError("it was read")
-    text = error.value.args[0]
-    assert "\n" not in text and text.startswith(f"{path}: ") and len(text) < 700
+    text = refusal(read_cache, path, identity, kind=SessionError)
+    assert text.startswith(f"{path}: ")
     return text
 
 
@@ -213,10 +210,7 @@ DAMAGES = [
     (lambda s: {"tokens": s["tokens"] - 1000}, "outside the vocabulary of 384"),
     (lambda s: {"tokens": np.full_like(s["tokens"], 384)}, "outside the vocabulary of 384"),
     (lambda s: {"keys": s["keys"] * np.inf}, "not finite"),
-    (
-        lambda s: {"values": np.where(s["values"] == s["values"].max(), np.nan, s["values"])},
-        "not finite",
-    ),
+    (lambda s: {"values": np.where(s["values"] > 1, np.nan, s["values"])}, "not finite"),
 ]
 
 

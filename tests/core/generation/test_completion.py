@@ -6,15 +6,9 @@ import json
 
 import pytest
 
-from mlx_llama import load
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.stops import Stops
-
-
-@pytest.fixture(scope="module")
-def llm(toy):
-    return load(toy, backend="cpu")
 
 
 def test_the_receipt_names_seed_options_and_origins(llm):

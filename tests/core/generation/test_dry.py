@@ -8,15 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import dry, options
 from mlx_llama.core.generation.dry import Breakers, Dry
-
-
-@pytest.fixture(scope="module")
-def llm(toy):
-    return load(toy, backend="cpu")
 
 
 def resolve(**chosen):

@@ -20,10 +20,8 @@ TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 @pytest.fixture(scope="module")
-def llm(toy, backend):
-    return load(
-        toy, backend=backend.name, device=None if backend.name == "cpu" else "cpu", dtype="float32"
-    )
+def llm(toy, where):
+    return load(toy, **where | {"device": "cpu"})
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}], ids=str)
@@ -72,13 +70,11 @@ def test_processors_with_prefixes_grammars_and_logprobs(llm):
         return logits
 
     def only(token):
-        return lambda tokens, logits: np.where(
-            np.arange(logits.shape[1])[None] == token, np.float32(0), -np.inf
-        )
+        scores = np.where(np.equal(tokens, token), np.float32(0), -np.inf)[None]
+        return lambda text, logits: scores
 
-    done = llm.generate(
-        PROMPT, regex="[0-9]{4}|[a-c]{8}", logits_processor=no_digits, max_tokens=20
-    )
+    how = dict(regex="[0-9]{4}|[a-c]{8}", max_tokens=20)
+    done = llm.generate(PROMPT, logits_processor=no_digits, **how)
     assert done.finish_reason == "eos" and len(done.text) == 8 and set(done.text) <= set("abc")
     noted = llm.generate(PROMPT, logits_processor=no_digits, logprobs=2, max_tokens=4)
     assert all(token.logprobs for token in noted.tokens)
@@ -99,10 +95,8 @@ def test_processors_with_prefixes_grammars_and_logprobs(llm):
     ],
 )
 def test_a_result_of_another_shape_ends_the_request(returned, message, llm):
-    with pytest.raises(
-        OptionsError,
-        match=f"logits_processor: returned {message}, it must return its logits, float32",
-    ):
+    said = f"logits_processor: returned {message}, it must return its logits, float32"
+    with pytest.raises(OptionsError, match=said):
         llm.generate(PROMPT, logits_processor=lambda tokens, logits: returned(logits))
 
 
@@ -127,10 +121,8 @@ def test_hooks_are_functions(hooks, llm):
 
 
 def test_the_name_of_mlx_lm_is_told_ours(llm):
-    with pytest.raises(
-        OptionsError,
-        match="there is no option 'logits_processors' .did you mean 'logits_processor'",
-    ):
+    said = "there is no option 'logits_processors' .did you mean 'logits_processor'"
+    with pytest.raises(OptionsError, match=said):
         llm.stream(PROMPT, logits_processors=[turn])
     assert not any(difflib.get_close_matches(name, NAMES, 1, 0.8) for name in FIELDS)
 
@@ -148,7 +140,6 @@ def turn(tokens, logits):
     return np.roll(logits, int(tokens[-1]), axis=1)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_row_with_a_processor_delays_itself_alone(runs_ahead):
     """The others' tokens, launches and reads are as without it."""
     backend, loop = make(runs_ahead, eos=())
@@ -176,25 +167,20 @@ def test_speculation_is_off_beside_a_processor():
 
 def test_progress_of_a_prompt_goes_to_its_end(llm):
     seen = []
-    prompt = list(range(3, 103))
-    llm.generate(
-        prompt,
-        max_tokens=3,
-        prefill_step_size=40,
-        on_progress=lambda done, total: seen.append((done, total)),
-    )
+    note = lambda *progress: seen.append(progress)  # noqa: E731
+    llm.generate(list(range(3, 103)), max_tokens=3, prefill_step_size=40, on_progress=note)
     assert seen == [(40, 100), (80, 100), (100, 100)]
     seen.clear()
-    llm.chat(on_progress=lambda done, total: seen.append((done, total))).send("hi", max_tokens=2)
+    llm.chat(on_progress=note).send("hi", max_tokens=2)
     assert len(seen) == 1 and seen[0][0] == seen[0][1]
 
 
-def test_progress_of_a_load_goes_to_its_end(toy, backend):
+def test_progress_of_a_load_goes_to_its_end(toy, where):
     seen = []
     load(
         toy,
-        backend=backend.name,
-        device=None if backend.name == "cpu" else "cpu",
-        on_progress=lambda done, total: seen.append((done, total)),
+        backend=where["backend"],
+        device="cpu",
+        on_progress=lambda *progress: seen.append(progress),
     )
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 0

@@ -7,8 +7,11 @@ import json
 
 import numpy as np
 import pytest
-from making import make_checkpoint
+import torch
+from making import config_fields, make_checkpoint, random_tensors
+from transformers import AutoModelForCausalLM
 
+from core.text.cases import conversation
 from mlx_llama import load
 from mlx_llama.core.errors import (
     ContextError,
@@ -20,11 +23,6 @@ from mlx_llama.core.errors import (
 from mlx_llama.core.generation import options
 
 
-@pytest.fixture(scope="module")
-def llm(toy):
-    return load(toy, backend="cpu")
-
-
 def test_numpy_prompts(llm):
     wanted = llm.generate([1, 50, 60], max_tokens=4).tokens
     assert llm.generate(np.array([1, 50, 60]), max_tokens=4).tokens == wanted
@@ -34,10 +32,9 @@ def test_numpy_prompts(llm):
 
 def test_the_context_may_be_smaller_and_stretched_rope_larger(tmp_path, toy):
     assert len(load(toy, backend="cpu", ctx_size=10).generate([1] * 7, max_tokens=99).tokens) == 3
-    for bad in (0, 257, 4.7, True, "x", -5, None):
-        if bad is not None:
-            with pytest.raises(ContextError, match="1 to 256"):
-                load(toy, backend="cpu", ctx_size=bad)
+    for bad in (0, 257, 4.7, True, "x", -5):
+        with pytest.raises(ContextError, match="1 to 256"):
+            load(toy, backend="cpu", ctx_size=bad)
     folder = make_checkpoint(tmp_path / "m", rope_scaling={"type": "linear", "factor": 4.0})
     assert load(folder, backend="cpu").engine.context == 256
     assert load(folder, backend="cpu", ctx_size=1024).engine.context == 1024
@@ -74,9 +71,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tmp_path, monkey
         lambda: llm.respond([{"role": "user", "content": spaces}], []),
         lambda: chat.send(spaces),
     ):
-        with pytest.raises(
-            ContextError, match=r"the prompt has at least \d{4,} tokens and the context holds 256"
-        ):
+        with pytest.raises(ContextError, match=r"has at least \d{4,} tokens and the context holds"):
             ask()
     assert chat.messages == []
 
@@ -92,9 +87,6 @@ def test_an_empty_text_starts_from_bos(llm, tmp_path):
 
 
 def test_logits_are_those_of_transformers(toy, llm):
-    import torch
-    from transformers import AutoModelForCausalLM
-
     ids = [1, 40, 50, 60]
     with torch.no_grad():
         peer = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
@@ -179,9 +171,6 @@ def test_stop_tokens_end_an_answer_without_their_text(llm):
 
 
 def test_stop_tokens_are_those_of_transformers(toy, llm):
-    import torch
-    from transformers import AutoModelForCausalLM
-
     ids, stops = llm.encode("Once upon"), [int(llm.generate("Once upon", max_tokens=8).tokens[5])]
     model = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
     wanted = model.generate(
@@ -193,14 +182,7 @@ def test_stop_tokens_are_those_of_transformers(toy, llm):
 # Weights that are damaged
 
 
-def damage(folder, name, change):
-    from safetensors.numpy import load_file, save_file
-
-    path = folder / "model.safetensors"
-    tensors = {key: np.array(value) for key, value in load_file(path).items()}
-    tensors[name] = change(tensors[name])
-    save_file(tensors, path)
-    return folder
+NOT_FINITE = "logits are not finite after 3 tokens: a weight is NaN or infinite.*`dtype='float32'`"
 
 
 def put_nan(weight):
@@ -221,22 +203,15 @@ def put_nan(weight):
     [{}, {"temperature": 0.7, "top_p": 0.9, "seed": 1}, {"logprobs": 1}, {"speculate": "prompt"}],
     ids=str,
 )
-def test_numbers_that_are_not_finite_are_one_error(name, change, options, backend, tmp_path):
+def test_numbers_that_are_not_finite_are_one_error(name, change, options, where, tmp_path):
     """Without another launch or read, in a batch too, and the model can be asked again."""
-    folder = damage(make_checkpoint(tmp_path / "m", tie_word_embeddings=False), name, change)
-    broken = load(
-        folder,
-        backend=backend.name,
-        device=None if backend.name == "cpu" else "cpu",
-        dtype="float32",
-    )
+    tensors = random_tensors(config_fields())
+    tensors[name] = change(tensors[name])
+    folder = make_checkpoint(tmp_path / "m", tensors=tensors)
+    broken = load(folder, **where | {"device": "cpu"})
     for _ in range(2):
         stream = broken.stream([1, 5, 6], max_tokens=5, **options)
-        with pytest.raises(
-            NumericalError,
-            match="logits are not finite after 3 tokens: a weight is NaN or "
-            "infinite.*`dtype='float32'`",
-        ):
+        with pytest.raises(NumericalError, match=NOT_FINITE):
             stream.finish()
         assert stream.completion.waits == 1 and stream.completion.finish_reason == "error"
         assert not stream.completion.tokens
@@ -258,11 +233,8 @@ def test_asyncio_gives_what_the_blocking_calls_give(llm):
 def test_a_conversation_may_begin_elsewhere(llm):
     chat = llm.chat(system="Be kind")
     first = chat.send("hello", max_tokens=5)
-    said = [
-        {"role": "system", "content": "Be kind"},
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": first.text},
-    ]
+    talk = [("system", "Be kind"), ("user", "hello"), ("assistant", first.text)]
+    said = conversation(talk)
     other = llm.chat(messages=said)
     assert other.send("and?", max_tokens=5).text == chat.send("and?", max_tokens=5).text
     assert other.messages == chat.messages

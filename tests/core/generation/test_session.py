@@ -8,12 +8,12 @@ import os
 import threading
 
 import pytest
-from machine import device_of
 from making import make_checkpoint
 from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from core.generation.test_session_file import GOOD
 from core.text.cases import TEMPLATES
+from core.threads import on_threads
 from mlx_llama import LLM, load
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
@@ -23,17 +23,16 @@ from mlx_llama.core.text.template import encode_messages
 
 
 @pytest.fixture(scope="module")
-def loaded(backend, tmp_path_factory):
+def loaded(where, tmp_path_factory):
     folder = make_checkpoint(tmp_path_factory.mktemp("session") / "m", max_position_embeddings=512)
-    return load(folder, backend=backend.name, device=device_of(backend), dtype="float32")
+    return load(folder, **where)
 
 
 @pytest.fixture
 def llm(loaded):
     """With an empty cache."""
-    return LLM(
-        loaded.checkpoint, loaded.backend, loaded.model, loaded.template, loaded.engine.context
-    )
+    parts = loaded.checkpoint, loaded.backend, loaded.model, loaded.template
+    return LLM(*parts, loaded.engine.context)
 
 
 def cold(llm, prompt, **options):
@@ -420,24 +419,6 @@ def test_a_repr_is_one_short_line(llm):
 
 
 # Threads
-
-
-def on_threads(count, call):
-    """Call `call(i)` on as many threads; returns results and exceptions."""
-    results = [None] * count
-
-    def run(i):
-        try:
-            results[i] = call(i)
-        except BaseException as error:
-            results[i] = error
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
 
 
 def test_threads_that_send_have_their_turn(llm):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from machine import device_of
 from scripting import Script, make_scripted_checkpoint
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -61,10 +60,9 @@ def qwen(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def r1(tmp_path_factory, backend):
+def r1(tmp_path_factory, where):
     """Its template opens a thought, which a random model never ends."""
-    folder = tmp_path_factory.mktemp("r1") / "m"
-    return make(folder, "r1", backend=backend.name, device=device_of(backend), dtype="float32")
+    return make(tmp_path_factory.mktemp("r1") / "m", "r1", **where)
 
 
 def closing(llm) -> list[int]:
@@ -175,9 +173,8 @@ def test_the_end_of_a_thought_is_forced_when_its_budget_is_spent(r1, budget, opt
 
 
 @pytest.mark.parametrize("speculate", ["prompt", "model"])
-def test_a_budget_beside_speculation_gives_the_same_tokens(r1, speculate, tmp_path):
+def test_a_budget_beside_speculation_gives_the_same_tokens(r1, where, speculate, tmp_path):
     draft = {"draft_model": r1.checkpoint.path} if speculate == "model" else {}
-    where = {"backend": r1.backend.name, "device": device_of(r1.backend), "dtype": "float32"}
     llm = make(tmp_path / "m", "r1", **where, **draft)
     options = {"max_tokens": 24, "speculate": speculate}
     for budget in (1, 5, 9, 100):

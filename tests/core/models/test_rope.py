@@ -13,75 +13,36 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies, length_dependent, tables
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+def scaled(kind, factor=None, original=None, **more):
+    """A field rope_scaling."""
+    if original:
+        more["original_max_position_embeddings"] = original
+    return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}}
+
+
+MSCALE = dict(mscale=1.0, mscale_all_dim=0.7, beta_fast=16, beta_slow=2)
 VARIANTS = {
     "default": {},
     "theta": {"rope_theta": 500000.0},
     "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64},
-    "llama3": {
-        "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192},
-        "rope_theta": 5e5,
-    },
-    "llama3-short": {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64}},
-    "llama3-no-original": {"rope_scaling": LLAMA3},
-    "yarn": {
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    },
+    "llama3": scaled("llama3", original=8192, **LLAMA3) | {"rope_theta": 5e5},
+    "llama3-short": scaled("llama3", original=64, **LLAMA3),
+    "llama3-no-original": scaled("llama3", **LLAMA3),
+    "yarn": scaled("yarn", 4.0, 64),
     "yarn-old-key": {
         "rope_scaling": {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
     },
-    "yarn-no-original": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-    "yarn-null-factor": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": None,
-            "original_max_position_embeddings": 64,
-        }
-    },
-    "yarn-factor": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 2048,
-            "attention_factor": 0.75,
-        }
-    },
-    "yarn-mscale": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 40.0,
-            "original_max_position_embeddings": 4096,
-            "mscale": 1.0,
-            "mscale_all_dim": 0.7,
-            "beta_fast": 16,
-            "beta_slow": 2,
-        }
-    },
-    "yarn-mscale-alone": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 40.0,
-            "original_max_position_embeddings": 512,
-            "mscale": 2.0,
-        }
-    },
-    "yarn-untruncated": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 2048,
-            "truncate": False,
-        }
-    },
-    "yarn-outer-original": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        "original_max_position_embeddings": 1024,
-    },
+    "yarn-no-original": scaled("yarn", 4.0),
+    "yarn-null-factor": scaled("yarn", None, 64),
+    "yarn-factor": scaled("yarn", 4.0, 2048, attention_factor=0.75),
+    "yarn-mscale": scaled("yarn", 40.0, 4096, **MSCALE),
+    "yarn-mscale-alone": scaled("yarn", 40.0, 512, mscale=2.0),
+    "yarn-untruncated": scaled("yarn", 4.0, 2048, truncate=False),
+    "yarn-outer-original": scaled("yarn", 4.0, 64) | {"original_max_position_embeddings": 1024},
 }
 
 

@@ -12,6 +12,7 @@ from making_gguf import make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.proofs.doctor import diagnose
+from mlx_llama.core.text.template import encode_messages
 
 from .looking import messages_of
 
@@ -99,11 +100,7 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
 @pytest.mark.parametrize(
     "template, settings, expected",
     [
-        (
-            BOS + TURN,
-            {},
-            "writes BOS ('<s>'), which the tokenizer would add, too; it is added once",
-        ),
+        (BOS + TURN, {}, "writes BOS ('<s>'), which the tokenizer would add, too; it is added"),
         (BOS * 2 + TURN, {}, "begins a conversation with BOS ('<s>') 2 times"),
         (BOS + TURN, {"add_bos_token": False}, None),
         (TURN, {}, None),
@@ -115,8 +112,6 @@ def test_where_bos_comes_from(template, settings, expected, tmp_path):
     diagnosis = diagnose(folder)
     said = messages_of(diagnosis, "note") + messages_of(diagnosis, "warning")
     assert len(said) == (expected is not None) and (expected is None or expected in said[0])
-    from mlx_llama.core.text.template import encode_messages
-
     opened = open_checkpoint(folder)
     ids = encode_messages(opened.tokenizer, opened.template, [{"role": "user", "content": "Hello"}])
     assert diagnosis.template["bos_tokens"] == (2 if ids[1] == 1 else 1 if ids[0] == 1 else 0)

@@ -16,6 +16,7 @@ from making import (
     LLAMA3_SPECIALS,
     byte_level_json,
     config_fields,
+    refusal,
     sentencepiece_model,
 )
 
@@ -121,14 +122,10 @@ def test_llama_cpps_own_cases(name, vocabularies):
 def test_llama_cpps_ids_of_further_texts(name, special, vocabularies, judged):
     ours = vocabularies[name][1]
     theirs = judged["vocabularies"][name]["special" if special else "plain"]
-    cases = [
-        (text, ids)
-        for text, ids in zip(judged["texts"], theirs, strict=True)
-        if name != "deepseek-coder" or not has_wide_space(text)
-    ]
-    assert len(cases) > 100
-    for text, ids in cases:
-        assert ours.encode(text, parse_special=special) == ids, text
+    assert len(theirs) > 100
+    for text, ids in zip(judged["texts"], theirs, strict=True):
+        if name != "deepseek-coder" or not has_wide_space(text):
+            assert ours.encode(text, parse_special=special) == ids, text
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -164,10 +161,8 @@ def test_the_tokenizers_librarys_own_ids(text):
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_text_comes_back_at_once_and_streamed(name, text, vocabularies):
     ours = vocabularies[name][1]
-    assume(
-        "▁" not in text
-        and not (name == "deepseek-coder" and any(special in text for special in ours.added_ids))
-    )
+    added = ours.added_ids if name == "deepseek-coder" else ()
+    assume(not any(special in text for special in ("▁", *added)))
     for add_bos in (False, True):
         ids = ours.encode(text, add_bos=add_bos)
         assert ours.decode(ids) == text
@@ -449,10 +444,8 @@ BAD = [("llama", *case) for case in BAD_LLAMA] + [("gpt2", *case) for case in BA
     ("kind", "fields", "message"), BAD, ids=[f"{kind}-{text}" for kind, _, text in BAD]
 )
 def test_bad_vocabularies_are_told_in_one_line(kind, fields, message):
-    with pytest.raises(TokenizerError) as e:
-        load_vocabulary(toy(kind)[0], **fields)
-    text = str(e.value)
-    assert text.startswith("toy.gguf: tokenizer.ggml.") and message in text and "\n" not in text
+    text = refusal(lambda: load_vocabulary(toy(kind)[0], **fields), kind=TokenizerError)
+    assert text.startswith("toy.gguf: tokenizer.ggml.") and message in text
     assert "; " in text  # the remedy
 
 
@@ -501,14 +494,10 @@ def test_a_text_that_the_library_panics_over(monkeypatch, vocabularies):
         pass
 
     def panic(*_, **__):
-        raise PanicException(
-            "called `Result::unwrap()`: RuntimeError(BacktrackLimitExceeded)\nmore"
-        )
+        raise PanicException("called `Result::unwrap()`: BacktrackLimitExceeded\nmore")
 
     monkeypatch.setattr(ours, "library", SimpleNamespace(encode=panic))
-    with pytest.raises(TokenizerError) as caught:
-        ours.encode("x")
-    assert "Result::unwrap" in str(caught.value) and "\n" not in str(caught.value)
+    assert "Result::unwrap" in refusal(ours.encode, "x", kind=TokenizerError)
 
 
 @pytest.mark.parametrize(

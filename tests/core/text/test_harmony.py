@@ -11,7 +11,7 @@ import pytest
 from mlx_llama.core.text.thoughts import find_thoughts
 from mlx_llama.core.text.thoughts.harmony import HARMONY
 
-from .test_thoughts import split
+from .test_thoughts import check_pieces, split
 
 CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"place":"Rome"}'
 CASES = [
@@ -37,9 +37,7 @@ CASES = [
 
 @pytest.mark.parametrize("answer, thought, text", CASES)
 def test_channels_at_every_size_of_the_pieces(answer, thought, text):
-    for size in range(1, len(answer) + 1):
-        pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
-        assert split(HARMONY.parser(), pieces) == (thought, text), size
+    check_pieces(HARMONY.parser, answer, (thought, text))
 
 
 def test_the_format_is_found_and_its_marks_fit_together():

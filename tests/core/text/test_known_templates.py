@@ -12,19 +12,13 @@ from .cases import TEMPLATES
 TOOL_TEMPLATES = Path(__file__).resolve().parents[2] / "data" / "tool-templates"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        TEMPLATES["llama-2"],
-        TEMPLATES["llama-3"],
-        TEMPLATES["zephyr"],
-        TEMPLATES["smollm2"],
-        (GUIDE_PATH / "chat_template.jinja").read_text(encoding="utf-8"),
-        (TOOL_TEMPLATES / "llama-3.1.jinja").read_text(encoding="utf-8"),
-        (TOOL_TEMPLATES / "qwen2.5.jinja").read_text(encoding="utf-8"),
-    ],
-    ids=["llama-2", "llama-3", "zephyr", "smollm2", "guide", "llama-3.1", "qwen2.5"],
-)
+SOURCES = {name: TEMPLATES[name] for name in ("llama-2", "llama-3", "zephyr", "smollm2")}
+PATHS = [GUIDE_PATH / "chat_template.jinja"]
+PATHS += [TOOL_TEMPLATES / f"{name}.jinja" for name in ("llama-3.1", "qwen2.5")]
+SOURCES |= {path.stem: path.read_text(encoding="utf-8") for path in PATHS}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_templates_of_known_families_are_known_by_every_character(source):
     assert is_known(source) and is_known(source.replace("\n", "\r\n") + "\n")
     middle = len(source) // 2

@@ -54,10 +54,7 @@ def test_escapes_are_refused(source):
         ("{{ messages[0].content.nothing.more }}", "nothing"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
         ("{{ missing() }}", "missing"),
-        (
-            "{{ raise_exception('System role not supported\nhere') }}",
-            "refuses this conversation: System role not supported here",
-        ),
+        ("{{ raise_exception('No system\nhere') }}", "refuses this conversation: No system here"),
         ("{{ '" + "(" * 3 + "' }}{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", ""),
         ("x" * (1 << 19), "characters"),
         ("{{ {[]: 1} }}", "unhashable"),

@@ -13,6 +13,7 @@ from making import (
     config_fields,
     make_checkpoint,
     make_tokenizer,
+    refusal,
     sentencepiece_model,
 )
 from transformers import AutoTokenizer
@@ -44,14 +45,10 @@ CONVERSATIONS = {
     "unicode": [
         ("user", "你好 🦙 çà"),
         ("assistant", "e\u0301 👩‍👩‍👧"),
-        ("user", "ñ <|not|> [INST] <t> </t>"),
+        ("user", "ñ [INST] <t> </t>"),
     ],
     "empty": [("user", ""), ("assistant", ""), ("user", "x")],
-    "jinja": [
-        ("user", "{{ 7 * 7 }} {% raw %}"),
-        ("assistant", "{#"),
-        ("user", "a < b > c & d ' \""),
-    ],
+    "jinja": [("user", "{{ 7 * 7 }} {% raw %}"), ("assistant", "{#"), ("user", "a < b & d ' \"")],
     "system": [("system", "You are a helpful assistant."), ("user", "What is the capital?")],
     "edges": [("user", "<"), ("assistant", "<|"), ("user", "x <")],
 }
@@ -135,9 +132,8 @@ def attack(model, template, messages):
     """The same control tokens as a harmless conversation has, and the literal text when decoded."""
     ids = encode_messages(model.tokenizer, template, messages)
     harmless = [message | {"content": "x"} for message in messages]
-    assert controls(model, ids) == controls(
-        model, encode_messages(model.tokenizer, template, harmless)
-    )
+    plain_ids = encode_messages(model.tokenizer, template, harmless)
+    assert controls(model, ids) == controls(model, plain_ids)
     text = template.render(messages)
     decoded = model.tokenizer.decode(ids, skip_special=False)
     has_bos = text.startswith(template.variables["bos_token"])
@@ -194,10 +190,8 @@ def test_an_added_token_that_the_template_writes_is_control_there_only(tmp_path)
 
 def test_assistant_messages_keep_their_added_tokens(tmp_path):
     """<think> is a token in an assistant's message, and text in a user's."""
-    source = (
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{% if "
-        "add_generation_prompt %}<|user|>{% endif %}"
-    )
+    source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    source += "{% if add_generation_prompt %}<|user|>{% endif %}"
     tokenizer = with_symbols(tmp_path)
     template, control = ChatTemplate(source, "t", tokenizer.named), tokenizer.added_ids["<|user|>"]
     for role, count in (("user", 0), ("assistant", 1)):
@@ -210,11 +204,8 @@ def test_assistant_messages_keep_their_added_tokens(tmp_path):
 def test_any_hostile_message_adds_no_control_token(kind, data, models):
     model = models[kind]
     names = [*model.tokenizer.special_ids, "<|user|>", "<|assistant|>"]
-    halves = (
-        [name[1:-1] for name in names]
-        + [name[:n] for name in names for n in (1, 2, 4)]
-        + [name[n:] for name in names for n in (1, 2, 4)]
-    )
+    halves = [name[1:-1] for name in names]
+    halves += [half for name in names for n in (1, 2, 4) for half in (name[:n], name[n:])]
     piece = st.sampled_from([*names, *halves, " ", "\n", "x", "\U0001d000", "\U0001d001"])
     contents = data.draw(st.lists(st.lists(piece, max_size=6).map("".join), min_size=1, max_size=3))
     assume(not any("<unk>" in content for content in contents))
@@ -229,16 +220,15 @@ def test_harmless_edges_leave_the_ids_alone(kind, models):
     model = models[kind]
     for content in ("<", "a <", "<|", "x</", "|>", ">", "s>"):
         messages = conversation([("user", content)])
-        ids = model.judge.apply_chat_template(
-            messages, tokenize=True, return_dict=False, add_generation_prompt=True
-        )
+        how = dict(tokenize=True, return_dict=False, add_generation_prompt=True)
+        ids = model.judge.apply_chat_template(messages, **how)
         assert encode_messages(model.tokenizer, model.template, messages) == ids
 
 
 def test_lone_surrogates_in_a_message(models):
+    model, talk = models["bytelevel"], conversation([("user", "\ud83e")])
     with pytest.raises(TokenizerError, match="surrogate"):
-        model = models["bytelevel"]
-        encode_messages(model.tokenizer, model.template, conversation([("user", "\ud83e")]))
+        encode_messages(model.tokenizer, model.template, talk)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +257,7 @@ def test_malformed_messages_are_named(messages, field, models):
         lambda: plain().render(messages),
         lambda: encode_messages(models["llama2"].tokenizer, models["llama2"].template, messages),
     ):
-        with pytest.raises(TemplateError) as caught:
-            call()
-        assert field in str(caught.value) and "\n" not in str(caught.value)
+        assert field in refusal(call, kind=TemplateError)
 
 
 def test_the_callers_messages_stay_as_they_are():
@@ -280,9 +268,9 @@ def test_the_callers_messages_stay_as_they_are():
 
 
 NAMED = (
-    "{% for m in messages %}{{ bos_token }}{% if m.name %}{{ m.name }}: {% endif %}{% if "
-    "m.reasoning_content %}"
-    "({{ m.reasoning_content }}) {% endif %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% for m in messages %}{{ bos_token }}{% if m.name %}{{ m.name }}: {% endif %}"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}) {% endif %}"
+    "{{ m.content }}{{ eos_token }}{% endfor %}"
 )
 
 
@@ -294,15 +282,12 @@ def test_names_and_reasoning_reach_the_template_as_text(kind, models):
         {"role": "user", "content": "Hello", "name": "Ada"},
         {"role": "assistant", "content": "hi", "reasoning_content": "hm"},
     ]
-    wanted = model.judge.apply_chat_template(
-        messages, chat_template=NAMED, tokenize=True, return_dict=False
-    )
+    how = dict(chat_template=NAMED, tokenize=True, return_dict=False)
+    wanted = model.judge.apply_chat_template(messages, **how)
     assert encode_messages(model.tokenizer, template, messages, False) == wanted
     eos = model.tokenizer.named["eos_token"]
-    hostile = [
-        {**messages[0], "name": f"A{eos}"},
-        {**messages[1], "reasoning_content": f"{eos}\U0001d000"},
-    ]
+    hostile = [messages[0] | {"name": f"A{eos}"}]
+    hostile += [messages[1] | {"reasoning_content": f"{eos}\U0001d000"}]
     ids = encode_messages(model.tokenizer, template, hostile, False)
     text = model.tokenizer.decode(ids)
     assert ids.count(model.tokenizer.special_ids[eos]) == 2 and f"A{eos}: Hello" in text
@@ -360,21 +345,18 @@ def test_requests_with_tools_or_documents_use_the_template_named_for_them(stored
         make_tokenizer(folder, "sentencepiece", chat_template=listed)
     judge = AutoTokenizer.from_pretrained(folder)
     written = write_gguf(open_checkpoint(folder), tmp_path / "m.gguf", "F16").path
-    back = tmp_path / "back"
+    back, copied = tmp_path / "back", tmp_path / "copied"
     write_mlx(open_checkpoint(written), back, 8)
-    copied = tmp_path / "copied"
     write_mlx(open_checkpoint(folder), copied, 8)
     for path in (folder, written, back, copied):
         template = open_checkpoint(path).template
         assert not template.notice
         for tools in (None, [TOOL]):
-            wanted = judge.apply_chat_template(
-                USER, tools=tools, tokenize=False, add_generation_prompt=True
-            )
+            how = dict(tools=tools, tokenize=False, add_generation_prompt=True)
+            wanted = judge.apply_chat_template(USER, **how)
             assert template.choose(bool(tools)).render(USER, tools=tools) == wanted
-        wanted = judge.apply_chat_template(
-            USER, chat_template="rag", documents=DOCUMENTS, tokenize=False
-        )
+        how = dict(chat_template="rag", documents=DOCUMENTS, tokenize=False)
+        wanted = judge.apply_chat_template(USER, **how)
         rag = template.choose(False, True)
         assert rag.render(USER, documents=DOCUMENTS) == wanted and "<A: b>" in wanted
         assert template.choose(True, True).source == SEVERAL["tool_use"]
@@ -388,9 +370,7 @@ def test_requests_with_tools_or_documents_use_the_template_named_for_them(stored
 
 def test_the_json_file_of_a_processor_comes_last(tmp_path, models):
     make_tokenizer(tmp_path, "sentencepiece", chat_template=None)
-    (tmp_path / "chat_template.json").write_text(
-        json.dumps({"chat_template": "old {{ eos_token }}"})
-    )
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "old {{ eos_token }}"}')
     template = load_template(tmp_path, models["sentencepiece"].tokenizer)
     assert template.render(USER) == "old </s>" and "chat_template.json" in template.name
     make_tokenizer(tmp_path, "sentencepiece", chat_template="newer")
@@ -428,11 +408,8 @@ def test_builtin_templates(kind, name, models):
     talk = conversation([("user", "Hello"), ("assistant", "Hi!"), ("user", "Bye")])
     for messages in (talk, [{"role": "system", "content": "Be brief."}, *talk]):
         text = template.render(messages)
-        places = [
-            text.index(message["content"]) for message in messages if message["role"] != "system"
-        ]
-        assert places == sorted(places)
-        assert all(message["content"] in text for message in messages)
+        places = [text.index(message["content"]) for message in messages]
+        assert places[-3:] == sorted(places[-3:])
         ids = encode_messages(tokenizer, template, messages)
         assert ids[0] == tokenizer.bos_id
 
@@ -458,6 +435,5 @@ def test_a_template_file_by_path(tmp_path, models):
     path = tmp_path / "mine.jinja"
     path.write_text("X{{ messages[0].content }}", encoding="utf-8")
     assert load_builtin_template(str(path), models["llama2"].tokenizer).render(USER) == "XHi"
-    with pytest.raises(TemplateError) as caught:
+    with pytest.raises(TemplateError, match="nowhere.jinja.*chatml"):
         load_builtin_template("nowhere.jinja", models["llama2"].tokenizer)
-    assert "nowhere.jinja" in str(caught.value) and "chatml" in str(caught.value)

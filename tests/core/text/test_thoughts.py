@@ -18,64 +18,50 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
 
 
 def split(parser: ThoughtParser, pieces) -> tuple[str, str]:
-    parts = [part for piece in pieces for part in parser.push(piece)] + parser.push(
-        "", is_last=True
-    )
+    parts = [part for piece in pieces for part in parser.push(piece)]
+    parts += parser.push("", is_last=True)
     assert all(parts)
-    return "".join(part.text for part in parts if isinstance(part, Thought)), "".join(
-        part for part in parts if isinstance(part, str)
-    )
+    thoughts = [part.text for part in parts if isinstance(part, Thought)]
+    return "".join(thoughts), "".join(part for part in parts if isinstance(part, str))
 
 
-# (answer, whether the prompt opened the thought, thought, text): inputs of vLLM's tests of
-# reasoning parsers
+# Inputs of vLLM's tests of reasoning parsers: (answer, thought, text), and those of an answer whose
+# thought the prompt opened
+REST = "This is the rest"
 CASES = [
-    (
-        "<think>This is a reasoning section</think>This is the rest",
-        False,
-        "This is a reasoning section",
-        "This is the rest",
-    ),
-    (
-        "This is a reasoning section</think>This is the rest",
-        True,
-        "This is a reasoning section",
-        "This is the rest",
-    ),
-    (
-        "<think>\nThis is a reasoning section\n</think>\n\nThis is the rest",
-        False,
-        "This is a reasoning section",
-        "This is the rest",
-    ),
-    ("This is content", False, "", "This is content"),
-    ("<think>This is\nThat", False, "This is\nThat", ""),
-    ("</think>This is the rest", True, "", "This is the rest"),
-    ("<think></think>This is the rest", False, "", "This is the rest"),
-    ("  <think>a</think> b <think>c</think>", False, "a", "b <think>c</think>"),
-    ("<thinking is no mark", False, "", "<thinking is no mark"),
-    ("a < b </think> c", False, "", "a < b </think> c"),
-    ("<think>x </thi </think>y", False, "x </thi", "y"),
-    ("<think>hm</think><response>Yes.</response>", False, "hm", "Yes."),
-    (" begins with a space", False, "", " begins with a space"),
+    (f"<think>Let me see</think>{REST}", "Let me see", REST),
+    (f"<think>\nLet me see\n</think>\n\n{REST}", "Let me see", REST),
+    ("This is content", "", "This is content"),
+    ("<think>This is\nThat", "This is\nThat", ""),
+    (f"<think></think>{REST}", "", REST),
+    ("  <think>a</think> b <think>c</think>", "a", "b <think>c</think>"),
+    ("<thinking is no mark", "", "<thinking is no mark"),
+    ("a < b </think> c", "", "a < b </think> c"),
+    ("<think>x </thi </think>y", "x </thi", "y"),
+    ("<think>hm</think><response>Yes.</response>", "hm", "Yes."),
+    (" begins with a space", "", " begins with a space"),
 ]
+OPENED = [(f"Let me see</think>{REST}", "Let me see", REST), (f"</think>{REST}", "", REST)]
 
 
-@pytest.mark.parametrize("answer, is_open, thought, text", CASES)
-def test_splits_at_every_size_of_the_pieces(answer, is_open, thought, text):
+def check_pieces(make_parser, answer, wanted):
+    """Split an answer that arrives in pieces of each size."""
     for size in range(1, len(answer) + 1):
         pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
-        parser = GRANITE.parser("thought" if is_open else "before")
-        assert split(parser, pieces) == (thought, text), size
+        assert split(make_parser(), pieces) == wanted, size
+
+
+@pytest.mark.parametrize("answer, thought, text", CASES + OPENED)
+def test_splits_at_every_size_of_the_pieces(answer, thought, text):
+    state = "thought" if (answer, thought, text) in OPENED else "before"
+    check_pieces(lambda: GRANITE.parser(state), answer, (thought, text))
+
+
+FRAGMENTS = ["<think>", "</think>", "<th", "ink>", "</", " ", "\n", "a", "<response>", "[THINK]"]
 
 
 @given(
-    st.lists(
-        st.sampled_from(
-            ["<think>", "</think>", "<th", "ink>", "</", " ", "\n", "a", "<response>", "[THINK]"]
-        ),
-        max_size=9,
-    ),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=9),
     st.sampled_from(MARKS),
     st.sampled_from(["before", "thought"]),
 )
@@ -102,15 +88,9 @@ def test_only_granite_has_marks_around_its_answer():
 
 
 def test_templates_of_models_that_think():
-    assert {
-        path.stem: find_thoughts(path.read_text()).start for path in TEMPLATES.glob("*.jinja")
-    } == {"qwen3": "<think>", "r1": "<think>", "ministral": "[THINK]"}
-    starts = {
-        path.stem: form.start
-        for path in (TEMPLATES.parent / "tool-templates").glob("*")
-        if (form := find_thoughts(path.read_text()))
-    }
-    assert starts == {
-        "apertus": "<|inner_prefix|>",
-        "gpt-oss": "<|channel|>analysis<|message|>",
+    paths = [*TEMPLATES.glob("*.jinja"), *(TEMPLATES.parent / "tool-templates").glob("*")]
+    forms = {path.stem: find_thoughts(path.read_text()) for path in paths}
+    assert {name: form.start for name, form in forms.items() if form} == {
+        **{"qwen3": "<think>", "r1": "<think>", "ministral": "[THINK]"},
+        **{"apertus": "<|inner_prefix|>", "gpt-oss": "<|channel|>analysis<|message|>"},
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from making import refusal
 
 from core.text.cases import TEMPLATES, USER, conversation
 from mlx_llama.core.errors import OptionsError, TemplateError
@@ -36,6 +37,7 @@ from mlx_llama.core.text.tools.formats import (
     SMOLLM3,
 )
 
+from .reading import read
 from .test_describe import add, weather
 
 TOOL_TEMPLATES = {
@@ -91,9 +93,8 @@ def test_openais_form_of_a_message_is_the_same(model):
         assert check_messages(wire) == TALK
     del wire[2]["content"]
     assert check_messages(wire) == TALK
-    assert check_messages(
-        [{"role": "assistant", "content": "x", "tool_calls": None}]
-    ) == conversation([("assistant", "x")])
+    empty = [{"role": "assistant", "content": "x", "tool_calls": None}]
+    assert check_messages(empty) == conversation([("assistant", "x")])
 
 
 def calling(arguments):
@@ -116,28 +117,21 @@ def calling(arguments):
         ({"role": "tool", "content": "x", "id": "y"}, "tool_call_id"),
     ],
 )
-def test_malformed_messages_name_message_and_field(message, reason, model):
-    with pytest.raises(TemplateError) as caught:
-        check_messages([*USER, message])
-    assert "messages[1]" in str(caught.value) and reason in str(caught.value)
+def test_malformed_messages_name_message_and_field(message, reason):
+    said = refusal(check_messages, [*USER, message], kind=TemplateError)
+    assert "messages[1]" in said and reason in said
 
 
 def test_a_template_of_one_call_a_message_gets_several_in_turn(model):
     """Each with its result, whatever the order of the results; a result of no call stays."""
     template = ChatTemplate(TOOL_TEMPLATES["llama-3.1"], "llama", model.tokenizer.named)
-    calls = [
-        {**CALL, "id": f"call{i}", "function": {"name": "add", "arguments": {"a": i, "b": 0}}}
-        for i in (1, 2)
-    ]
+    functions = [{"name": "add", "arguments": {"a": i, "b": 0}} for i in (1, 2)]
+    calls = [CALL | {"id": f"call{i}", "function": f} for i, f in enumerate(functions, 1)]
     results = [
         {"role": "tool", "content": f"sum {i}", "tool_call_id": f"call{i}"} for i in (2, 1, 3)
     ]
-    talk = [
-        *USER,
-        {"role": "assistant", "content": "x", "tool_calls": calls},
-        *results,
-        *conversation([("user", "thanks")]),
-    ]
+    calling = {"role": "assistant", "content": "x", "tool_calls": calls}
+    talk = [*USER, calling, *results, *conversation([("user", "thanks")])]
     messages, extras = LLAMA3.offer(talk, read_tools([add]))
     order = [
         message.get("tool_call_id") or [call["id"] for call in message.get("tool_calls", ())]
@@ -157,18 +151,11 @@ def test_special_tokens_in_tools_calls_and_results_are_text(name, model):
     specials = set(model.tokenizer.special_ids.values())
 
     def controls(word):
-        tool = Tool(
-            "add",
-            f"Adds {word}.",
-            {"type": "object", "properties": {word: {"type": "string", "description": word}}},
-        )
+        properties = {word: {"type": "string", "description": word}}
+        tool = Tool("add", f"Adds {word}.", {"type": "object", "properties": properties})
         call = {**CALL, "function": {"name": "add", "arguments": {"a": word, word: [word]}}}
-        talk = [
-            *TALK[:2],
-            {"role": "assistant", "tool_calls": [call]},
-            {**TALK[3], "content": word},
-            *TALK[4:],
-        ]
+        calling = {"role": "assistant", "tool_calls": [call]}
+        talk = [*TALK[:2], calling, TALK[3] | {"content": word}, *TALK[4:]]
         messages, extras = find_format(template.source, model.tokenizer).offer(talk, [tool])
         ids = encode_messages(model.tokenizer, template, messages, **extras)
         assert model.tokenizer.decode(ids, skip_special=False).endswith(
@@ -230,37 +217,28 @@ def test_an_unknown_format_of_tools_is_told(tmp_path):
 def test_builtin_tools_of_llama_are_named(model):
     """The model knows their parameters; others are described."""
     query = {"type": "object", "properties": {"query": {"type": "string"}}}
-    tools = [
-        Tool("brave_search", "Searches.", query),
-        Tool("wolfram_alpha", "Odd.", {}),
-        Tool.of(add),
-    ]
+    tools = [Tool("brave_search", "Searches.", query), Tool("wolfram_alpha", "Odd.", {})]
+    tools.append(Tool.of(add))
     template = ChatTemplate(TOOL_TEMPLATES["llama-3.1"], "llama", model.tokenizer.named)
     messages, extras = LLAMA3.offer(USER, tools)
     text = template.render(messages, **extras)
     assert "Tools: brave_search\n" in text and '"brave_search"' not in text
     assert '"wolfram_alpha"' in text and '"add"' in text
-    call = {
-        "id": "abcdefghi",
-        "function": {"name": "brave_search", "arguments": {"query": 'a "b"\n'}},
-    }
+    function = {"name": "brave_search", "arguments": {"query": 'a "b"\n'}}
+    call = {"id": "abcdefghi", "function": function}
     talk = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
     messages, extras = LLAMA3.offer(talk, tools)
     text = template.render(messages, add_generation_prompt=False, **extras)
-    parser = ToolParser(LLAMA3, tools)
-    parser.push(text[text.rindex("<|python_tag|>") : text.rindex("<|eom_id|>")])
-    parser.finish()
-    [read] = parser.calls
-    assert (read.name, read.values()) == ("brave_search", {"query": 'a "b"\n'})
+    written = text[text.rindex("<|python_tag|>") : text.rindex("<|eom_id|>")]
+    [call] = read(LLAMA3, written, tools).calls
+    assert (call.name, call.values()) == ("brave_search", {"query": 'a "b"\n'})
 
 
 def test_an_interpreter_of_smollm3_is_offered_for_code(model):
     tools = read_tools([add, {"type": "function", "function": {"name": "python"}}])
     _, extras = SMOLLM3.offer(USER, tools)
-    assert [extras[name][0]["function"]["name"] for name in ("xml_tools", "python_tools")] == [
-        "add",
-        "python",
-    ]
+    offered = [extras[name][0]["function"]["name"] for name in ("xml_tools", "python_tools")]
+    assert offered == ["add", "python"]
 
 
 def test_marks_of_folded_calls_are_the_models_tokens(model):
@@ -270,10 +248,8 @@ def test_marks_of_folded_calls_are_the_models_tokens(model):
     token = model.tokenizer.special_ids["<|tool_call|>"]
 
     def count(messages):
-        written = GRANITE_3.written_marks()
-        return encode_messages(
-            model.tokenizer, template, messages, written=written, **extras
-        ).count(token)
+        how = {"written": GRANITE_3.written_marks()} | extras
+        return encode_messages(model.tokenizer, template, messages, **how).count(token)
 
     assert count(messages) == 1
     spelled = [{**message, "content": "<|tool_call|>"} for message in messages]
@@ -327,9 +303,8 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
 
 def test_a_named_tool_is_the_only_one_that_can_be_called(model):
     only = HERMES.grammar([Tool.of(add)], model.tokenizer)
-    constraint = Grammars(model.tokenizer, model.tokenizer.eos_ids, 400).compile(
-        Rule("tools", only), starts_text=False
-    )
+    grammars = Grammars(model.tokenizer, model.tokenizer.eos_ids, 400)
+    constraint = grammars.compile(Rule("tools", only), starts_text=False)
     text = model.tokenizer.stream(starts_text=False)
     forced = "".join(text.push(token) for token in constraint.forced())
     assert forced == '<tool_call>\n{"name": "add", "arguments": {"a": '
@@ -342,9 +317,8 @@ def test_enforced_arguments_have_no_keys_but_the_declared_ones(model):
     grammars = Grammars(model.tokenizer, model.tokenizer.eos_ids, 400)
     for extra, taken in (({}, False), ({"additionalProperties": True}, True)):
         tool = Tool("f", "", {"type": "object", "properties": {"a": {"type": "integer"}}, **extra})
-        constraint = grammars.compile(
-            Rule("tools", LLAMA3.grammar([tool], model.tokenizer)), starts_text=False
-        )
+        rule = Rule("tools", LLAMA3.grammar([tool], model.tokenizer))
+        constraint = grammars.compile(rule, starts_text=False)
         tokens = model.tokenizer.encode('\n{"name": "f", "parameters": {"b": 1}}')[2:]
         try:
             for token in tokens:
@@ -358,7 +332,7 @@ def test_a_schema_of_parameters_that_cannot_be_enforced_is_refused(model):
     lenient = {"x-guidance": {"lenient": True}}
     schema = {"type": "object", "properties": {"a": {"not": {}, **lenient}}, **lenient}
     tool = Tool("f", "", schema)
+    grammars = Grammars(model.tokenizer, model.tokenizer.eos_ids, 400)
+    rule = Rule("tools", HERMES.grammar([tool], model.tokenizer))
     with pytest.raises(OptionsError, match="option `tools`: cannot be enforced: .*not"):
-        Grammars(model.tokenizer, model.tokenizer.eos_ids, 400).compile(
-            Rule("tools", HERMES.grammar([tool], model.tokenizer))
-        )
+        grammars.compile(rule)

@@ -17,8 +17,10 @@ import pytest
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.thoughts import find_thoughts
-from mlx_llama.core.text.tools import Tool, ToolDelta, ToolFormat, ToolParser, find_format
+from mlx_llama.core.text.tools import Tool, ToolFormat, find_format
 from mlx_llama.core.text.tools.formats import HARMONY
+
+from .reading import read
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "tool-templates"
 FOLDER = os.environ.get("MLX_LLAMA_TEMPLATES")
@@ -97,31 +99,6 @@ def render_answer(template: ChatTemplate, form: ToolFormat, message: dict) -> st
     return whole[begin : len(whole) - end]
 
 
-def read(form: ToolFormat, text: str, sizes) -> ToolParser:
-    """The parser after pieces of these sizes; checks that its deltas add up."""
-    parser, news, at = ToolParser(form, TOOLS), [], 0
-    while at < len(text):
-        size = next(sizes)
-        news += parser.push(text[at : at + size])
-        at += size
-    news += parser.finish()
-    assert "".join(new for new in news if isinstance(new, str)) == parser.text
-    for index, call in enumerate(parser.calls):
-        deltas = [new for new in news if isinstance(new, ToolDelta) and new.index == index]
-        assert (deltas[0].name, deltas[0].id) == (call.name, call.id)
-        assert "".join(delta.arguments for delta in deltas) == call.arguments
-    return parser
-
-
-def make_sizes(seed: int):
-    if 0 < seed < 4:
-        while True:
-            yield seed
-    source = random.Random(seed)
-    while True:
-        yield source.randint(1, 9) if seed else 1 << 20
-
-
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_calls_of_the_template_are_read(path):
     source = path.read_text(encoding="utf-8")
@@ -147,7 +124,7 @@ def test_calls_of_the_template_are_read(path):
         }
         answer = render_answer(template, form, message)
         for seed in (0, 1, 2, 3, 4 + number):
-            parser = read(form, answer, make_sizes(seed))
+            parser = read(form, answer, TOOLS, seed)
             assert all(call.is_complete for call in parser.calls), answer
             assert [(call.name, json.dumps(call.values())) for call in parser.calls] == [
                 (name, json.dumps(values)) for name, values in calls

@@ -29,6 +29,8 @@ from mlx_llama.core.text.tools.formats import (
     SMOLLM3,
 )
 
+from .reading import read
+
 CASES = [
     (
         HARMONY,
@@ -205,60 +207,34 @@ CASES += [
     )
 ]
 
-TYPED = Tool(
-    "f",
-    "",
-    {
-        "type": "object",
-        "properties": {
-            "n": {"type": "integer"},
-            "x": {"type": "number"},
-            "on": {"type": "boolean"},
-            "s": {"type": "string"},
-            "o": {"type": "object"},
-            "u": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            "any": {},
-        },
-    },
-)
+TOOLS = [Tool(name, "", {"properties": {}}) for name in ("f", "g", "python")]
+KINDS = {"n": "integer", "x": "number", "on": "boolean", "s": "string", "o": "object"}
+PROPERTIES = {name: {"type": kind} for name, kind in KINDS.items()}
+PROPERTIES |= {"u": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "any": {}}
+TYPED = Tool("f", "", {"type": "object", "properties": PROPERTIES})
+
+
+def tags(**values):
+    """Parameters as Qwen's models write them."""
+    return "\n".join(f"<parameter={name}>\n{text}\n</parameter>" for name, text in values.items())
 
 
 @pytest.mark.parametrize(
     "form, text, values",
     [
-        (
-            QWEN_CODER,
-            "<parameter=n>\n5.0\n</parameter>\n<parameter=x>\n5.0\n</parameter>",
-            {"n": 5, "x": 5.0},
-        ),
+        (QWEN_CODER, tags(n="5.0", x="5.0"), {"n": 5, "x": 5.0}),
+        (QWEN_CODER, tags(n="many"), {"n": "many"}),
+        (QWEN_CODER, tags(s="5", u="null"), {"s": "5", "u": None}),
+        (QWEN_CODER, tags(u="5", any="[1]"), {"u": "5", "any": [1]}),
+        (QWEN_CODER, tags(o="{'a': [True, None]}"), {"o": {"a": [True, None]}}),
+        (QWEN_CODER, tags(o="{1, 2}"), {"o": "{1, 2}"}),
+        (QWEN_CODER, tags(x="NaN"), {"x": "NaN"}),
+        (QWEN_CODER, tags(new="5"), {"new": "5"}),
+        (QWEN_CODER, tags(s='\n <b>"</parameter> </b>\n'), {"s": '\n <b>"</parameter> </b>\n'}),
         (
             QWEN_CODER,
             "<parameter=n>5</parameter><parameter=on>True</parameter>",
             {"n": 5, "on": True},
-        ),
-        (QWEN_CODER, "<parameter=n>\nmany\n</parameter>", {"n": "many"}),
-        (
-            QWEN_CODER,
-            "<parameter=s>\n5\n</parameter>\n<parameter=u>\nnull\n</parameter>",
-            {"s": "5", "u": None},
-        ),
-        (
-            QWEN_CODER,
-            "<parameter=u>\n5\n</parameter>\n<parameter=any>\n[1]\n</parameter>",
-            {"u": "5", "any": [1]},
-        ),
-        (
-            QWEN_CODER,
-            "<parameter=o>\n{'a': [True, None]}\n</parameter>",
-            {"o": {"a": [True, None]}},
-        ),
-        (QWEN_CODER, "<parameter=o>\n{1, 2}\n</parameter>", {"o": "{1, 2}"}),
-        (QWEN_CODER, "<parameter=x>\nNaN\n</parameter>", {"x": "NaN"}),
-        (QWEN_CODER, "<parameter=new>\n5\n</parameter>", {"new": "5"}),
-        (
-            QWEN_CODER,
-            '<parameter=s>\n\n <b>"</parameter> </b>\n\n</parameter>',
-            {"s": '\n <b>"</parameter> </b>\n'},
         ),
         (QWEN_CODER, "<parameter=s>\nDallas\n<parameter=n>\n5\n", {"s": "Dallas", "n": 5}),
         (QWEN_CODER, "", {}),
@@ -278,7 +254,7 @@ def test_values_in_tags_have_the_types_of_their_tool(form, text, values):
     before, after, end = (mark.strip() for mark in form.call)
     text = f"{form.opens}{before}f{after}\n{text}{end}{form.closes} ok"
     for seed in range(20):
-        parser = read(form, text, random.Random(seed) if seed else None, [TYPED])
+        parser = read(form, text, [TYPED], seed)
         assert [json.dumps(call.values()) for call in parser.calls] == [json.dumps(values)]
         assert parser.calls[0].is_complete and parser.text == " ok"
 
@@ -293,43 +269,21 @@ def test_a_string_in_tags_arrives_while_it_is_written():
 
 def test_the_mark_before_a_function_may_be_missing():
     body = "<function=f>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>"
-    parser = read(QWEN_CODER, f"Hm. {body}\n<tool_call>\n{body}", None, [TYPED])
+    parser = read(QWEN_CODER, f"Hm. {body}\n<tool_call>\n{body}", [TYPED])
     assert [call.values() for call in parser.calls] == [{"s": "a"}] * 2 and parser.text == "Hm. "
-    assert not read(QWEN_CODER, body, None, []).calls  # no such tool
+    assert not read(QWEN_CODER, body, []).calls  # no such tool
 
 
 def test_an_id_of_the_model_is_kept_once():
     text = "[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{}" * 2 + "[TOOL_CALLS]f[CALL_ID]short[ARGS]{}"
-    first, second, third = read(MISTRAL_HEADERS, text).calls
+    first, second, third = read(MISTRAL_HEADERS, text, TOOLS).calls
     assert first.id == "abcdefgh1" and len({first.id, second.id, third.id}) == 3
-
-
-def read(form, text, source=None, tools=None):
-    """The parser after the text in random pieces, or whole; checks that its news are its state."""
-    if tools is None:
-        tools = [Tool(name, "", {"properties": {}}) for name in ("f", "g", "python")]
-    parser, news, at = ToolParser(form, tools), [], 0
-    while at < len(text):
-        count = source.randint(1, 5) if source else len(text)
-        news += parser.push(text[at : at + count])
-        at += count
-    news += parser.finish()
-    assert "".join(delta for delta in news if isinstance(delta, str)) == parser.text
-    for index, call in enumerate(parser.calls):
-        first, *others = [
-            delta for delta in news if not isinstance(delta, str) and delta.index == index
-        ]
-        assert (first.id, first.name, first.arguments) == (call.id, call.name, "")
-        assert len(call.id) == 9 and call.id.isalnum()
-        assert "".join(delta.arguments for delta in others) == call.arguments
-        assert not any(delta.id or delta.name for delta in others)
-    return parser
 
 
 @pytest.mark.parametrize("form, text, rest, calls", CASES, ids=range(len(CASES)))
 def test_calls_are_read_in_any_pieces(form, text, rest, calls):
-    for seed in (None, *range(25)):
-        parser = read(form, text, None if seed is None else random.Random(seed))
+    for seed in range(26):
+        parser = read(form, text, TOOLS, seed)
         assert parser.text == rest
         assert [(call.name, call.values()) for call in parser.calls] == calls
         assert all(call.is_complete for call in parser.calls)
@@ -369,13 +323,14 @@ def as_list(value):
 
 
 def test_a_call_that_is_cut_short_is_kept_as_far_as_it_came():
-    parser = read(HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": "unfin')
+    parser = read(HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": "unfin', TOOLS)
     assert [(call.name, call.arguments, call.is_complete) for call in parser.calls] == [
         ("f", '{"a": "unfin', False)
     ]
     with pytest.raises(ValueError):
         parser.calls[0].values()
-    assert read(HERMES, '<tool_call>\n{"name": "f"').text == '<tool_call>\n{"name": "f"'
+    text = '<tool_call>\n{"name": "f"'
+    assert read(HERMES, text, TOOLS).text == text
 
 
 def test_a_further_call_that_is_cut_before_its_name_is_no_text():
@@ -384,7 +339,7 @@ def test_a_further_call_that_is_cut_before_its_name_is_no_text():
         (SMOLLM2, '<tool_call>[{"name": "f"}, '),
         (LLAMA3, '{"name": "f", "parameters": {}}; {"na'),
     ):
-        parser = read(form, text)
+        parser = read(form, text, TOOLS)
         assert parser.text == "" and [call.name for call in parser.calls] == ["f"]
         assert parser.calls[0].is_complete
 
@@ -399,7 +354,7 @@ def test_arguments_arrive_while_they_are_written():
 
 def test_hostile_text_takes_linear_time():
     text = '<tool_call>{"name": "f", "arguments": {"a": "' + '\\"{[<tool_call>' * 20000
-    assert len(read(HERMES, text).calls[0].arguments) > 200000
+    assert len(read(HERMES, text, TOOLS).calls[0].arguments) > 200000
     for form, hostile in (
         (HERMES, "<tool_call>" * 20000),
         (LLAMA3, "<|python_tag|>" + "f.call(" * 20000),
@@ -430,7 +385,7 @@ def test_pieces_do_not_matter(form):
     source = random.Random(3)
     for _ in range(400):
         text = "".join(source.choices(FRAGMENTS, k=source.randint(2, 9)))
-        whole, pieces = read(form, text), read(form, text, source)
+        whole, pieces = read(form, text, TOOLS), read(form, text, TOOLS, source.randint(1, 99))
         assert whole.text == pieces.text, text
         assert [(call.name, call.arguments, call.is_complete) for call in whole.calls] == [
             (call.name, call.arguments, call.is_complete) for call in pieces.calls
