@@ -32,6 +32,7 @@ from backends.triton_process import (  # noqa: E402
     call,  # noqa: F401
     compile_call,  # noqa: F401
     computing,
+    fewer_programs,
 )
 
 EVERYTHING = dict(
@@ -189,8 +190,7 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
     splits = heads.view(2, 1, H + 2 * G, D).transpose(1, 2)
     pairs = [((0, 1), None), ((63, 64), None), ((300, 20), Window(100))]
     if D == 16:
-        if not HAS_GPU:
-            fewer_programs()
+        fewer_programs()
         pairs += [((255, 256), None), ((100, 99), Window(100))]
         pairs += [((100, 99), Window(100, is_chunk=True)), ((307, 20), Window(7, is_chunk=True))]
     for positions, window in pairs:
@@ -338,14 +338,6 @@ def checkpoint(name: str) -> Path:
         make_gguf(path, max_position_embeddings=2048, **LOW_BIT_MODEL)
         return path
     return make_checkpoint(path, max_position_embeddings=2048, **MODELS[name])
-
-
-def fewer_programs() -> None:
-    """Launch few programs: each costs the interpreter milliseconds."""
-    from cuda_fallback.kernels import attention, packed, products
-
-    products.ROWS, products.PROGRAMS, attention.PIECES, attention.PROGRAMS = 64, 1, 4, 4
-    packed.WARPS, packed.PROGRAMS = 4, 1
 
 
 def loaded(

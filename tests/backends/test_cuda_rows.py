@@ -314,21 +314,13 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
     """Rows of a cache read TEXT in chunks; compare each position's bits with the decoded ones.
     Returns how many.
     """
-    from cuda_fallback.kernels import attention, cuda_graph, packed, products
+    from cuda_fallback.kernels import attention, cuda_graph
 
     _, model = plain_and_invariant(name, bits)
     with computing(True), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_graph, "MAX_ROWS", 16)  # the longest chunk takes two steps
-        if not HAS_GPU:  # 16 positions at a time, and few programs
-            for module, constant, few in (
-                (attention, "TILE", 1),
-                (attention, "PIECES", 4),
-                (attention, "PROGRAMS", 4),
-                (products, "ROWS", 64),
-                (packed, "PROGRAMS", 1),
-                (packed, "WARPS", 4),
-            ):
-                patch.setattr(module, constant, few)
+        if not HAS_GPU:
+            patch.setattr(attention, "TILE", 1)  # 16 positions at a time
         (wanted, state), compared = decoded_text(name, bits), 0
         cache = model.make_cache(len(TEXT), rows=3)
         for kind, *given_ in events:

@@ -22,8 +22,13 @@ from making import (
 from making_gguf import add_config, add_sentencepiece
 
 from backends.conftest import relative_error, transformers_logits
-from backends.test_captured_step import fewer_programs
-from backends.triton_process import DEVICE, DEVICE_NAME, call, computing  # noqa: F401
+from backends.triton_process import (
+    DEVICE,
+    DEVICE_NAME,
+    call,  # noqa: F401
+    computing,
+    fewer_programs,
+)
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.backends.shards import take_share
 from mlx_llama.core.errors import BackendError
@@ -309,8 +314,7 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     import torch
 
     backend, pairs = select("cuda", DEVICE_NAME), []
-    if DEVICE.type == "cpu":
-        fewer_programs()
+    fewer_programs()
     plain = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
     with computing(by_kernels=True):
         from cuda_fallback.kernels import ops as words

@@ -18,8 +18,7 @@ from mlx_llama.core.generation import options
 
 torch = pytest.importorskip("torch")
 
-from backends.test_captured_step import fewer_programs  # noqa: E402
-from backends.triton_process import DEVICE, call, computing  # noqa: E402, F401
+from backends.triton_process import call, computing, fewer_programs  # noqa: E402, F401
 
 PROMPT = [1, 17, 300, 45, 9]
 SAMPLING = {
@@ -140,8 +139,7 @@ def compare(name: str, path, size: int = 2) -> None:
 
 
 def compare_by_kernels(path) -> None:
-    if DEVICE.type == "cpu":
-        fewer_programs()
+    fewer_programs()
     with computing(by_kernels=True):
         compare("cuda", path)
 

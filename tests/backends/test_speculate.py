@@ -32,7 +32,6 @@ PROMPTS = [
 ]
 VARIANTS = {
     "plain": {},
-    "grouped": {"num_key_value_heads": 1},
     "tied": {"tie_word_embeddings": True},
     "window": {"sliding_window": 12, "architectures": ["MistralForCausalLM"]},
     "sinks": {
@@ -42,15 +41,6 @@ VARIANTS = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": 12,
-    },
-    "llama3": {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        }
     },
 }
 SAMPLING = {
