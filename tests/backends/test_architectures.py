@@ -8,7 +8,6 @@ the other two forms.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from making import make_tokenizer
 
-from backends.conftest import relative_error
+from backends.conftest import in_chunks, relative_error
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -307,14 +306,7 @@ def exported(name: str, format: str) -> Path:
 def run(backend, checkpoint, cuts, **settings) -> np.ndarray:
     """Logits of TOKENS, in chunks, of two rows together."""
     model = backend.load(checkpoint, "float32", **settings)
-    cache = model.make_cache(cuts[-1], len(TOKENS))
-    return np.concatenate(
-        [
-            backend.runtime.to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True))
-            for a, b in itertools.pairwise(cuts)
-        ],
-        axis=1,
-    )
+    return in_chunks(model, backend.runtime.to_numpy, TOKENS, cuts)
 
 
 @pytest.mark.parametrize("compile", [None, False])

@@ -15,7 +15,7 @@ from machine import open_backend, to_run
 from making import make_checkpoint
 from making_gguf import make_gguf
 
-from backends.conftest import relative_error, transformers_logits
+from backends.conftest import EVERYTHING, relative_error, transformers_logits
 from mlx_llama import load
 from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.errors import BackendError, ContextError
@@ -41,19 +41,6 @@ MODELS = {
     ),
 }
 LOW_BIT = ("Q4_0", "mixed")
-EVERYTHING = dict(
-    temperature=0.9,
-    top_k=20,
-    top_p=0.9,
-    min_p=0.01,
-    repetition_penalty=1.2,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    xtc_probability=0.5,
-    xtc_threshold=0.01,
-    logit_bias={5: 1.0},
-    seed=3,
-)
 SAMPLING = {"greedy": dict(temperature=0), "everything": EVERYTHING}
 
 

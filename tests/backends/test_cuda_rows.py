@@ -13,6 +13,7 @@ import pytest
 from making import make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
+from backends.conftest import EVERYTHING
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
@@ -37,16 +38,7 @@ MIXED = [
     dict(temperature=1.3, top_p=0.7, seed=2),
     dict(temperature=0.9, min_p=0.1, seed=3, logit_bias={5: 1.0, 9: -2.0}),
     dict(temperature=0, repetition_penalty=1.4, repetition_context_size=3, logit_bias={7: 2.0}),
-    dict(
-        temperature=0.9,
-        top_k=20,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.2,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        seed=4,
-    ),
+    EVERYTHING,
     dict(temperature=0, presence_penalty=3.0, repetition_context_size=9),
 ]
 ALONE = [[3, 4, 5, 6], [7], [11, 12, 13, 14, 15, 16, 17, 18, 19], [9, 3], [21, 22, 23]]  # prompts

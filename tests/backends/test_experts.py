@@ -21,7 +21,7 @@ from making import (
 )
 from making_gguf import add_config, add_sentencepiece
 
-from backends.conftest import relative_error, transformers_logits
+from backends.conftest import in_chunks, relative_error, transformers_logits
 from backends.triton_process import (
     DEVICE,
     DEVICE_NAME,
@@ -124,12 +124,8 @@ def test_compiled_rows_have_the_same_bits_in_any_batch(path):
     assert model.is_batch_invariant
     whole = model.forward(TOKENS, 0, model.make_cache(26, 3), all_positions=True)
     for row in range(3):
-        cache, parts = model.make_cache(26), []
-        for first, last in ((0, 1), (1, 2), (2, 13), (13, 26)):
-            parts.append(
-                model.forward(TOKENS[row : row + 1, first:last], first, cache, all_positions=True)
-            )
-        assert np.concatenate(parts, axis=1).tobytes() == whole[row : row + 1].tobytes()
+        parts = in_chunks(model, np.asarray, TOKENS[row : row + 1], (0, 1, 2, 13, 26))
+        assert parts.tobytes() == whole[row : row + 1].tobytes()
     cache = model.make_cache(26, 3)
     for at in range(26):
         stepped = model.forward(TOKENS[:, at : at + 1], at, cache)
@@ -217,13 +213,7 @@ def written(format: str) -> tuple[Path, np.ndarray]:
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_K_M", "MXFP4"])
 def test_low_bit_stacks_of_gguf_files(format, load):
     path, wanted = written(format)
-    model, to_numpy = load(path)
-    cache = model.make_cache(26, 3)
-    got = [
-        to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True))
-        for a, b in ((0, 20), (20, 25), (25, 26))
-    ]
-    assert relative_error(np.concatenate(got, axis=1), wanted) < 1e-4
+    assert relative_error(in_chunks(*load(path), TOKENS, (0, 20, 25, 26)), wanted) < 1e-4
 
 
 def test_experts_of_different_formats_are_refused(backend, tmp_path):

@@ -17,7 +17,7 @@ from making import config_fields, encode_tensor, make_checkpoint, write_safetens
 from making_gguf import LOW_BIT, make_gguf
 
 from backends import conftest
-from backends.conftest import probes, relative_error
+from backends.conftest import in_chunks, probes, relative_error
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.quantization import FLOAT_MODES
 
@@ -146,11 +146,7 @@ def transformers_logits(kind: str, tied: bool, dtype: str = "float32") -> np.nda
 
 def prompt_and_steps(model, to_numpy) -> np.ndarray:
     """Logits of TOKENS, the last four decoded one by one."""
-    cache = model.make_cache(TOKENS.shape[1], len(TOKENS))
-    logits = [model.forward(TOKENS[:, :20], 0, cache, all_positions=True)]
-    for i in range(20, TOKENS.shape[1]):
-        logits.append(model.forward(TOKENS[:, i : i + 1], i, cache, all_positions=True))
-    return np.concatenate([to_numpy(part) for part in logits], axis=1)
+    return in_chunks(model, to_numpy, TOKENS, (0, *range(20, TOKENS.shape[1] + 1)))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from machine import open_backend
 from making import make_checkpoint
 from making_gguf import make_gguf
 
+from backends.conftest import EVERYTHING
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
@@ -24,17 +25,7 @@ PROMPT = [1, 17, 300, 45, 9]
 SAMPLING = {
     "greedy": {},
     "noise": {"temperature": 1.0, "seed": 2**63 + 5},
-    "everything": {
-        "temperature": 0.9,
-        "top_k": 20,
-        "top_p": 0.9,
-        "min_p": 0.01,
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.1,
-        "logit_bias": {5: 1.0},
-        "seed": 3,
-        "logprobs": 2,
-    },
+    "everything": {**EVERYTHING, "logprobs": 2},
 }
 
 

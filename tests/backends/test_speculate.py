@@ -12,7 +12,7 @@ import pytest
 from machine import device_of
 from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
 
-from backends.evaluations import counted
+from backends.evaluations import counted, watch_events
 from mlx_llama import load
 from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.generation.options import GenerationOptions
@@ -184,14 +184,7 @@ def test_no_step_runs_ahead_where_a_draft_may_follow(backend, loaded, monkeypatc
     assert done.launches == done.waits  # no launch without a read
     # The prompt has no repetition to draft from, so its first tokens run ahead as without
     # speculation.
-    events: list[str] = []
-    for name in ("launch", "read"):
-        original = getattr(backend.runtime, name)
-        monkeypatch.setattr(
-            backend.runtime,
-            name,
-            lambda *a, name=name, original=original: (events.append(name), original(*a))[1],
-        )
+    events = watch_events(backend, monkeypatch)
     loaded()[0].generate([1, 50, 60, 70], max_tokens=4, speculate="prompt")
     assert events[:3] == ["launch", "launch", "read"]
 
