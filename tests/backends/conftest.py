@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlx_llama.core.backends.profile import matrix_parts, name_matrices
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 # Options of sampling that use every kernel
@@ -62,6 +63,11 @@ def in_chunks(model, to_numpy, tokens: np.ndarray, cuts: Iterable[int]) -> np.nd
         logits = model.forward(tokens[:, start:end], start, cache, all_positions=True)
         parts.append(to_numpy(logits))
     return np.concatenate(parts, axis=1)
+
+
+def matrices_of(model) -> list:
+    """Every matrix of a model's products, layer by layer, then the head's."""
+    return [part for _, matrix in name_matrices(model) for part in matrix_parts(matrix)]
 
 
 def probes(model, to_numpy, tokens: np.ndarray) -> dict[str, np.ndarray]:

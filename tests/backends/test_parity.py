@@ -30,17 +30,6 @@ FEATURES = {
             original_max_position_embeddings=16,
         ),
     ),
-    "new-rope-spelling": dict(
-        rope_theta=None,
-        rope_parameters=dict(
-            rope_type="llama3",
-            rope_theta=10000.0,
-            factor=4.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=32,
-        ),
-    ),
     "linear-rope": dict(rope_scaling=dict(type="linear", factor=2.5)),
     "dynamic-rope": dict(
         rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16
@@ -60,16 +49,7 @@ LENGTH = 40
 
 @functools.cache
 def checkpoint(feature: str, dtype: str = "float32") -> Path:
-    fields = {
-        name: value
-        for name, value in FEATURES[feature].items()
-        if value is not None or name == "sliding_window"
-    }
-    folder = make_checkpoint(Path(tempfile.mkdtemp()) / feature, dtype=dtype, **fields)
-    if FEATURES[feature].get("rope_parameters"):
-        config = folder / "config.json"
-        config.write_text(config.read_text().replace('"rope_theta": 10000.0, "tie', '"tie'))
-    return folder
+    return make_checkpoint(Path(tempfile.mkdtemp()) / feature, dtype=dtype, **FEATURES[feature])
 
 
 def tokens() -> np.ndarray:

@@ -374,24 +374,3 @@ def test_a_long_draft_prompt_is_taken_in_chunks_within_its_context(here, loaded,
         assert done.tokens == llm.generate(prompt, max_tokens=30, speculate="none").tokens
         assert (done.drafted > 0) == (size < 64)
         assert done.accepted == done.drafted  # the draft model has the same weights
-
-
-def test_transformers_prompt_lookup_gives_these_tokens(loaded):
-    """Against transformers' own speculation on the same checkpoint."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    plain, drafting = loaded()
-    peer = AutoModelForCausalLM.from_pretrained(plain.checkpoint.path, dtype=torch.float32)
-    for prompt in PROMPTS[:5]:
-        with torch.no_grad():
-            wanted = peer.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=50,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=2,
-                prompt_lookup_num_tokens=8,
-            )[0, len(prompt) :].tolist()
-        assert plain.generate(prompt, max_tokens=50, speculate="prompt").tokens == wanted
-        assert drafting.generate(prompt, max_tokens=50).tokens == wanted

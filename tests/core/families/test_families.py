@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import shared_arithmetic
+from making import config_fields, shared_arithmetic
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.families import FAMILIES
@@ -35,6 +35,7 @@ MIXTRAL, QWEN3_MOE, GPT_OSS = (
     MODELS[name] for name in ("Mixtral 8x7B", "Qwen3 30B-A3B", "gpt-oss 20B")
 )
 HUNYUAN, APERTUS = MODELS["Hunyuan-7B-Instruct"], MODELS["Apertus-8B-Instruct-2509"]
+QWEN2, QWEN3 = (config_fields(architectures=[f"Qwen{n}ForCausalLM"]) for n in (2, 3))
 PHI4 = MODELS["Phi-4-mini-instruct"]
 PHI4["rope_scaling"] |= FACTORS
 MODELS["gemma-3-1b-it, scaled as gemma-3-4b-it"] = GEMMA3 | {
@@ -337,6 +338,12 @@ def test_a_converted_file_means_the_same_model(name):
             MODELS["EXAONE-4.0-32B"] | {"sliding_window_pattern": "LLLX"},
             "sliding_window_pattern is 'LLLX', expected a whole number",
         ),
+        (QWEN2 | {"mlp_bias": True}, "mlp_bias is True, expected false, since Qwen2ForCausalLM"),
+        (
+            QWEN2 | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": -1},
+            "max_window_layers is -1",
+        ),
+        (QWEN3 | {"layer_types": ["sliding_attention"] * 2}, r"layer_types\[0\] is 'sliding_"),
         (GRANITE | {"logits_scaling": 0}, "logits_scaling is 0, expected a number above 0"),
         (GRANITE | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1"),
         (PHI4 | {"partial_rotary_factor": 0.01}, "partial_rotary_factor is 0.01"),
