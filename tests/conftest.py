@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Set before the imports below: tests do not use the network.
@@ -50,6 +50,12 @@ def pytest_configure(config):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         folder = tempfile.TemporaryDirectory(prefix="mlx-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
+        # MLX looks here for kernels that it has compiled: let g++ build them once, not in each run.
+        compiled = Path(tempfile.gettempdir(), "mlx")
+        with suppress(OSError):
+            compiled.mkdir(exist_ok=True)
+            if os.access(compiled, os.W_OK):
+                Path(folder.name, "mlx").symlink_to(compiled)
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 

@@ -1,11 +1,29 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mlx_llama.core.backends.profile import matrix_parts, name_matrices
 from mlx_llama.core.files.checkpoint import open_checkpoint
+
+# Options of sampling that use every kernel
+EVERYTHING = dict(
+    temperature=0.9,
+    top_k=20,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.2,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    xtc_probability=0.5,
+    xtc_threshold=0.01,
+    logit_bias={5: 1.0},
+    seed=3,
+)
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +54,20 @@ def same_state(state: dict, other: dict) -> bool:
     return state.keys() == other.keys() and all(
         state[name].tobytes() == other[name].tobytes() for name in state
     )
+
+
+def in_chunks(model, to_numpy, tokens: np.ndarray, cuts: Iterable[int]) -> np.ndarray:
+    """Logits of `tokens` [B, T] in float32 [B, T, V], read in pieces from a cut to the next."""
+    cache, parts = model.make_cache(tokens.shape[1], len(tokens)), []
+    for start, end in itertools.pairwise(cuts):
+        logits = model.forward(tokens[:, start:end], start, cache, all_positions=True)
+        parts.append(to_numpy(logits))
+    return np.concatenate(parts, axis=1)
+
+
+def matrices_of(model) -> list:
+    """Every matrix of a model's products, layer by layer, then the head's."""
+    return [part for _, matrix in name_matrices(model) for part in matrix_parts(matrix)]
 
 
 def probes(model, to_numpy, tokens: np.ndarray) -> dict[str, np.ndarray]:

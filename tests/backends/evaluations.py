@@ -6,6 +6,19 @@ import contextlib
 from collections import Counter
 
 
+def watch_events(backend, monkeypatch) -> list[str]:
+    """A list to which each later launch and read of the backend adds its name."""
+    events: list[str] = []
+    for name in ("launch", "read"):
+        original = getattr(backend.runtime, name)
+        monkeypatch.setattr(
+            backend.runtime,
+            name,
+            lambda *a, name=name, original=original: (events.append(name), original(*a))[1],
+        )
+    return events
+
+
 @contextlib.contextmanager
 def counted(backend, monkeypatch):
     """Yield a Counter of "launch", "wait" and the "bytes" of the arrays waited for while the block

@@ -89,13 +89,10 @@ def load_case(name: str, backend: str):
 
 def count_weights(model) -> int:
     """Bytes of all matrices of a model, of this process."""
-    from mlx_llama.core.backends.profile import matrix_parts, name_matrices
+    from backends.conftest import matrices_of
 
-    matrices = {
-        id(part): part for _, matrix in name_matrices(model) for part in matrix_parts(matrix)
-    }
-    matrices[id(model.decoder.embedding.weight)] = model.decoder.embedding.weight
-    return sum(part.nbytes for part in matrices.values())
+    matrices = [*matrices_of(model), model.decoder.embedding.weight]
+    return sum({id(part): part.nbytes for part in matrices}.values())
 
 
 def count_sent() -> int:

@@ -16,7 +16,13 @@ from mlx_llama.core.generation.options import resolve
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
+from backends.triton_process import (  # noqa: E402
+    DEVICE,
+    HAS_GPU,
+    call,  # noqa: F401
+    computing,
+    fewer_programs,
+)
 
 
 def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
@@ -63,7 +69,6 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
     """Tokens of three steps of rows with adapters 1, 0, 2, 1 by kernels, captured, together and
     alone, and by torch's own operations."""
     from backends.recording import Recording
-    from backends.test_captured_step import fewer_programs
     from cuda_fallback.model import Llama
     from cuda_fallback.sampling import SamplingBatch
 

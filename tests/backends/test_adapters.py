@@ -92,6 +92,16 @@ def test_attention_beside_experts(name, compile, tmp_path):
     np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """(a base whose matrices have whole groups, the same in 4 bits)."""
+    folder = tmp_path_factory.mktemp("wide")
+    sizes = SIZES | dict(hidden_size=128, intermediate_size=192, head_dim=32, num_attention_heads=4)
+    base = make_checkpoint(folder / "wide", tokenizer=True, **sizes)
+    quantize(open_checkpoint(base), folder / "low", 4, 64)
+    return base, folder / "low"
+
+
 def greedy(backend, count):
     return backend.sampling_batch([options.resolve({"temperature": 0.0}).options] * count)
 
@@ -190,24 +200,11 @@ def test_several_processes_are_refused(folders, monkeypatch):
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_other_rows_do_not_change_a_row_s_bits(bits, folders, tmp_path):
+def test_other_rows_do_not_change_a_row_s_bits(bits, wide, tmp_path):
     """Of compiled programs, on low-bit weights: alone, among rows with the same adapter, with
     another, and without.
     """
-    low = tmp_path / "low"
-    quantize(
-        open_checkpoint(
-            make_checkpoint(
-                tmp_path / "wide",
-                tokenizer=True,
-                **SIZES
-                | dict(hidden_size=128, intermediate_size=192, head_dim=32, num_attention_heads=4),
-            )
-        ),
-        low,
-        4,
-        64,
-    )
+    _, low = wide
     adapters = [
         write_random(low, tmp_path / name, seed) for seed, name in enumerate(("one", "two"))
     ]
@@ -236,16 +233,8 @@ def test_other_rows_do_not_change_a_row_s_bits(bits, folders, tmp_path):
 
 
 @pytest.mark.parametrize("low_bit", [False, True], ids=["full width", "4 bits"])
-def test_mlx_lm_s_adapters(low_bit, tmp_path, backend):
-    wide = make_checkpoint(
-        tmp_path / "wide",
-        tokenizer=True,
-        **SIZES | dict(hidden_size=128, intermediate_size=192, head_dim=32, num_attention_heads=4),
-    )
-    base = wide
-    if low_bit:
-        base = tmp_path / "low"
-        quantize(open_checkpoint(wide), base, 4, 64)
+def test_mlx_lm_s_adapters(low_bit, wide, tmp_path, backend):
+    base = wide[low_bit]
     folder = write_mlx(base, tmp_path / "adapter")
     wanted = mlx_logits(base, folder, TOKENS)
     model = backend.load(

@@ -141,15 +141,6 @@ def test_recent_tokens(model):
     assert to_numpy(cache.recent(2)).tolist() == ids(6)[:, 1:3].tolist()
 
 
-def test_reset_gives_the_storage_back(model):
-    model, _ = model
-    cache = model.make_cache(8)
-    model.forward(ids(5), 0, cache)
-    assert cache.nbytes > 0
-    cache.reset()
-    assert cache.length == 0 and cache.nbytes == 0 and cache.state() == {}
-
-
 def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
     from mlx_llama.core.models import rope
 
@@ -189,43 +180,33 @@ def test_a_sliding_window_across_a_growth_step(load, tmp_path):
     assert relative_error(to_numpy(model.forward(ids(300)[:, 299:], 299, cache)), wanted) < 1e-4
 
 
-@pytest.mark.parametrize("rope_type", ["default", "llama3"])
-def test_far_positions_are_rotated_alike(rope_type, load, tmp_path):
-    """Angles of thousands of radians leave float32 few digits, so they are computed in float64 for
-    all backends.
+@pytest.mark.parametrize(
+    "dtype, scaled, bound",
+    [("float32", False, 1e-6), ("float32", True, 1e-6), ("bfloat16", True, 2**-6)],
+)
+def test_far_positions_are_rotated_alike(dtype, scaled, bound, backend, tmp_path):
+    """Angles of thousands of radians leave float32 few digits and bfloat16 none, so they are
+    computed in float64 for all backends.
     """
     from mlx_llama.core.models import rope
 
-    scaling = (
-        None
-        if rope_type == "default"
-        else dict(
-            rope_type="llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=8192,
-        )
+    scaling = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+    scaling |= dict(original_max_position_embeddings=8192)
+    fields = dict(max_position_embeddings=131072, rope_theta=500000.0)
+    path = make_checkpoint(
+        tmp_path / "m", dtype=dtype, rope_scaling=scaling if scaled else None, **fields
     )
-    folder = make_checkpoint(
-        tmp_path / "m", max_position_embeddings=131072, rope_theta=500000.0, rope_scaling=scaling
-    )
-    model, to_numpy = load(folder)
-    cache, at, seen = model.make_cache(131072), 100_000, {}
+    model = backend.load(open_checkpoint(path), dtype if backend.name != "cpu" else "float32")
+    cache, at, seen = model.make_cache(131072), 100_001, {}
     cache.lengths[0] = at  # zeros in place of the tokens before
-    model.forward(
-        ids(3), at, cache, probe=lambda name, array: seen.__setitem__(name, to_numpy(array))
-    )
+    listen = lambda name, array: seen.__setitem__(name, backend.runtime.to_numpy(array))  # noqa: E731
+    model.forward(ids(3), at, cache, probe=listen)
     frequencies, factor = rope.inverse_frequencies(model.config)
     turn = np.exp(1j * np.arange(at, at + 3)[:, None] * frequencies) * factor
     before = seen["0.query"][..., :8].astype(np.complex128) + 1j * seen["0.query"][..., 8:]
     after = before * turn
-    assert (
-        relative_error(
-            seen["0.query_rope"], np.concatenate([after.real, after.imag], -1).astype(np.float32)
-        )
-        < 1e-6
-    )
+    wanted = np.concatenate([after.real, after.imag], -1).astype(np.float32)
+    assert relative_error(seen["0.query_rope"], wanted) < bound
 
 
 def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(

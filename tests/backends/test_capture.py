@@ -19,22 +19,10 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from backends.triton_process import compile_call  # noqa: E402, F401
 
 # On the meta device these compute nothing, so that they do not fail by themselves.
-WAITS = {
-    "_local_scalar_dense",
-    "item",
-    "equal",
-    "is_nonzero",
-    "_assert_async",
-    "nonzero",
-    "bincount",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "pin_memory",
-    "_pin_memory",
-    "record_stream",
-}
+WAITS = set(
+    "_local_scalar_dense item equal is_nonzero _assert_async nonzero bincount masked_select "
+    "_unique2 unique_dim unique_consecutive pin_memory _pin_memory record_stream".split()
+)
 
 
 class Watch(TorchDispatchMode):

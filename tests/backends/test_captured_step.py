@@ -18,7 +18,7 @@ import pytest
 from making import config_checkpoint, config_fields, make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
-from backends.conftest import relative_error
+from backends.conftest import EVERYTHING, relative_error
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.generation import options
 from mlx_llama.core.models.config import RopeConfig
@@ -32,21 +32,9 @@ from backends.triton_process import (  # noqa: E402
     call,  # noqa: F401
     compile_call,  # noqa: F401
     computing,
+    fewer_programs,
 )
 
-EVERYTHING = dict(
-    temperature=0.9,
-    top_k=20,
-    top_p=0.9,
-    min_p=0.01,
-    repetition_penalty=1.2,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    xtc_probability=0.5,
-    xtc_threshold=0.01,
-    logit_bias={5: 1.0},
-    seed=3,
-)
 SAMPLING = {
     "greedy": dict(temperature=0),
     "noise": dict(temperature=1.0, seed=2**63 + 5),
@@ -109,7 +97,7 @@ def rows_and_products(dtype) -> dict[str, float]:
         same, alone = decode.add_rms_norm(x, None, weight, 1e-5)
         assert same is x
         errors[f"norm alone {E}"] = worst(alone, rms_normed(x.double(), weight.double()))
-    for N, K in ((1, 16), (7, 100), (130, 1024), (6, 2500)):
+    for N, K in ((1, 16), (7, 100), (34, 1024), (6, 2500)):
         x, weight = made(3, K, dtype=dtype), made(N, K, dtype=dtype, seed=1)
         bias = made(N, dtype=dtype, seed=2)
         errors[f"product {N} {K}"] = worst(
@@ -189,8 +177,7 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
     splits = heads.view(2, 1, H + 2 * G, D).transpose(1, 2)
     pairs = [((0, 1), None), ((63, 64), None), ((300, 20), Window(100))]
     if D == 16:
-        if not HAS_GPU:
-            fewer_programs()
+        fewer_programs()
         pairs += [((255, 256), None), ((100, 99), Window(100))]
         pairs += [((100, 99), Window(100, is_chunk=True)), ((307, 20), Window(7, is_chunk=True))]
     for positions, window in pairs:
@@ -340,14 +327,6 @@ def checkpoint(name: str) -> Path:
     return make_checkpoint(path, max_position_embeddings=2048, **MODELS[name])
 
 
-def fewer_programs() -> None:
-    """Launch few programs: each costs the interpreter milliseconds."""
-    from cuda_fallback.kernels import attention, packed, products
-
-    products.ROWS, products.PROGRAMS, attention.PIECES, attention.PROGRAMS = 64, 1, 4, 4
-    packed.WARPS, packed.PROGRAMS = 4, 1
-
-
 def loaded(
     path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **options
 ):
@@ -407,12 +386,12 @@ def plain_and_replayed(path: Path, settings: dict, count: int) -> tuple:
 @pytest.mark.parametrize(
     "name, case",
     [
-        *((name, "noise") for name in ("float32", "float16", "qwen3", "low-bit")),
+        *((name, "noise") for name in ("float32", "float16", "low-bit")),
         ("float32", "everything"),
     ],
 )
 def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(name, case, call):
-    plain, replayed, forward, again = call(plain_and_replayed, checkpoint(name), SAMPLING[case], 6)
+    plain, replayed, forward, again = call(plain_and_replayed, checkpoint(name), SAMPLING[case], 4)
     assert (replayed[0], again[0]) == (plain[0], plain[0][:3])
     for part in plain[1]:
         np.testing.assert_array_equal(replayed[1][part], plain[1][part])
@@ -445,7 +424,7 @@ def shared_steps(path: Path) -> tuple:
 
     def work(i: int) -> None:
         settings, prompt, capacity = requests[i]
-        together[i] = decoded(llama, 5, settings, llama.make_cache(capacity), prompt)[0]
+        together[i] = decoded(llama, 3, settings, llama.make_cache(capacity), prompt)[0]
 
     def run_locked(*arguments, **named) -> None:
         with lock:
@@ -455,12 +434,12 @@ def shared_steps(path: Path) -> tuple:
         if not HAS_GPU:
             patch.setattr(packed, "run", run_locked)  # Triton's interpreter runs one grid at a time
         llama = loaded(path)
-        alone = [decoded(llama, 5, settings, prompt=prompt)[0] for settings, prompt, _ in requests]
+        alone = [decoded(llama, 3, settings, prompt=prompt)[0] for settings, prompt, _ in requests]
         assert len(llama._runner._steps) == 2  # seeds share a graph
         for settings, prompt, capacity in requests:
             tokens = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60
             turns.append([sampler(settings), llama.make_cache(capacity), tokens, []])
-        for _ in range(5):
+        for _ in range(3):
             for turn in turns:
                 draw, cache, token, tokens = turn
                 turn[2] = llama.step(token, cache.length, cache, draw)

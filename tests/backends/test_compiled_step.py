@@ -15,10 +15,10 @@ from machine import open_backend, to_run
 from making import make_checkpoint
 from making_gguf import make_gguf
 
-from backends.conftest import relative_error, transformers_logits
+from backends.conftest import EVERYTHING, relative_error, transformers_logits
 from mlx_llama import load
 from mlx_llama.core.backends.positions import GROWTH
-from mlx_llama.core.errors import BackendError, ContextError
+from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
 
@@ -41,19 +41,6 @@ MODELS = {
     ),
 }
 LOW_BIT = ("Q4_0", "mixed")
-EVERYTHING = dict(
-    temperature=0.9,
-    top_k=20,
-    top_p=0.9,
-    min_p=0.01,
-    repetition_penalty=1.2,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    xtc_probability=0.5,
-    xtc_threshold=0.01,
-    logit_bias={5: 1.0},
-    seed=3,
-)
 SAMPLING = {"greedy": dict(temperature=0), "everything": EVERYTHING}
 
 
@@ -275,17 +262,3 @@ def test_a_prompt_of_one_token_is_a_step(compile, mlx):
     for token in ([[7]], np.array([[7]]), np.array([[7]], np.int32)):
         cache = model.make_cache(6)
         assert mlx.read(model.step(token, 0, cache, draw)) == wanted
-    with pytest.raises(ContextError, match="token id 999"):
-        model.step([[999]], 1, cache, draw)
-
-
-def test_a_step_checks_its_position(mlx):
-    model = loaded(mlx, "float32", True)
-    draw, cache = sampler(mlx, temperature=0), model.make_cache(6)
-    token = model.step(np.array([[1, 2, 3, 4, 5]], np.int32), 0, cache, draw)
-    with pytest.raises(ContextError, match="index_pos is 3"):
-        model.step(token, 3, cache, draw)
-    token = model.step(token, 5, cache, draw)
-    with pytest.raises(ContextError, match="do not fit"):
-        model.step(token, 6, cache, draw)
-    assert cache.length == 6

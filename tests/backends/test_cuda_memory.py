@@ -9,6 +9,7 @@ import pytest
 from machine import device_of, to_run
 from making import make_checkpoint
 
+from backends.conftest import EVERYTHING
 from mlx_llama import load
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
@@ -233,19 +234,7 @@ def test_nothing_waits_in_secret(device, toy):
     """In torch's sync debug mode every wait for the GPU, except reading a token, raises."""
     if device == "cpu":
         pytest.skip("torch computes at once on the CPU: there is nothing to wait for")
-    for options in (
-        dict(temperature=0),
-        dict(
-            temperature=0.9,
-            top_k=20,
-            top_p=0.9,
-            min_p=0.01,
-            repetition_penalty=1.2,
-            presence_penalty=0.1,
-            logit_bias={5: 1.0},
-            seed=3,
-        ),
-    ):
+    for options in (dict(temperature=0), EVERYTHING):
         for compile in (True, False):
             llm = load(toy, backend="cuda", device="gpu", compile=compile)
             chat = llm.chat(**options)

@@ -13,6 +13,7 @@ import pytest
 from making import make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
+from backends.conftest import EVERYTHING
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
@@ -35,19 +36,6 @@ MIXED = [
     dict(temperature=1.0, seed=2**63 + 5),
     dict(temperature=0.7, top_k=3, seed=1),
     dict(temperature=1.3, top_p=0.7, seed=2),
-    dict(temperature=0.9, min_p=0.1, seed=3, logit_bias={5: 1.0, 9: -2.0}),
-    dict(temperature=0, repetition_penalty=1.4, repetition_context_size=3, logit_bias={7: 2.0}),
-    dict(
-        temperature=0.9,
-        top_k=20,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.2,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        seed=4,
-    ),
-    dict(temperature=0, presence_penalty=3.0, repetition_context_size=9),
 ]
 ALONE = [[3, 4, 5, 6], [7], [11, 12, 13, 14, 15, 16, 17, 18, 19], [9, 3], [21, 22, 23]]  # prompts
 
@@ -96,68 +84,22 @@ def test_options_for_another_number_of_rows_are_refused(toy):
         model.step([[1], [2]], 0, model.make_cache(8, rows=2), batch({}))
 
 
-@pytest.mark.parametrize("V", [1000, 50001])
-def test_a_row_draws_the_bits_that_it_draws_alone(V):
-    rng = np.random.default_rng(V)
-    order = rng.permutation(np.repeat(np.arange(len(MIXED)), 2))
-    logits = torch.from_numpy((3 * rng.standard_normal((len(order), V))).astype(np.float32)).to(
-        DEVICE
-    )
-    recent = torch.from_numpy(rng.integers(-1, 30, (len(order), 20)).astype(np.int32)).to(DEVICE)
-    positions = rng.integers(1, 1000, len(order)).tolist()
-    together = batch(*(MIXED[i] for i in order))
-    assert together.window == 20
-    scores, tokens = together.processed(logits, recent), together(logits, positions, recent)
-    assert tokens.shape == (len(order), 1) and tokens.dtype == torch.int32
-    for row, i in enumerate(order):
-        alone = batch(MIXED[i])
-        history = recent[row : row + 1, 20 - alone.window :]
-        if MIXED[i]["temperature"]:
-            wanted = alone.processed(logits[row : row + 1], history)
-            assert torch.equal(scores[row], wanted[0]), MIXED[i]
-        assert torch.equal(
-            tokens[row : row + 1],
-            alone(logits[row : row + 1], positions[row : row + 1], history),
-        ), MIXED[i]
-
-
 # By kernels
 
 
 @functools.cache
 def kernel_checkpoint(name: str) -> Path:
+    home, small = Path(tempfile.mkdtemp()), dict(vocab_size=67, num_key_value_heads=1)
+    small |= dict(hidden_size=36, intermediate_size=50, max_position_embeddings=512)
     if name == "low-bit":
-        path = Path(tempfile.mkdtemp()) / "m.gguf"
-        make_gguf(path, max_position_embeddings=512, **LOW_BIT_MODEL)
-    elif name == "sliding":
-        path = make_checkpoint(
-            Path(tempfile.mkdtemp()) / "m",
-            num_hidden_layers=1,
-            hidden_size=36,
-            intermediate_size=50,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=12,
-            vocab_size=67,
-            tokenizer=False,
-            architectures=["MistralForCausalLM"],
-            sliding_window=11,
-        )
+        make_gguf(home / "m.gguf", max_position_embeddings=512, **LOW_BIT_MODEL)
+        return home / "m.gguf"
+    if name == "sliding":
+        small |= dict(architectures=["MistralForCausalLM"], sliding_window=11, num_hidden_layers=1)
+        small |= dict(num_attention_heads=2, head_dim=12)
     else:
-        path = make_checkpoint(
-            Path(tempfile.mkdtemp()) / "m",
-            num_hidden_layers=2,
-            hidden_size=36,
-            intermediate_size=50,
-            num_attention_heads=3,
-            num_key_value_heads=1,
-            head_dim=20,
-            vocab_size=67,
-            architectures=["Qwen3ForCausalLM"],
-            max_position_embeddings=512,
-            tokenizer=False,
-        )
-    return path
+        small |= dict(architectures=["Qwen3ForCausalLM"], num_attention_heads=3, head_dim=20)
+    return make_checkpoint(home / "m", tokenizer=False, **small)
 
 
 @functools.cache
@@ -314,21 +256,13 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
     """Rows of a cache read TEXT in chunks; compare each position's bits with the decoded ones.
     Returns how many.
     """
-    from cuda_fallback.kernels import attention, cuda_graph, packed, products
+    from cuda_fallback.kernels import attention, cuda_graph
 
     _, model = plain_and_invariant(name, bits)
     with computing(True), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_graph, "MAX_ROWS", 16)  # the longest chunk takes two steps
-        if not HAS_GPU:  # 16 positions at a time, and few programs
-            for module, constant, few in (
-                (attention, "TILE", 1),
-                (attention, "PIECES", 4),
-                (attention, "PROGRAMS", 4),
-                (products, "ROWS", 64),
-                (packed, "PROGRAMS", 1),
-                (packed, "WARPS", 4),
-            ):
-                patch.setattr(module, constant, few)
+        if not HAS_GPU:
+            patch.setattr(attention, "TILE", 1)  # 16 positions at a time
         (wanted, state), compared = decoded_text(name, bits), 0
         cache = model.make_cache(len(TEXT), rows=3)
         for kind, *arguments in events:
@@ -388,9 +322,9 @@ def steps_over_prompts(name: str) -> dict:
     _, model = plain_and_invariant(name, None)
     with computing(True):
         cache, prompts = model.make_cache(40, rows=4), [TEXT[:5], TEXT[7:12]]
-        draws = [batch(MIXED[1]), batch(MIXED[6])]
+        draws = [batch(MIXED[1]), batch(EVERYTHING)]
         together = model.step(
-            prompts, [0, 0], cache, batch(MIXED[1], MIXED[6]), rows=[3, 1]
+            prompts, [0, 0], cache, batch(MIXED[1], EVERYTHING), rows=[3, 1]
         ).tolist()
         alone, verified, stepped = [], [], []
         for prompt, draw in zip(prompts, draws):
@@ -469,7 +403,7 @@ def replayed_rows(path: Path) -> dict:
     model, alone = loaded(path), []
     point, points, drawn = StateView.point, [], {}
     with computing(True), pytest.MonkeyPatch.context() as patch:
-        for i, settings in enumerate(MIXED[:4]):
+        for i, settings in enumerate(MIXED):
             cache, token, draw, tokens = model.make_cache(300), [[30 + i]], batch(settings), []
             model.forward([ALONE[i]], 0, cache)
             for _ in range(5):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from machine import device_of
 
-from backends.evaluations import counted
+from backends.conftest import EVERYTHING
+from backends.evaluations import counted, watch_events
 from mlx_llama import load
 
 
@@ -21,23 +22,8 @@ def llm(backend, toy):
     return loaded(backend, toy)
 
 
-OPTIONS = [
-    dict(),
-    dict(
-        temperature=0.9,
-        top_k=20,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.2,
-        presence_penalty=0.1,
-        logit_bias={5: 1.0},
-        seed=3,
-    ),
-]
-
-
 @pytest.mark.parametrize("compile", [None, True, False])
-@pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "everything"])
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["greedy", "everything"])
 def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monkeypatch):
     n = 20
     if compile and backend.name == "cuda" and device_of(backend) == "cpu":
@@ -94,13 +80,6 @@ def test_a_stray_wait_in_the_model_is_seen(stray, toy, backend, monkeypatch):
 def test_the_next_step_is_launched_before_the_token_is_read(llm, backend, monkeypatch):
     if not backend.runs_ahead:
         pytest.skip(f"{backend.device_name} computes at once")
-    events: list[str] = []
-    for name in ("launch", "read"):
-        original = getattr(backend.runtime, name)
-        monkeypatch.setattr(
-            backend.runtime,
-            name,
-            lambda *a, name=name, original=original: (events.append(name), original(*a))[1],
-        )
+    events = watch_events(backend, monkeypatch)
     llm.generate("Once upon", max_tokens=4)
     assert events == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]

@@ -12,9 +12,6 @@ from machine import device_of
 from making import make_checkpoint
 from transformers import AutoModelForCausalLM
 
-from backends.conftest import relative_rms
-from mlx_llama.core.files.checkpoint import open_checkpoint
-
 LENGTH = 16_384
 # bytes; the scores of all pairs of positions would take 4.3 GB, half of it behind a causal mask
 BUDGET = 260e6
@@ -76,43 +73,3 @@ def reference(folder: str) -> str:
             0, LENGTH:
         ]
     return " ".join(map(str, answer.tolist()))
-
-
-def test_angles_far_in_a_prompt_are_not_rounded_to_the_activations_width(backend, tmp_path):
-    """In bfloat16 position 16,000 would be 16,000 or 16,064, and an angle some turns off."""
-    if backend.name == "cpu":
-        pytest.skip("the cpu backend computes in float32")
-    folder = make_checkpoint(
-        tmp_path / "m",
-        dtype="bfloat16",
-        max_position_embeddings=32_768,
-        num_hidden_layers=1,
-        hidden_size=64,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
-    start, count, step = 16_001, 8, 500
-    tokens = np.random.default_rng(0).integers(3, 384, start + count).tolist()
-    logits, probes = [], {}
-    for dtype in ("bfloat16", "float32"):
-        model = backend.load(open_checkpoint(folder), dtype)
-        cache = model.make_cache(start + count)
-        for first in range(0, start, step):
-            model.forward([tokens[first : min(first + step, start)]], first, cache)
-
-        def listen(name, x, dtype=dtype):
-            probes[dtype, name] = backend.runtime.to_numpy(x).astype(np.float32)
-
-        out = model.forward([tokens[start:]], start, cache, all_positions=True, probe=listen)
-        logits.append(backend.runtime.to_numpy(out).astype(np.float32))
-    half = np.arange(32)
-    angles = np.arange(start, start + count)[:, None] * 10000.0 ** (-half / 32)  # float64
-    cosines, sines = np.cos(angles), np.sin(angles)
-    for dtype, tolerance in (("bfloat16", 2**-6), ("float32", 2e-3)):
-        query = probes[dtype, "0.query"]
-        first, second = query[..., :32], query[..., 32:]
-        wanted = [first * cosines - second * sines, second * cosines + first * sines]
-        wanted = np.concatenate(wanted, axis=-1)
-        error = np.abs(probes[dtype, "0.query_rope"] - wanted).max()
-        assert error < tolerance * np.abs(wanted).max()
-    assert relative_rms(*logits) < 0.03

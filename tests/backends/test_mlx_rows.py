@@ -186,22 +186,23 @@ def play(batch: Batch, schedule) -> None:
             batch.step(list(rest[0])[: rest[1]], rest[2])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name, bits",
+    [*((name, None) for name in MODELS), *((name, 8) for name in ("plain", "sliding", "qwen3"))],
+)
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(schedule=SCHEDULE)
-def test_tokens_do_not_depend_on_the_rest_of_the_batch(name, mlx, schedule):
-    model = loaded(mlx, name)
-    play(
-        Batch(mlx, model, ROWS, 64 if name == "dynamic" else 600),
-        [
-            (what, rest[0], rest[1] % 40 + 1)
-            if what == "start" and name == "dynamic"
-            else (what, *rest)
+def test_tokens_do_not_depend_on_the_rest_of_the_batch(name, bits, mlx, schedule):
+    if bits:  # a restored state is packed anew
+        schedule = [part for part in schedule if part[0] != "copy"]
+    if name == "dynamic":
+        schedule = [
+            (what, rest[0], rest[1] % 40 + 1) if what == "start" else (what, *rest)
             for what, *rest in schedule
-        ],
-    )
+        ]
+    play(Batch(mlx, loaded(mlx, name, bits=bits), ROWS, 64 if name == "dynamic" else 600), schedule)
 
 
 def test_traced_rows_come_and_go(mlx):
@@ -707,17 +708,6 @@ def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
         assert 0 < np.abs(got - np.array(exact)).max() < 0.03
         for parts, numbers in ((keys, key), (values, value)):
             assert relative_rms(np.array(packing.unpack(parts)), np.array(numbers)) < 7e-3
-
-
-@pytest.mark.parametrize("name", ["plain", "sliding", "qwen3"])
-@settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(schedule=SCHEDULE)
-def test_tokens_of_eight_bits_do_not_depend_on_the_rest_of_the_batch(name, mlx, schedule):
-    model = loaded(mlx, name, bits=8)
-    # a restored state is packed anew
-    play(Batch(mlx, model, ROWS, 600), [part for part in schedule if part[0] != "copy"])
 
 
 @pytest.mark.parametrize("bits", [8, 16])

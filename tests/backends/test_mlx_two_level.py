@@ -17,7 +17,7 @@ import pytest
 from machine import open_backend
 from making_gguf import HALVES, dequantise, make_gguf, random_blocks
 
-from backends.conftest import relative_rms
+from backends.conftest import matrices_of, relative_rms
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.generation.options import resolve
@@ -119,17 +119,7 @@ def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
     before = mx.get_active_memory()
     model = mlx.load(checkpoint)
     held = mx.get_active_memory() - before
-    weights = [
-        model.decoder.embedding.weight,
-        model.decoder.head.weight,
-        model.decoder.blocks[0].attention.qkv.weight,
-        model.decoder.blocks[0].attention.out.weight,
-        model.decoder.blocks[0].mlp.gate_up.weight,
-        model.decoder.blocks[0].mlp.down.weight,
-    ]
-    weights = [
-        weight for each in weights for weight in (each if isinstance(each, tuple) else [each])
-    ]
+    weights = [*matrices_of(model), model.decoder.embedding.weight]
     assert sum(weight.nbytes for weight in weights) <= 1.04 * matrices
     assert held <= 1.15 * matrices
     planned = facts.weights_nbytes(checkpoint.tensors.values(), "float16", True)

@@ -11,7 +11,7 @@ import pytest
 from making import make_checkpoint
 
 from backends import conftest
-from backends.conftest import probes, relative_error
+from backends.conftest import in_chunks, probes, relative_error
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
@@ -30,17 +30,6 @@ FEATURES = {
             original_max_position_embeddings=16,
         ),
     ),
-    "new-rope-spelling": dict(
-        rope_theta=None,
-        rope_parameters=dict(
-            rope_type="llama3",
-            rope_theta=10000.0,
-            factor=4.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=32,
-        ),
-    ),
     "linear-rope": dict(rope_scaling=dict(type="linear", factor=2.5)),
     "dynamic-rope": dict(
         rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16
@@ -52,61 +41,15 @@ FEATURES = {
     "explicit-head-dim": dict(head_dim=32),
     "attention-bias": dict(attention_bias=True),
     "mlp-bias": dict(mlp_bias=True),
-    "mistral": dict(**MISTRAL, sliding_window=None),
     "mistral-sliding": dict(**MISTRAL, sliding_window=7),
-    "smollm2": dict(
-        num_attention_heads=3,
-        hidden_size=48,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        rope_theta=100000.0,
-    ),
     "gelu": dict(hidden_act="gelu_pytorch_tanh"),
-    "qwen2": dict(
-        architectures=["Qwen2ForCausalLM"], use_sliding_window=False, max_window_layers=1
-    ),
-    "qwen2-tied": dict(
-        architectures=["Qwen2ForCausalLM"],
-        tie_word_embeddings=True,
-        num_attention_heads=7,
-        hidden_size=56,
-        num_key_value_heads=1,
-        rms_norm_eps=1e-6,
-    ),
-    "qwen2-sliding": dict(
-        architectures=["Qwen2ForCausalLM"],
-        use_sliding_window=True,
-        sliding_window=7,
-        max_window_layers=1,
-    ),
-    "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
-    "qwen3-biases-tied": dict(
-        architectures=["Qwen3ForCausalLM"],
-        head_dim=20,
-        attention_bias=True,
-        tie_word_embeddings=True,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-    ),
-    "yi": dict(
-        rope_theta=5000000.0, rms_norm_eps=1e-5, num_key_value_heads=1, num_attention_heads=8
-    ),
 }
 LENGTH = 40
 
 
 @functools.cache
 def checkpoint(feature: str, dtype: str = "float32") -> Path:
-    fields = {
-        name: value
-        for name, value in FEATURES[feature].items()
-        if value is not None or name == "sliding_window"
-    }
-    folder = make_checkpoint(Path(tempfile.mkdtemp()) / feature, dtype=dtype, **fields)
-    if FEATURES[feature].get("rope_parameters"):
-        config = folder / "config.json"
-        config.write_text(config.read_text().replace('"rope_theta": 10000.0, "tie', '"tie'))
-    return folder
+    return make_checkpoint(Path(tempfile.mkdtemp()) / feature, dtype=dtype, **FEATURES[feature])
 
 
 def tokens() -> np.ndarray:
@@ -118,34 +61,21 @@ def transformers_logits(feature: str, dtype: str = "float32") -> np.ndarray:
     return conftest.transformers_logits(checkpoint(feature, dtype), tokens())
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_logits_are_those_of_transformers(feature, load):
-    model, to_numpy = load(checkpoint(feature))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True))
-    assert relative_error(got, transformers_logits(feature)) < 1e-4
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bit_weights_at_float32(dtype, load):
-    model, to_numpy = load(checkpoint("llama2-grouped", dtype))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True))
-    assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < 1e-4
-
-
-# Features that mlx-lm lacks, compared with transformers alone: rope_parameters, Mistral's
-
-
-@pytest.mark.parametrize("chunks", [[7, 20, 13], [1] * LENGTH, [16, 1, 1, 22]], ids=str)
-@pytest.mark.parametrize("feature", [f for f in FEATURES if f != "dynamic-rope"])
-def test_in_chunks_and_token_by_token(feature, chunks, load):
-    model, to_numpy = load(checkpoint(feature))
-    cache, got = model.make_cache(LENGTH, 2), []
-    for size in chunks:
-        at = cache.length
-        got.append(
-            to_numpy(model.forward(tokens()[:, at : at + size], at, cache, all_positions=True))
-        )
-    assert relative_error(np.concatenate(got, axis=1), transformers_logits(feature)) < 1e-4
+@pytest.mark.parametrize(
+    "feature, dtype",
+    [
+        *((feature, "float32") for feature in FEATURES),
+        ("llama2-grouped", "bfloat16"),
+        ("llama2-grouped", "float16"),
+    ],
+)
+def test_logits_are_those_of_transformers(feature, dtype, load):
+    """Of a prompt as a whole, in chunks and token by token."""
+    model, to_numpy = load(checkpoint(feature, dtype))
+    every_cut = [(0, LENGTH), (0, 16, 17, 18, LENGTH), range(LENGTH + 1)]
+    for cuts in every_cut[: 1 if feature == "dynamic-rope" else None]:
+        got = in_chunks(model, to_numpy, tokens(), cuts)
+        assert relative_error(got, transformers_logits(feature, dtype)) < 1e-4
 
 
 def test_dynamic_rope_with_a_cache_equals_transformers(load):
@@ -160,14 +90,8 @@ def test_dynamic_rope_with_a_cache_equals_transformers(load):
         first = peer(ids[:, :30], use_cache=True)
         wanted = [peer(ids[:, 30:31], past_key_values=first.past_key_values).logits.numpy()]
         wanted.append(peer(ids[:, 31:], past_key_values=first.past_key_values).logits.numpy())
-    model, to_numpy = load(folder)
-    cache = model.make_cache(LENGTH, 2)
-    model.forward(tokens()[:, :30], 0, cache)
-    got = [
-        to_numpy(model.forward(tokens()[:, a:b], a, cache, all_positions=True))
-        for a, b in ((30, 31), (31, LENGTH))
-    ]
-    assert relative_error(np.concatenate(got, 1), np.concatenate(wanted, 1)) < 1e-4
+    got = in_chunks(*load(folder), tokens(), (0, 30, 31, LENGTH))[:, 30:]
+    assert relative_error(got, np.concatenate(wanted, 1)) < 1e-4
 
 
 @functools.cache
@@ -234,7 +158,7 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
 
 
 @pytest.mark.parametrize("compile", [None, False])
-@pytest.mark.parametrize("feature", ["llama2-grouped", "mistral-sliding", "yi"])
+@pytest.mark.parametrize("feature", ["llama2-grouped", "mistral-sliding"])
 def test_the_last_position_alone_is_the_last_of_all(feature, compile, backend):
     """The last layer of a prompt computes one position, and still stores all keys and values."""
     model = backend.load(open_checkpoint(checkpoint(feature)), "float32", compile=compile)

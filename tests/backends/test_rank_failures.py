@@ -12,6 +12,7 @@ import psutil
 import pytest
 from launching import end, find_ranks, launch
 from machine import missing
+from making import make_checkpoint
 
 LIMIT = 10  # seconds
 ENDLESS = [
@@ -51,28 +52,24 @@ def await_end(pids, seconds) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["mlx", "cuda"])
 @pytest.mark.parametrize(
-    "way, victim, size", [("SIGSTOP", 1, 2), ("SIGKILL", 0, 2), ("SIGINT", 0, 2), ("SIGKILL", 2, 4)]
+    "backend, way, victim, size",
+    [
+        ("mlx", "SIGSTOP", 1, 2),
+        ("mlx", "SIGINT", 0, 2),
+        ("mlx", "SIGKILL", 2, 4),
+        ("cuda", "SIGSTOP", 1, 2),
+        ("cuda", "SIGINT", 0, 2),
+        ("cuda", "SIGKILL", 0, 2),
+    ],
 )
 def test_all_others_end(backend, way, victim, size, tmp_path):
     if reason := missing(backend):
         pytest.skip(reason)
     command = [*ENDLESS, "--backend", backend]
     if size == 4:
-        from making import make_checkpoint
-
-        command += [
-            "--model",
-            str(
-                make_checkpoint(
-                    tmp_path / "toy",
-                    num_attention_heads=4,
-                    num_key_value_heads=4,
-                    max_position_embeddings=4096,
-                )
-            ),
-        ]
+        toy = make_checkpoint(tmp_path / "toy", num_key_value_heads=4, max_position_embeddings=4096)
+        command += ["--model", str(toy)]
     errors = open(tmp_path / "errors", "w+b")
     process = launch(backend, size, *command, text=False, stderr=errors)
     try:

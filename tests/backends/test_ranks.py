@@ -30,7 +30,7 @@ def make_models(folder) -> dict[str, str]:
     """
     plain = make_checkpoint(folder / "plain")
     make_checkpoint(folder / "four tied", tie_word_embeddings=True, **SIZES)
-    make_checkpoint(folder / "four qwen3", architectures=["Qwen3ForCausalLM"], **SIZES)
+    make_checkpoint(folder / "qwen3", architectures=["Qwen3ForCausalLM"], **SIZES)
     make_checkpoint(
         folder / "biased", attention_bias=True, mlp_bias=True, intermediate_size=90, vocab_size=401
     )

@@ -12,30 +12,20 @@ from machine import open_backend
 from making import make_checkpoint
 from making_gguf import make_gguf
 
+from backends.conftest import EVERYTHING
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
 
 torch = pytest.importorskip("torch")
 
-from backends.test_captured_step import fewer_programs  # noqa: E402
-from backends.triton_process import DEVICE, call, computing  # noqa: E402, F401
+from backends.triton_process import call, computing, fewer_programs  # noqa: E402, F401
 
 PROMPT = [1, 17, 300, 45, 9]
 SAMPLING = {
     "greedy": {},
     "noise": {"temperature": 1.0, "seed": 2**63 + 5},
-    "everything": {
-        "temperature": 0.9,
-        "top_k": 20,
-        "top_p": 0.9,
-        "min_p": 0.01,
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.1,
-        "logit_bias": {5: 1.0},
-        "seed": 3,
-        "logprobs": 2,
-    },
+    "everything": {**EVERYTHING, "logprobs": 2},
 }
 
 
@@ -140,8 +130,7 @@ def compare(name: str, path, size: int = 2) -> None:
 
 
 def compare_by_kernels(path) -> None:
-    if DEVICE.type == "cpu":
-        fewer_programs()
+    fewer_programs()
     with computing(by_kernels=True):
         compare("cuda", path)
 

@@ -268,12 +268,18 @@ def test_a_row_draws_what_it_would_draw_alone(order, sampler, arrays, backend):
         recent = arrays(history[:, 6 - batch.window :]) if batch.window else None
         together = batch(arrays(scores), positions, recent)
         assert tuple(together.shape) == (len(rows), 1)
+        processed = backend.runtime.to_numpy(batch.processed(arrays(scores), recent))
         for i, (options, drawn) in enumerate(zip(rows, backend.read_all(together))):
             alone = sampler(options)
             history_alone = arrays(history[i : i + 1, 6 - alone.window :]) if alone.window else None
-            assert drawn == backend.read(
-                alone(arrays(scores[i : i + 1]), positions[i : i + 1], history_alone)
-            ), (trial, options)
+            single = arrays(scores[i : i + 1]), history_alone
+            assert drawn == backend.read(alone(single[0], positions[i : i + 1], single[1])), (
+                trial,
+                options,
+            )
+            if options.get("temperature"):
+                wanted = backend.runtime.to_numpy(alone.processed(*single))[0]
+                np.testing.assert_array_equal(processed[i], wanted, err_msg=str(options))
 
 
 def test_the_kind_of_a_batch_tells_features_and_no_values(sampler):

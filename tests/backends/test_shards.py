@@ -19,17 +19,10 @@ WIDE = {
     "num_key_value_heads": 4,
     "intermediate_size": 512,
 }
-SPLIT = {
-    "q_proj": 0,
-    "k_proj": 0,
-    "v_proj": 0,
-    "o_proj": 1,
-    "gate_proj": 0,
-    "up_proj": 0,
-    "down_proj": 1,
-    "embed_tokens": 0,
-    "lm_head": 0,
-}
+# The axis along which each module's matrix is split
+SPLIT = dict.fromkeys(
+    "q_proj k_proj v_proj gate_proj up_proj embed_tokens lm_head".split(), 0
+) | dict(o_proj=1, down_proj=1)
 
 
 @pytest.mark.parametrize("size", [2, 4])

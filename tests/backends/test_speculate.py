@@ -12,7 +12,7 @@ import pytest
 from machine import device_of
 from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
 
-from backends.evaluations import counted
+from backends.evaluations import counted, watch_events
 from mlx_llama import load
 from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.generation.options import GenerationOptions
@@ -32,7 +32,6 @@ PROMPTS = [
 ]
 VARIANTS = {
     "plain": {},
-    "grouped": {"num_key_value_heads": 1},
     "tied": {"tie_word_embeddings": True},
     "window": {"sliding_window": 12, "architectures": ["MistralForCausalLM"]},
     "sinks": {
@@ -42,15 +41,6 @@ VARIANTS = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": 12,
-    },
-    "llama3": {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        }
     },
 }
 SAMPLING = {
@@ -194,14 +184,7 @@ def test_no_step_runs_ahead_where_a_draft_may_follow(backend, loaded, monkeypatc
     assert done.launches == done.waits  # no launch without a read
     # The prompt has no repetition to draft from, so its first tokens run ahead as without
     # speculation.
-    events: list[str] = []
-    for name in ("launch", "read"):
-        original = getattr(backend.runtime, name)
-        monkeypatch.setattr(
-            backend.runtime,
-            name,
-            lambda *a, name=name, original=original: (events.append(name), original(*a))[1],
-        )
+    events = watch_events(backend, monkeypatch)
     loaded()[0].generate([1, 50, 60, 70], max_tokens=4, speculate="prompt")
     assert events[:3] == ["launch", "launch", "read"]
 
@@ -391,24 +374,3 @@ def test_a_long_draft_prompt_is_taken_in_chunks_within_its_context(here, loaded,
         assert done.tokens == llm.generate(prompt, max_tokens=30, speculate="none").tokens
         assert (done.drafted > 0) == (size < 64)
         assert done.accepted == done.drafted  # the draft model has the same weights
-
-
-def test_transformers_prompt_lookup_gives_these_tokens(loaded):
-    """Against transformers' own speculation on the same checkpoint."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    plain, drafting = loaded()
-    peer = AutoModelForCausalLM.from_pretrained(plain.checkpoint.path, dtype=torch.float32)
-    for prompt in PROMPTS[:5]:
-        with torch.no_grad():
-            wanted = peer.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=50,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=2,
-                prompt_lookup_num_tokens=8,
-            )[0, len(prompt) :].tolist()
-        assert plain.generate(prompt, max_tokens=50, speculate="prompt").tokens == wanted
-        assert drafting.generate(prompt, max_tokens=50).tokens == wanted

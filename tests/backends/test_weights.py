@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from making import make_checkpoint
 
+from backends.conftest import matrices_of
 from cpu_fallback import ops
 from cpu_fallback.model import Llama
 from mlx_llama.core.backends.load_options import LoadOptions
@@ -18,20 +19,10 @@ STORED = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 def named_matrices(model) -> dict:
     """The CPU model's matrices by module name."""
-    named = {
-        "model.embed_tokens": model.decoder.embedding.weight,
-        "lm_head": model.decoder.head.weight,
-    }
-    for block in model.decoder.blocks:
-        spec = block.attention.spec
-        parts = (
-            *block.attention.qkv.weight,
-            block.attention.out.weight,
-            *block.mlp.gate_up.weight,
-            block.mlp.down.weight,
-        )
-        named |= dict(zip((*spec.qkv, spec.out, *spec.gate_up, spec.down), parts, strict=True))
-    return named
+    layers = model.config.layers
+    names = [name for s in layers for name in (*s.qkv, s.out, *s.gate_up, s.down)]
+    named = dict(zip((*names, "lm_head"), matrices_of(model), strict=True))
+    return named | {"model.embed_tokens": model.decoder.embedding.weight}
 
 
 @pytest.mark.parametrize("dtype", STORED)

@@ -39,6 +39,15 @@ def computing(by_kernels: bool):
         yield
 
 
+def fewer_programs() -> None:
+    """Launch few programs: each costs the interpreter milliseconds. A GPU's are as they are."""
+    from cuda_fallback.kernels import attention, packed, products
+
+    if not HAS_GPU:
+        products.ROWS, products.PROGRAMS, attention.PIECES, attention.PROGRAMS = 256, 1, 4, 4
+        packed.WARPS, packed.PROGRAMS = 16, 1
+
+
 def patch_once() -> None:
     """Let Triton's interpreter patch the language once for the functions of a module, and not again
     at each call of one in a kernel. It takes two thirds of the time then.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -36,13 +36,13 @@ _ABSENT = (
 )
 
 
-def explain_absence(*names: object) -> str:
-    """Remedy for an architecture that is not supported."""
+def explain_absence(known: Iterable[str], *names: object) -> str:
+    """Why an architecture is not supported, or those that are (`known`), and the remedy."""
     spelled = [name.lower() for name in names if isinstance(name, str)]
     for starts, needed, instead in _ABSENT:
         if any(name.startswith(tuple(starts.split())) for name in spelled):
             return f"it needs {needed}, which are missing here: load {instead}, which runs"
-    return "load another model"
+    return f"supported are {', '.join(known)}; load another model"
 
 
 def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
@@ -73,12 +73,11 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     if (wrapper := next(wrappers, None)) is not None:
         read = read.inner(_text_part(read, wrapper))
         return BY_MODEL_TYPE[read.raw["model_type"]], read, True
-    known = ", ".join(FAMILIES)
     if isinstance(names, list) and names:
         if name not in BY_SPELLING:
             raise ConfigError(
-                f"{read.source}: architectures is {show(names)}, supported are {known}; "
-                f"{explain_absence(name, kind)}"
+                f"{read.source}: architectures is {show(names)}: "
+                f"{explain_absence(FAMILIES, name, kind)}"
             )
         family = BY_SPELLING[name]
         if kind is not None and (not isinstance(kind, str) or BY_MODEL_TYPE.get(kind) != family):
@@ -91,8 +90,8 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
         read.fail("architectures", names, "a list with one name")
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         raise ConfigError(
-            f"{read.source}: names no architecture (model_type is {show(kind)}), supported are "
-            f"{known}; {explain_absence(kind)}"
+            f"{read.source}: names no architecture (model_type is {show(kind)}): "
+            f"{explain_absence(FAMILIES, kind)}"
         )
     return BY_MODEL_TYPE[kind], read, False
 
@@ -108,8 +107,8 @@ def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
     kind = text.get("model_type") if isinstance(text, dict) else text
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         raise ConfigError(
-            f"{read.source}: text_config.model_type is {show(kind)}, supported are "
-            f"{', '.join(BY_MODEL_TYPE)}; {explain_absence(kind)}"
+            f"{read.source}: text_config.model_type is {show(kind)}: "
+            f"{explain_absence(BY_MODEL_TYPE, kind)}"
         )
     outer = (
         "quantization quantization_config torch_dtype dtype bos_token_id eos_token_id "

@@ -625,8 +625,8 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
     family = find_gguf(general.raw)
     if family is None:
         raise ConfigError(
-            f"{general.source}: general.architecture is {show(name)}, supported are "
-            f"{', '.join(map(repr, sorted(BY_GGUF)))}; {explain_absence(name)}"
+            f"{general.source}: general.architecture is {show(name)}: "
+            f"{explain_absence(sorted(BY_GGUF), name)}"
         )
     prefix = f"{name}."
     keys = [key for key in general.raw if key.startswith(prefix)]

@@ -95,6 +95,22 @@ def address(
     return array.ctypes.data
 
 
+class Outputs(Memory):
+    """Rows of `width` float32, NaN or `before`, with 16 more numbers that stay NaN."""
+
+    def __init__(self, rows: int, width: int, before: np.ndarray | None = None):
+        super().__init__((rows, width + 16), values=np.nan)
+        self.width = width
+        if before is not None:
+            address(before, np.float32, (rows, width))
+            self.array[:, :width] = before
+
+    def read(self) -> np.ndarray:
+        self.assert_guards()
+        assert np.isnan(self.array[:, self.width :]).all()
+        return self.array[:, : self.width].copy()
+
+
 class Library:
     """The kernels `wanted`, compiled as one module for a target. key: added to the key of the
     cached machine code.
@@ -137,7 +153,7 @@ class Library:
         rows[: len(ids)] += (
             ids if tensor.order is None else tensor.order[ids]
         ) * tensor.blocks.strides[0]
-        out = Memory((len(ids), width + 16), values=np.nan)
+        out = Outputs(len(ids), width)
         self._calls["embed", layout, tensor.format](
             rows.ctypes.data,
             len(ids),
@@ -145,9 +161,7 @@ class Library:
             out.array.ctypes.data,
             out.array.strides[0],
         )
-        out.assert_guards()
-        assert np.isnan(out.array[:, width:]).all()
-        return out.array[:, :width].copy()
+        return out.read()
 
     def product(
         self,
@@ -171,10 +185,7 @@ class Library:
         spans = -(-plan.columns // (SPAN * GROUP))
         x = address(records, np.uint8, (spans * x_layout.record(tokens),), 64)
         width = ROWS * plan.panels
-        out = Memory((tokens, width + 16), values=np.nan)
-        if before is not None:
-            address(before, np.float32, (tokens, width))
-            out.array[:, :width] = before
+        out = Outputs(tokens, width, before)
         weights = address(
             matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64
         )
@@ -189,9 +200,7 @@ class Library:
                 biases and biases + 4 * ROWS * first,
                 int(before is not None),
             )
-        out.assert_guards()
-        assert np.isnan(out.array[:, width:]).all()
-        return out.array[:, :width].copy()
+        return out.read()
 
     def unpacked(
         self,
@@ -209,9 +218,9 @@ class Library:
         panels = plan.panels // together * together
         tile_bytes = -(-plan.columns // (SPAN * GROUP)) * x_layout.record(tile)
         x = address(records, np.uint8, (tiles * tile_bytes,), 64)
-        out = Memory((tiles * tile, ROWS * panels + 16), values=np.nan)
         if before is not None:
-            out.array[:, : ROWS * panels] = before[:, : ROWS * panels]
+            before = np.ascontiguousarray(before[:, : ROWS * panels])
+        out = Outputs(tiles * tile, ROWS * panels, before)
         weights = address(
             matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64
         )
@@ -229,9 +238,7 @@ class Library:
                 biases and biases + 4 * ROWS * first,
                 int(before is not None),
             )
-        out.assert_guards()
-        assert np.isnan(out.array[:, ROWS * panels :]).all()
-        return out.array[:, : ROWS * panels].copy()
+        return out.read()
 
     def pack(
         self,

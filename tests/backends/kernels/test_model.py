@@ -17,7 +17,6 @@ import pytest
 
 from backends.conftest import relative_error
 from backends.kernels.models import LENGTH, MODELS, TOKENS, answer, load, model, plain
-from backends.kernels.weights import TARGETS
 from cpu_fallback.kernels import compilation, runner, workspace
 from cpu_fallback.kernels.target import available
 from mlx_llama.core.errors import ContextError
@@ -44,7 +43,7 @@ def test_every_model_is_numpys_at_float32(case):
 
 
 @pytest.mark.parametrize("bits,bound", [(16, 1e-3), (8, 0.2)])
-@pytest.mark.parametrize("case", ["Q4_K_M", "many formats", "Q8_0 tied"])
+@pytest.mark.parametrize("case", ["Q4_K_M", "Q8_0 tied"])
 def test_fixed_point_activations_stay_within_a_bound(case, bits, bound):
     wanted, _ = answer(plain(case))
     got, _ = answer(model(case, activation_bits=bits))
@@ -89,17 +88,14 @@ def test_plain_numpy_gives_the_same_answers_and_a_notice(how, monkeypatch):
 # ---- the same bits
 
 
-BITWISE = ("odd widths", "head 80, a window", "many formats", "Q4_K_M")
-
-
-@pytest.mark.parametrize("case", BITWISE)
-def test_the_bits_do_not_depend_on_threads_or_cuts(case):
-    for bits in (16, 32):
-        alone, _ = answer(model(case, 1, bits))
-        for threads in (1, 2, 3, 5):
-            for cuts in ((), (1,), (16, 17), (5, 12, 36), tuple(range(1, LENGTH))):
-                if threads > 1 and len(cuts) > 3 and case != BITWISE[-1]:
-                    continue
+@pytest.mark.parametrize(
+    "case, bits", [("odd widths", 32), ("many formats", 16), ("Q4_K_M", 16), ("Q4_K_M", 32)]
+)
+def test_the_bits_do_not_depend_on_threads_or_cuts(case, bits):
+    alone, _ = answer(model(case, 1, bits))
+    for threads in (1, 2, 3, 5):
+        for cuts in ((), (1,), (16, 17), (5, 12, 36), tuple(range(1, LENGTH))):
+            if threads == 1 or len(cuts) <= 3 or case == "Q4_K_M":
                 got, _ = answer(model(case, threads, bits), cuts=cuts)
                 np.testing.assert_array_equal(got, alone)
 
@@ -107,18 +103,14 @@ def test_the_bits_do_not_depend_on_threads_or_cuts(case):
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)  # tokens in one pass
 
 
-@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize(
-    "case,bits",
+    "case,bits,name",
     [
-        ("odd widths", 32),
-        ("head 20", 32),
-        ("head 36", 32),
-        ("many formats", 16),
-        ("Q4_K_M", 8),
-        ("Q4_K_M", 16),
-        ("Q4_K_M", 32),
-    ],
+        (case, bits, available()[0])
+        for case, bits in (("odd widths", 32), ("head 20", 32), ("Q4_K_M", 16), ("Q4_K_M", 32))
+    ]
+    # the narrowest target has other tiles
+    + [pytest.param("Q4_K_M", bits, available()[-1], marks=pytest.mark.slow) for bits in (8, 16)],
 )
 def test_a_token_has_the_same_bits_in_every_tile(case, bits, name, monkeypatch):
     """Alone, and in one pass with up to 16 others; probes as well."""
@@ -343,10 +335,8 @@ def test_views_and_embeddings_of_other_shapes_are_refused(monkeypatch):
             change(fresh(), page_tables=(*page_tables[:2], (page_tables[2][0][:0], 0))),
             "do not fit 0 positions",
         ),
-        (change(fresh(), pages=pages[:2]), "3 sequences do not fit a view of 3"),
         (change(fresh(), spans=spans[:1]), "3 sequences do not fit a view of 1 rows"),
         (change(fresh(), tables=(cosine.astype(np.float64), sine)), "rope table float64"),
-        (change(fresh(), tables=(cosine, sine[:, :-1])), "rope table"),
         (change(fresh(), tables=(cosine[:1], sine)), "rope table"),
         (change(fresh(), tables=(cosine, np.asfortranarray(sine))), "in C order"),
     ):

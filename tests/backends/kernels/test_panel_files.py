@@ -17,6 +17,7 @@ import pytest
 from launching import run_python
 from making_gguf import make_gguf
 
+from backends.conftest import matrices_of
 from cpu_fallback.kernels import panel_files, panels
 from cpu_fallback.model import Llama
 from mlx_llama.core.errors import LlamaError
@@ -79,17 +80,14 @@ def flip(content: bytearray, at: int) -> None:
 
 DAMAGE = {
     "any byte": lambda content: flip(content, 12345),
-    "last panel": lambda content: flip(content, len(content) - 129),
     "magic": lambda content: flip(content, len(content) - 128),
     "key": lambda content: flip(content, len(content) - 100),
-    "checksum": lambda content: flip(content, len(content) - 40),
     "trailer": lambda content: flip(content, len(content) - 1),
     "a page of zeros": lambda content: content.__setitem__(slice(4096, 8192), bytes(4096)),
     "two words swapped": lambda content: content.__setitem__(
         slice(0, 8), content[4:8] + content[0:4]
     ),
     "shorter": lambda content: content.__delitem__(slice(-4096, None)),
-    "longer": lambda content: content.extend(bytes(64)),
     "empty": lambda content: content.clear(),
 }
 
@@ -119,24 +117,13 @@ def test_a_file_cut_while_it_is_mapped_is_as_none(folder, model, monkeypatch):
         return read(mapped, offset, nbytes)
 
     monkeypatch.setattr(machine, "read_pages", cut)
-    arena = panel_files.find([part.plan for part in parts(first)], len(arena_of(first).bytes), None)
+    in_order = sorted(matrices_of(first), key=lambda part: part.start)
+    plans = [part.plan for part in in_order]
+    arena = panel_files.find(plans, len(arena_of(first).bytes), None)
     arena._checksum = lambda *_: pytest.fail("read")
     with ThreadPoolExecutor(1) as pool:
         assert arena.open(pool) is None
     assert not file.exists()
-
-
-def parts(model: Llama) -> list[panels.Panels]:
-    """All panels, in the arena's order."""
-    weights = [model.decoder.head.weight]
-    for block in model.decoder.blocks:
-        weights += [
-            *block.attention.qkv.weight,
-            block.attention.out.weight,
-            *block.mlp.gate_up.weight,
-            block.mlp.down.weight,
-        ]
-    return sorted(weights, key=lambda part: part.start)
 
 
 def test_a_model_file_that_changed_has_other_panels(folder, model, tmp_path):

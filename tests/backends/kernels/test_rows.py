@@ -26,7 +26,6 @@ CASES = [
     ("Q4_K_M", 16, None),
     ("many formats", 16, 8),
     ("head 36", 32, 16),
-    ("many formats", 16, 16),
     ("many formats", 8, None),
     ("head 128, dynamic rope", 32, None),
 ]
@@ -227,9 +226,9 @@ def test_codes_are_as_exact_as_those_of_llama_cpps_cache():
     assert error == pytest.approx(relative_rms(wanted, x), rel=0.01)
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-def test_probes_and_verification_read_few_bits(bits):
-    llama = model("many formats", 16, bits)
+@pytest.mark.parametrize("case", [CASES[4], CASES[5]], ids=str)
+def test_probes_and_verification_read_few_bits(case):
+    llama = model(*case)
     ids, seen = np.random.default_rng(2).integers(0, 384, (1, 70)).astype(np.int32), {}
     cache, sampling = llama.make_cache(100), SamplingBatch([resolve({}).options])
     logits = llama.forward(ids, 0, cache, all_positions=True, probe=seen.__setitem__)

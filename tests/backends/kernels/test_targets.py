@@ -48,11 +48,8 @@ def test_the_variable_chooses(monkeypatch):
         compilation.find_target()
 
 
-def test_numpy_is_the_choice_without_llvmlite(monkeypatch):
+def test_a_target_needs_llvmlite(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite", None)
-    monkeypatch.delenv(compilation.VARIABLE, raising=False)
-    target, reason = compilation.find_target()
-    assert target is None and "'llvmlite' is not installed (pip install llvmlite)" in reason
     monkeypatch.setenv(compilation.VARIABLE, "avx2")
     with pytest.raises(
         BackendError, match="MLX_LLAMA_CPU_TARGET=avx2 needs the package 'llvmlite'"
@@ -176,13 +173,10 @@ def flip(content: bytes, at: int) -> bytes:
 
 DAMAGE = {
     "empty": lambda content: b"",
-    "header only": lambda content: content[:40],
     "truncated": lambda content: content[:-1],
     "longer": lambda content: content + b"\0",
-    "text": lambda content: b"not machine code" * 100,
     "magic": lambda content: flip(content, 3),
     "key": lambda content: flip(content, 30),
-    "checksum": lambda content: flip(content, 60),
     "code": lambda content: flip(content, len(content) // 2),
     "last byte": lambda content: flip(content, -1),
 }

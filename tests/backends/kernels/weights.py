@@ -26,25 +26,8 @@ MLX = tuple(
     )
 )
 KINDS = (*FLOATS, *LOW_BIT, *MLX, *(f"mlx {mode}" for mode in FLOAT_MODES))
-FEW = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "Q4_0",
-    "Q5_1",
-    "Q8_0",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q6_K",
-    "IQ4_XS",
-    "MXFP4",
-    "mlx nvfp4",
-    "mlx mxfp8",
-    "mlx 4 64 float32",
-    "mlx 8 128 float16",
-    "mlx 6 64 bfloat16",
-)
+FEW = (*FLOATS, *"Q4_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q6_K IQ4_XS MXFP4".split())
+FEW += ("mlx nvfp4", "mlx mxfp8", "mlx 4 64 float32", "mlx 8 128 float16", "mlx 6 64 bfloat16")
 assert set(FEW) <= set(KINDS)
 
 

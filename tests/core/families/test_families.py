@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import refusal, shared_arithmetic
+from making import config_fields, refusal, shared_arithmetic
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.families import FAMILIES
@@ -36,6 +36,7 @@ MIXTRAL, QWEN3_MOE, GPT_OSS = (
     MODELS[name] for name in ("Mixtral 8x7B", "Qwen3 30B-A3B", "gpt-oss 20B")
 )
 HUNYUAN, APERTUS = MODELS["Hunyuan-7B-Instruct"], MODELS["Apertus-8B-Instruct-2509"]
+QWEN2, QWEN3 = (config_fields(architectures=[f"Qwen{n}ForCausalLM"]) for n in (2, 3))
 PHI4 = MODELS["Phi-4-mini-instruct"]
 PHI4["rope_scaling"] |= FACTORS
 MODELS["gemma-3-1b-it, scaled as gemma-3-4b-it"] = GEMMA3 | {
@@ -323,6 +324,8 @@ BAD_VALUES = [
     (SMOLLM3, "no_rope_layers", [1, 0], "a list of 36 numbers"),
     (SMOLLM3 | {"no_rope_layers": None}, "no_rope_layer_interval", 0, ""),
     (EXAONE, "sliding_window_pattern", "LLLX", "a whole number"),
+    (QWEN2, "mlp_bias", True, "false, since Qwen2ForCausalLM"),
+    (QWEN2 | {"use_sliding_window": True, "sliding_window": 7}, "max_window_layers", -1, ""),
     (GRANITE, "logits_scaling", 0, "a number above 0"),
     (GRANITE, "partial_rotary_factor", 0.5, "1"),
     (GRANITE, "hidden_act", "xielu", "one of"),
@@ -355,6 +358,7 @@ REFUSED = [
     (PHI4 | {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "short_factor is .*48 numbers"),
     (PHI4 | {"rope_scaling": LONGROPE}, "long_factor is missing"),
     (GEMMA2 | {"layer_types": CHUNKED * 26}, r"layer_types\[0\] is 'chunked_attention'"),
+    (QWEN3 | {"layer_types": ["sliding_attention"] * 2}, r"layer_types\[0\] is 'sliding_"),
     (GPT_OSS | {"layer_types": CHUNKED * 24}, r"layer_types\[0\] is 'chunked_attention'"),
     (
         GEMMA3 | {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "chunked": {}}},
@@ -395,4 +399,4 @@ def test_a_gguf_file_of_a_model_that_does_not_run_says_what_is_missing(name, nee
     metadata = {"general.architecture": name}
     call = lambda: LlamaConfig.from_gguf(metadata, {}, {}, "float16", "model.gguf")  # noqa: E731
     message = refusal(call, kind=ConfigError)
-    assert re.search(f"general.architecture is '{name}', .*{needed}.*which runs", message)
+    assert re.search(f"general.architecture is '{name}': .*{needed}.*which runs", message)

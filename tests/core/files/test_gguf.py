@@ -247,7 +247,7 @@ EPS, EOS = "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.eos_token_i
 SAME = "the same number for all layers"
 # (key, value, its type, message); "" for "is VALUE"; without a value the key is missing
 WRONG = [
-    ("general.architecture", "gemma", V.STRING, "is 'gemma', supported are"),
+    ("general.architecture", "gemma", V.STRING, "is 'gemma': supported are"),
     ("general.architecture", [1, 2], V.ARRAY, ""),
     ("general.type", [1, 2], V.ARRAY, ""),
     ("general.type", "adapter", V.STRING, "is 'adapter', expected 'model'"),
