@@ -19,12 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
 from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 
 from .answers import Answers, Ask, Desk, Failure, prepare, refuse, until_gone
 from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
-from .fields import NOT_AS_SENT, note
+from .fields import NOT_AS_SENT, AdapterScales, note
+from .keeper import Keeper
 from .tooling import Piece, Reader
 
 Result = TypeVar("Result")
@@ -82,9 +84,7 @@ def reply_refusal(request: Request, refusal: Refusal) -> Response:
 
 async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; cancel them if the client leaves meanwhile. Raises Refusal."""
-    if adapter := request.scope.get("adapter"):
-        asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
-    asks = [with_notes(request, ask) for ask in asks]
+    asks = [with_notes(request, _with_adapter(request, ask)) for ask in asks]
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
@@ -94,6 +94,39 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
         raise
     request.scope["answers"] = answers  # for the log
     return answers
+
+
+def _with_adapter(request: Request, ask: Ask) -> Ask:
+    """Choose the adapter by the option, the model's name, `lora`, or POST /lora-adapters."""
+    keeper = desk_of(request).keeper
+    adapter = ask.options.get("adapter") or request.scope.get("adapter")
+    if ask.lora is not None:
+        chosen = pick_adapter(keeper, ask.lora)
+        if adapter not in (None, chosen):
+            note(request, "lora")
+        adapter = adapter or chosen
+    adapter = adapter or keeper.adapter
+    return replace(ask, options={**ask.options, "adapter": adapter}) if adapter else ask
+
+
+def pick_adapter(keeper: Keeper, lora: AdapterScales) -> str:
+    """Return the name of the adapter whose scale is not 0. Raises Refusal for several, and for
+    another scale than the adapter was loaded with.
+    """
+    names, scales = list(keeper.adapters), {item.id: item.scale for item in lora}
+    if unknown := [number for number in scales if number >= len(names)]:
+        listed = ", ".join(f"{i}: {name}" for i, name in enumerate(names)) or "none (--adapter)"
+        text = f"there is no adapter {unknown[0]}: this server has {listed}"
+        raise bad_field("lora", "ids of GET /lora-adapters", text)
+    active = {names[number]: scale for number, scale in scales.items() if scale}
+    if len(active) > 1:
+        text = "one adapter answers a request: give the others the scale 0, or merge them"
+        raise bad_field("lora", "at most one adapter", text)
+    for name, scale in active.items():
+        if scale != (loaded := keeper.adapters[name]):
+            text = f"{name} has the scale {loaded:g}: restart with --adapter FOLDER={scale:g}"
+            raise bad_field("lora", f"scale 0 or {loaded:g}", text, scale)
+    return next(iter(active), BASE)
 
 
 def with_notes(request: Request, ask: Ask) -> Ask:
