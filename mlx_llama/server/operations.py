@@ -96,11 +96,10 @@ async def models(request: Request) -> Response:
 @router.get("/lora-adapters", tags=["llama-server"])
 async def adapters(request: Request) -> Response:
     """List the adapters, which requests choose by the name of the model or by `lora`."""
-    keeper = desk_of(request).keeper
-    scales = dict.fromkeys(keeper.adapters, 0.0)
-    if keeper.adapter in scales:
-        scales[keeper.adapter] = keeper.adapters[keeper.adapter]
-    named = enumerate(scales.items())
+    desk, keeper = desk_of(request), desk_of(request).keeper
+    active = keeper.adapter or desk.settings.options.get("adapter")
+    scales = [scale if name == active else 0.0 for name, scale in keeper.adapters.items()]
+    named = enumerate(zip(keeper.adapters, scales))
     return Json([{"id": i, "path": name, "scale": scale} for i, (name, scale) in named])
 
 

@@ -110,23 +110,17 @@ def _with_adapter(request: Request, ask: Ask) -> Ask:
 
 
 def pick_adapter(keeper: Keeper, lora: AdapterScales) -> str:
-    """Return the name of the adapter whose scale is not 0. Raises Refusal for several, and for
-    another scale than the adapter was loaded with.
+    """Return the adapter whose scale is not 0. Raises Refusal for several, and for another scale
+    than it was loaded with.
     """
-    names, scales = list(keeper.adapters), {item.id: item.scale for item in lora}
-    if unknown := [number for number in scales if number >= len(names)]:
-        listed = ", ".join(f"{i}: {name}" for i, name in enumerate(names)) or "none (--adapter)"
-        text = f"there is no adapter {unknown[0]}: this server has {listed}"
-        raise bad_field("lora", "ids of GET /lora-adapters", text)
-    active = {names[number]: scale for number, scale in scales.items() if scale}
-    if len(active) > 1:
-        text = "one adapter answers a request: give the others the scale 0, or merge them"
-        raise bad_field("lora", "at most one adapter", text)
-    for name, scale in active.items():
-        if scale != (loaded := keeper.adapters[name]):
-            text = f"{name} has the scale {loaded:g}: restart with --adapter FOLDER={scale:g}"
-            raise bad_field("lora", f"scale 0 or {loaded:g}", text, scale)
-    return next(iter(active), BASE)
+    numbered = dict(enumerate(keeper.adapters.items()))
+    scales = {item.id: item.scale for item in lora if item.scale or item.id not in numbered}
+    name, loaded = numbered.get(next(iter(scales), -1), (BASE, 0.0))
+    if list(scales.values()) == [loaded] * (name != BASE):
+        return name
+    listed = ", ".join(f"{i}: {name} ({scale:g})" for i, (name, scale) in numbered.items())
+    text = f"turn on one adapter at most, with its scale (--adapters FOLDER=SCALE): {listed}"
+    raise bad_field("lora", "ids and scales of GET /lora-adapters", text)
 
 
 def with_notes(request: Request, ask: Ask) -> Ask:

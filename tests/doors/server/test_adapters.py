@@ -95,9 +95,10 @@ def test_llama_servers_lists_choose_the_adapter(folders, inside):
     settings = server.ask("/completion", **asked, lora=sent)["generation_settings"]
     assert (settings["adapter"], settings["lora"]) == ("sea", sent)
     for sent, reason in (
-        ([{"id": 2, "scale": 1}], "no adapter 2: this server has 0: sea, 1: sky"),
-        ([{"id": 0, "scale": 1}], "sea has the scale 0.5: restart with --adapter FOLDER=1"),
-        ([{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}], "one adapter answers a request"),
+        ([{"id": 2, "scale": 1}], "(--adapters FOLDER=SCALE): 0: sea (0.5), 1: sky (1)"),
+        ([{"id": 2}], "turn on one adapter at most, with its scale"),
+        ([{"id": 0, "scale": 1}], "0: sea (0.5)"),
+        ([{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}], "one adapter at most"),
         ([{"id": -1}], "id: must be >= 0"),
         ([5], "lora[0]: must be an object"),
         (5, "must be a JSON object"),
