@@ -33,7 +33,7 @@ from mlx_llama.core.text.thoughts import find_thoughts
 from mlx_llama.core.text.tools import find_format, mentions_tools
 
 from .faults import Fault, Refusal, bad_field, client_gone, shutting_down, unavailable
-from .fields import MAX_BIAS, RULES, Note
+from .fields import MAX_BIAS, RULES, AdapterScales, Note
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
@@ -60,6 +60,7 @@ class Ask:
     note: Note = lambda place: None
     # drop the oldest turns of messages that outgrew the context; None: as the server does
     truncates: bool | None = None
+    lora: AdapterScales | None = None  # chooses the adapter; None: it was not sent
     # of the chat template, such as enable_thinking
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

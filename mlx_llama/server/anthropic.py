@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,9 +16,11 @@ from .conversations import (
     Conversing,
     FunctionBody,
     SchemaBody,
+    adapt_arguments,
     format_options,
     plain_call,
     plain_message,
+    prefer_call,
 )
 from .faults import Fault, Refusal, fault_of
 from .fields import Body, Note, OptionFields
@@ -152,6 +155,7 @@ class MessagesRequest(Conversing):
         config = values.get("output_config", {})
         if (form := values.pop("output_format", None)) is not None and isinstance(config, dict):
             values["output_config"] = {"format": form, **config}
+        prefer_call(values, cls.format_field, note)
         tools, choice = values.get("tools"), values.get("tool_choice")
         named = choice.get("name") if isinstance(choice, dict) else None
         if isinstance(tools, list):
@@ -190,23 +194,43 @@ class MessagesRequest(Conversing):
 
 
 def _adapt_message(message: Any, note: Note) -> Any:
-    """Drop a message's thoughts and server-side tools; turn its text documents into text."""
+    """Drop a message's thoughts and server-side tools, and adapt its other blocks."""
     if not isinstance(message, dict) or not isinstance(blocks := message.get("content"), list):
         return message
     kept = []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
-        source = block.get("source") if kind == "document" else None
-        if isinstance(source, dict) and source.get("type") == "text":
-            title = f"{block['title']}\n" if block.get("title") else ""
-            kept.append({"type": "text", "text": f"{title}{source.get('data', '')}\n"})
-        elif kind in ("thinking", "redacted_thinking", "server_tool_use") or str(kind).endswith(
+        if kind in ("thinking", "redacted_thinking", "server_tool_use") or str(kind).endswith(
             "_tool_result"
         ):
             note(f"messages[].content[].{kind:.40}")
         else:
-            kept.append(block)
+            kept.append(_adapt_block(block, note))
     return {**message, "content": kept}
+
+
+def _adapt_block(block: Any, note: Note) -> Any:
+    """Turn documents and search results of text into text; read calls with broken arguments."""
+    match block:
+        case (
+            {"type": "document", "source": {"type": "text", "data": text}}
+            | {"type": "document", "source": {"type": "content", "content": text}}
+            | {"type": "search_result", "content": text}
+        ):
+            parts = text if isinstance(text, list) else [{"text": text}]
+            texts = [part.get("text") for part in parts if isinstance(part, dict)]
+            if all(isinstance(part, str) for part in texts) and len(texts) == len(parts):
+                for name in block.keys() - {"type", "source", "content", "title"}:
+                    note(f"messages[].content[].{name:.40}")
+                title = [block["title"]] if block.get("title") else []
+                return {"type": "text", "text": "".join(f"{line}\n" for line in [*title, *texts])}
+        case {"type": "tool_use"} if not isinstance(block.get("input"), dict):
+            arguments = adapt_arguments(block.get("input") or {})
+            is_text = isinstance(arguments, str)
+            return {**block, "input": json.loads(arguments) if is_text else arguments}
+        case {"type": "tool_result", "content": list(content)}:
+            return {**block, "content": [_adapt_block(part, note) for part in content]}
+    return block
 
 
 @serves(router, MessagesRequest, "/v1/messages")

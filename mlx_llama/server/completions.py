@@ -72,7 +72,7 @@ class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
     renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
-    noted: ClassVar = frozenset({"stream_options"})
+    noted: ClassVar = frozenset({"stream_options", "reasoning"})
     refused: ClassVar = {"suffix": "the model only continues a text"}
     switched_off: ClassVar = {"suffix": ("",), **CommonFields.switched_off}
 

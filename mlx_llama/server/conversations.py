@@ -13,7 +13,17 @@ from mlx_llama.core.generation.schema import Schema
 
 from .answers import Ask
 from .faults import Fault, bad_field, fault_of
-from .fields import RULES, Body, Likeliest, Note, OptionFields, Strict, TemplateVariables, look_up
+from .fields import (
+    RULES,
+    AdapterScales,
+    Body,
+    Likeliest,
+    Note,
+    OptionFields,
+    Strict,
+    TemplateVariables,
+    look_up,
+)
 from .tooling import build_toolbox
 
 MESSAGES = Field(min_length=1, max_length=2048)
@@ -252,14 +262,23 @@ def format_options(kind: str, schema: Any, is_strict: bool | None = False) -> di
     return {"schema": Schema.of(schema) if is_strict else schema}
 
 
-def is_forced(choice: Any) -> bool:
-    """True for a tool_choice that demands a call."""
-    return choice == "required" or isinstance(choice, dict)
-
-
 def is_rule(form: Any) -> bool:
     """True for a format that demands more than text."""
     return isinstance(form, dict) and form.get("type") != "text"
+
+
+def prefer_call(values: dict[str, Any], place: str, note: Note) -> None:
+    """Drop the format at a place of an answer that must be a call."""
+    choice: Any = values.get("tool_choice")
+    may_choose = isinstance(choice, dict) and choice.get("type") in ("auto", "none")
+    is_forced = choice == "required" or (isinstance(choice, dict) and not may_choose)
+    if is_forced and is_rule(look_up(values, place)):
+        owner, _, name = place.rpartition(".")
+        if owner:
+            values[owner] = {key: part for key, part in values[owner].items() if key != name}
+        else:
+            del values[name]
+        note(place)
 
 
 # Thoughts
@@ -315,7 +334,6 @@ SWITCHED_OFF = {
     "n_indent": (0,),
     "n_discard": (0,),
     "n_cache_reuse": (0,),
-    "lora": ([],),
     "image_data": ([],),
     "grammar_lazy": (False,),
     "grammar_triggers": ([],),
@@ -343,12 +361,14 @@ class AnswerFields(OptionFields):
     cache_prompt: bool = Field(
         True, description="reuse cached prefixes; false: compute the whole prompt"
     )
+    lora: AdapterScales | None = None
 
     def ask(self, prompt: Any, **more: Any) -> Ask:
         """Translate for core. prompt: messages as templates take them, or a text to continue.
         more: further fields. Raises Refusal.
         """
-        switches: Any = {"reuses": self.cache_prompt, "ignores_eos": self.ignore_eos, **more}
+        switches: Any = {"reuses": self.cache_prompt, "ignores_eos": self.ignore_eos}
+        switches |= {"lora": self.lora, **more}
         field = switches.pop("field", self.prompt_field)
         return Ask(prompt, field, self.requested_options(), **switches)
 
@@ -437,6 +457,7 @@ class OpenAIFields(Conversing):
             # in the format of chat completions
             rest = {name: value for name, value in choice.items() if name != "function"}
             values["tool_choice"] = rest | choice["function"]
+        prefer_call(values, cls.format_field, note)
 
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice

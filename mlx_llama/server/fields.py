@@ -14,6 +14,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.requests import ClientDisconnect, Request
 
+from mlx_llama.core.files.adapters import MOST_ADAPTERS
 from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
 
@@ -63,6 +64,7 @@ class Dialect(BaseModel):
     places: ClassVar[Mapping[str, Sequence[str]]] = {}
     # Places (a.b, items of lists included) whose invalid values are ignored
     noted: ClassVar[frozenset[str]] = frozenset()
+    list_field: ClassVar[str] = ""  # of a body that may be a bare list
     # Unsupported fields that change the answer -> the reason, or ""
     refused: ClassVar[Mapping[str, str]] = {}
     # Unsupported fields -> values that switch them off, the default first
@@ -88,6 +90,18 @@ class Body(Dialect):
             return value
         return {name: field for name, field in value.items() if field is not None}
 
+
+class AdapterScale(Body):
+    """The scale of an adapter."""
+
+    id: int = Field(ge=0, description="of GET /lora-adapters")
+    scale: float = Field(0.0, description="0: off; else the scale that it was loaded with")
+
+
+AdapterScales = Annotated[
+    list[AdapterScale],
+    Field(max_length=MOST_ADAPTERS, description="scales of adapters; others are off"),
+]
 
 with warnings.catch_warnings():
     # shadows BaseModel.schema, which is deprecated
@@ -159,6 +173,8 @@ class OptionFields(Dialect, _TableFields):
         for name, nothing in (("stop", ""), ("logit_bias", [])):
             if values.get(name) == nothing:
                 del values[name]
+        if values.get("grammar") == "":
+            values["grammar"] = None
 
     @field_validator("schema", mode="before")
     @classmethod
@@ -236,7 +252,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     except ClientDisconnect:
         raise client_gone() from None
     settings, desk = request.app.state.settings, request.app.state.desk
-    values = parse_object(raw)
+    values = parse_object(raw, kind.list_field)
     names = request.scope["names"] = name_options(values, kind)
     if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
         for name in ("enable_thinking", "reasoning_effort"):
@@ -265,8 +281,8 @@ def note(request: Request, place: str) -> None:
     request.scope.setdefault("noted", {})[place] = None
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises Refusal."""
+def parse_object(raw: bytes, list_field: str = "") -> dict[str, Any]:
+    """Parse a JSON object, or a list as this field of one. Raises Refusal."""
     try:
         values = pydantic_core.from_json(raw.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
     except ValueError as error:
@@ -274,6 +290,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         if "recursion" in fault.message:
             fault = Fault("", "depth", "the body is nested too deeply: 200 levels at most")
         raise Refusal(400, "invalid_json", [fault]) from None
+    if list_field and isinstance(values, list):
+        values = {list_field: values}
     if not isinstance(values, dict):
         fault = Fault("", "object", "the body must be a JSON object")
         raise Refusal(400, "invalid_type", [fault])

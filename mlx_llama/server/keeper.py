@@ -49,7 +49,9 @@ class Keeper:
         self.loads = 0
         self._set_asides = 0  # of unloaded models
         self.name = ""
-        self.adapters: tuple[str, ...] = ()  # names that requests may use as the model's
+        # scales by name; requests may use the names as the model's
+        self.adapters: dict[str, float] = {}
+        self.adapter: str | None = None  # answers requests that name none; None: no adapter
         self.slots = Slots(0)  # of the loaded model
 
     def start(self) -> None:
@@ -92,7 +94,7 @@ class Keeper:
         name = llm.checkpoint.name
         # Do not reveal the model's folder to clients.
         self.name = os.path.basename(name.rstrip("/\\")) if os.path.exists(name) else name
-        self.adapters = llm.model.adapters
+        self.adapters = {adapter.name: adapter.scale for adapter in llm.checkpoint.adapters}
         self.slots = Slots(llm.loop.max_rows)
         self.llm, self.state = llm, "ready"
         self._left = time.monotonic()

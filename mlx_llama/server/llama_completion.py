@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field, field_validator
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -40,10 +40,10 @@ class LlamaCompletionRequest(AnswerFields):
     """POST /completion. Defaults of options are this server's, not llama-server's."""
 
     renamed: ClassVar = OptionFields.renames(json_schema="schema", n_probs="logprobs", n="n_cmpl")
-    noted: ClassVar = frozenset({"id_slot"})
+    noted: ClassVar = frozenset({"id_slot", "reasoning"})
     # thoughts stay in the text
     switched_off: ClassVar = {**SWITCHED_OFF, "reasoning_format": ("none",)}
-    refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes", "lora", "image_data"), "")
+    refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes", "image_data"), "")
 
     prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
         description="a text, token ids, both mixed, or a list of these"
@@ -51,7 +51,6 @@ class LlamaCompletionRequest(AnswerFields):
     max_tokens: int = Field(
         -1, ge=-1, le=ENDLESS, description="number of tokens; -1: until the context is full"
     )
-    grammar: str | None = Field(None, description='GBNF or Lark grammar of the answer; "": none')
     n_cmpl: Count = 1
     sse_ping_interval: int = Field(
         PING_SECONDS,
@@ -76,17 +75,12 @@ class LlamaCompletionRequest(AnswerFields):
     )
     id_slot: int = Field(-1, ge=-1, description="preferred row; another gives the same answer")
 
-    @field_validator("grammar", mode="before")
-    @classmethod
-    def _drop_empty_grammar(cls, value):
-        return value or None if isinstance(value, str) else value
-
     def requested_options(self) -> dict[str, Any]:
         return super().requested_options() | {"logprobs": self.logprobs or None}  # n_probs: 0
 
 
 # Fields that generation_settings repeats although they are not options of the table.
-_UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval"}
+_UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval", "lora"}
 _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _UNSAID]
 
 
@@ -215,6 +209,7 @@ def write_settings(
         "repeat_last_n": options["repetition_context_size"],
         "json_schema": options["schema"],
         "n_probs": options["logprobs"] or 0,
+        "lora": [item.model_dump() for item in (body and body.lora) or ()],
         **{name: values[0] for name, values in off.items()},
         **{name: getattr(body, name) if body else fields[name].get_default() for name in _ECHOED},
     }

@@ -24,8 +24,6 @@ from .conversations import (
     SchemaBody,
     adapt_messages,
     format_options,
-    is_forced,
-    is_rule,
 )
 from .faults import bad_field
 from .fields import Note, OptionFields
@@ -90,9 +88,6 @@ class ChatFields(OpenAIFields):
         if values.get("tool_choice") == "any":  # Mistral's word
             values["tool_choice"] = "required"
         super().adapt(values, note)
-        if is_forced(values.get("tool_choice")) and is_rule(values.get("response_format")):
-            del values["response_format"]
-            note("response_format")
         if values.get("top_logprobs") is not None and values.get("logprobs", False) is False:
             if "logprobs" in values or not values["top_logprobs"]:
                 del values["top_logprobs"]

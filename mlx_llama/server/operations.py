@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,7 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .faults import Refusal, not_found
-from .replies import Json, check_model, desk_of, event
+from .fields import AdapterScales, Body
+from .replies import Json, check_model, desk_of, event, pick_adapter
+from .schemas import serves
 
 router = APIRouter(tags=["operations"])
 POLL_SECONDS = 0.1
@@ -93,9 +95,30 @@ async def models(request: Request) -> Response:
 
 @router.get("/lora-adapters", tags=["llama-server"])
 async def adapters(request: Request) -> Response:
-    """List the adapters, which requests choose by the name of the model."""
-    names = desk_of(request).keeper.adapters
-    return Json([{"id": i, "path": name, "scale": 0.0} for i, name in enumerate(names)])
+    """List the adapters, which requests choose by the name of the model or by `lora`."""
+    desk, keeper = desk_of(request), desk_of(request).keeper
+    active = keeper.adapter or desk.settings.options.get("adapter")
+    scales = [scale if name == active else 0.0 for name, scale in keeper.adapters.items()]
+    named = enumerate(zip(keeper.adapters, scales))
+    return Json([{"id": i, "path": name, "scale": scale} for i, (name, scale) in named])
+
+
+class AdaptersRequest(Body):
+    """POST /lora-adapters: the list alone, or as an object."""
+
+    list_field: ClassVar[str] = "lora"
+
+    lora: AdapterScales
+
+
+@serves(router, AdaptersRequest, "/lora-adapters", tags=["llama-server"])
+async def choose_adapter(request: Request, body: AdaptersRequest) -> Response:
+    """Choose the adapter of requests that name none: the one whose scale is not 0."""
+    keeper = desk_of(request).keeper
+    if not keeper.name:  # it is not loaded yet
+        keeper.require()
+    keeper.adapter = pick_adapter(keeper, body.lora)
+    return Json({"success": True})
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"])

@@ -19,12 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
 from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 
 from .answers import Answers, Ask, Desk, Failure, prepare, refuse, until_gone
 from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
-from .fields import NOT_AS_SENT, note
+from .fields import NOT_AS_SENT, AdapterScales, note
+from .keeper import Keeper
 from .tooling import Piece, Reader
 
 Result = TypeVar("Result")
@@ -82,9 +84,7 @@ def reply_refusal(request: Request, refusal: Refusal) -> Response:
 
 async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; cancel them if the client leaves meanwhile. Raises Refusal."""
-    if adapter := request.scope.get("adapter"):
-        asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
-    asks = [with_notes(request, ask) for ask in asks]
+    asks = [with_notes(request, _with_adapter(request, ask)) for ask in asks]
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
@@ -94,6 +94,33 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
         raise
     request.scope["answers"] = answers  # for the log
     return answers
+
+
+def _with_adapter(request: Request, ask: Ask) -> Ask:
+    """Choose the adapter by the option, the model's name, `lora`, or POST /lora-adapters."""
+    keeper = desk_of(request).keeper
+    adapter = ask.options.get("adapter") or request.scope.get("adapter")
+    if ask.lora is not None:
+        chosen = pick_adapter(keeper, ask.lora)
+        if adapter not in (None, chosen):
+            note(request, "lora")
+        adapter = adapter or chosen
+    adapter = adapter or keeper.adapter
+    return replace(ask, options={**ask.options, "adapter": adapter}) if adapter else ask
+
+
+def pick_adapter(keeper: Keeper, lora: AdapterScales) -> str:
+    """Return the adapter whose scale is not 0. Raises Refusal for several, and for another scale
+    than it was loaded with.
+    """
+    numbered = dict(enumerate(keeper.adapters.items()))
+    scales = {item.id: item.scale for item in lora if item.scale or item.id not in numbered}
+    name, loaded = numbered.get(next(iter(scales), -1), (BASE, 0.0))
+    if list(scales.values()) == [loaded] * (name != BASE):
+        return name
+    listed = ", ".join(f"{i}: {name} ({scale:g})" for i, (name, scale) in numbered.items())
+    text = f"turn on one adapter at most, with its scale (--adapters FOLDER=SCALE): {listed}"
+    raise bad_field("lora", "ids and scales of GET /lora-adapters", text)
 
 
 def with_notes(request: Request, ask: Ask) -> Ask:

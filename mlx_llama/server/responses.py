@@ -17,8 +17,6 @@ from .conversations import (
     NamedSchema,
     OpenAIFields,
     format_options,
-    is_forced,
-    is_rule,
     plain_call,
     plain_message,
 )
@@ -107,11 +105,6 @@ class ResponsesRequest(OpenAIFields):
             values["tools"] = _adapt_tools(tools, values.get("tool_choice"), note)
         if values.get("tool_choice") == "none" and not values.get("tools"):
             del values["tool_choice"]
-        text: Any = values.get("text")
-        is_ruled = isinstance(text, dict) and is_rule(text.get("format"))
-        if is_ruled and is_forced(values.get("tool_choice")):
-            values["text"] = {name: value for name, value in text.items() if name != "format"}
-            note("text.format")
         include = values.get("include")
         has_logprobs = isinstance(include, list) and LOGPROBS in include
         if not has_logprobs and values.pop("top_logprobs", None):

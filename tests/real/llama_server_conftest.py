@@ -48,6 +48,7 @@ def list_flags(server) -> tuple[str, ...]:
         "--slot-save-path": server.slot_save_path,
         "--template": server.chat_template or find_template(server),
         "--ubatch-size": server.n_batch,
+        "--reasoning": server.reasoning,
     }
     for name, value in named.items():
         flags += [name, value] if value else []

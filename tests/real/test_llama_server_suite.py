@@ -27,9 +27,9 @@ from real.checkpoints import FetchError, download, lock
 ARCHIVE = "llama_cpp_python-0.3.36.tar.gz"
 TESTS = "vendor/llama.cpp/tools/server/tests/"
 SIX = ("basic", "completion", "chat_completion", "tokenize", "security", "stream")
-# Not template, which reads llama.cpp's templates, and infill, which needs a model with such tokens
-OTHERS = ("compat_anthropic", "compat_oai_responses", "tool_call")
-TEMPLATE = "meta-llama-Llama-3.1-8B-Instruct.jinja"
+# Not infill, which needs a model with such tokens
+OTHERS = ("compat_anthropic", "compat_oai_responses", "tool_call", "template")
+TEMPLATES = "vendor/llama.cpp/models/templates/"
 # Expectations of stories260K -> those of any model
 MAPPED = {
     r'(\["prompt_n"\]|\["prompt_tokens"\]) == n_prompt': r"\1 > 0",
@@ -42,6 +42,7 @@ MAPPED = {
     r'"<s> " \+ prompt': "prompt",  # comes back as it was sent
     r'(meaning of life is")\*32': r"\1*64",  # longer than the context
     r"(total_batch_count) == batch_count": r"\1 >= 2",
+    r"from unit\.(test_tool_call) ": r"from \1 ",  # all files share a folder
     r'"\[ -3000 \]"': '"."',  # of items, which any JSON value may have
     r'(\["prompt"\]) == "<s> (<\|start_header_id\|>system.*?")': r'\1.endswith("\2)',
     r'(len\(res.body\["content"\]\)) > 10': r"\1 >= 0",  # the guide may end at once
@@ -67,6 +68,20 @@ DIFFERENT = {
     "compat_anthropic::test_anthropic_empty_messages": "there is no question to answer",
     "compat_anthropic::test_anthropic_thinking_history": "earlier thoughts are left out",
     "compat_oai_responses::test_responses_stream_with_llama_telemetry": "Responses have no timings",
+    "tool_call::test_completion_without_tool_call_slow[meetkai-functionary-medium-v3.1": "the "
+    "prompt is longer than the guide's context",
+    "template::test_date_inside_prompt": "templates get no date, as in transformers",
+    **dict.fromkeys(
+        (
+            f"template::test_reasoning[{name}-auto"
+            for name in (
+                "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+                "Qwen-QwQ-32B",
+                "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+            )
+        ),
+        "auto is what the template does by itself; llama.cpp's copies of these do not think then",
+    ),
 }
 
 
@@ -91,8 +106,8 @@ def suite(tmp_path_factory) -> Path:
     with tarfile.open(fetch_archive()) as archive:
         for member in archive:
             name = member.name.partition(TESTS)[2]
-            if member.name.endswith(f"/{TEMPLATE}"):
-                (folder / TEMPLATE).write_bytes(archive.extractfile(member).read())
+            if TEMPLATES in member.name and member.isfile():
+                (folder / Path(member.name).name).write_bytes(archive.extractfile(member).read())
             if name == "utils.py" or name in wanted:
                 text = archive.extractfile(member).read().decode()
                 for pattern, other in MAPPED.items():

@@ -87,6 +87,7 @@ class Sequence:
     adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     reported: int = 0  # `processed` at the last call of on_progress
+    handed: int = 0  # tokens whose text on_piece got
     status: Status = Status.WAITING
     row: int = NO_ROW  # of the cache
     error: Exception | None = None
@@ -173,6 +174,12 @@ class Sequence:
         if on_progress and self.reported != self.processed:
             self.reported = self.processed
             on_progress(self.processed, self.prompt_length)
+        if on_piece := self.request.hooks.on_piece:
+            for token in self.writer.completion.tokens[self.handed :]:
+                self.handed += 1
+                for text, kind in ((token.thought, "thought"), (token.text, "text")):
+                    if text:
+                        on_piece(text, kind)
         if news := self.news:
             news.set()
         if self.request.notify:

@@ -98,6 +98,7 @@ class Adapter:
     path: Path
     pairs: Mapping[str, Pair] = field(repr=False)  # by module
     digest: str = ""  # of its settings, scale and weights
+    scale: float = 1.0  # of FOLDER=SCALE; the pairs include it
 
     def fuse(
         self, modules: Sequence[str], rows: Sequence[int]
@@ -276,7 +277,7 @@ def _open(
         )
         for module, pair in pairs.items()
     }
-    return Adapter(name, path, pairs, _digest(settings, scale, weights))
+    return Adapter(name, path, pairs, _digest(settings, scale, weights), scale)
 
 
 def _digest(settings: Mapping[str, Any], scale: float, weights: Path) -> str:

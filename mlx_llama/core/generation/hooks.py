@@ -1,10 +1,10 @@
-"""Callbacks of a request: logits processors and progress."""
+"""Callbacks of a request: logits processors, progress and pieces of the answer."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from mlx_llama.core.errors import OptionsError
 # f(tokens int32 [T], logits float32 [1, V]) -> logits [1, V]; names and order are mlx-lm's
 LogitsProcessor = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
 OnProgress = Callable[[int, int], object]  # f(tokens of the prompt so far, all of them)
+OnPiece = Callable[[str, str], object]  # f(text, kind); kind: "text" or "thought"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class Hooks:
     # change the logits before each token; one more wait for the device per token
     processors: tuple[LogitsProcessor, ...] = ()
     on_progress: OnProgress | None = None  # called after each chunk of the prompt
+    on_piece: OnPiece | None = None  # called with each piece of the answer and of its thought
+
+    def over(self, others: Hooks) -> Hooks:
+        """These functions, and others where there is none."""
+        mine = {name: function for name, function in vars(self).items() if function}
+        return replace(others, **mine)
 
     def process(
         self, tokens: list[int], logits: npt.NDArray[np.float32]
@@ -42,7 +49,7 @@ class Hooks:
         return logits.astype(np.float32, copy=False)
 
 
-NAMES = ("logits_processor", "on_progress")
+NAMES = ("logits_processor", "on_progress", "on_piece")
 
 
 def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
@@ -50,14 +57,16 @@ def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
     for name in options:
         if name not in NAMES and (near := difflib.get_close_matches(name, NAMES, 1, 0.8)):
             raise OptionsError(f"there is no option {name!r} (did you mean {near[0]!r}?)")
-    processors, on_progress = (options.get(name) for name in NAMES)
+    processors, *others = (options.get(name) for name in NAMES)
     processors = () if processors is None else (processors,) if callable(processors) else processors
     if not isinstance(processors, (list, tuple)) or not all(map(callable, processors)):
         raise OptionsError(
             f"logits_processor: {processors!r:.60} is not a function of tokens and logits, or "
             "a list of them"
         )
-    if on_progress is not None and not callable(on_progress):
-        raise OptionsError(f"on_progress: {on_progress!r:.60} is not a function of two numbers")
+    arguments = ("two numbers", "a text and its kind")
+    for name, function, takes in zip(NAMES[1:], others, arguments):
+        if function is not None and not callable(function):
+            raise OptionsError(f"{name}: {function!r:.60} is not a function of {takes}")
     rest = {name: value for name, value in options.items() if name not in NAMES}
-    return rest, Hooks(tuple(processors), on_progress)
+    return rest, Hooks(tuple(processors), *others)

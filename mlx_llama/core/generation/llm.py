@@ -175,6 +175,7 @@ class LLM:
         f(tokens int32 [T], logits float32 [1, V]) -> logits in NumPy, called before each token with
         prompt and answer so far, as in mlx-lm; it costs one more wait for the device per token of
         this request. on_progress: f(done, total), tokens of the prompt, called after each chunk.
+        on_piece: f(text, kind), called with each piece of the answer; kind: "text" or "thought".
 
         Raises OptionsError, ContextError, TemplateError, TokenizerError, before any computing;
         NumericalError later.

@@ -29,7 +29,7 @@ from pydantic import (
 
 from mlx_llama.core.errors import OptionsError, plain
 
-from .hooks import LogitsProcessor, OnProgress
+from .hooks import LogitsProcessor, OnPiece, OnProgress
 from .schema import Schema
 
 MAX_REGEX = 1 << 13  # characters
@@ -376,6 +376,7 @@ class Options(TypedDict, total=False):
     # f(tokens [T], logits [1, V]) -> logits: see Hooks
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None
     on_progress: OnProgress | None  # f(tokens of the prompt computed, all of them)
+    on_piece: OnPiece | None  # f(text, kind): see Hooks
 
 
 @dataclass(frozen=True)

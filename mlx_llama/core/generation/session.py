@@ -294,9 +294,7 @@ class Session:
 
     def _resolve_all(self, options: Mapping[str, Any]) -> tuple[Resolved, Hooks]:
         rest, hooks = split_hooks(options)
-        return self.resolve(**rest), Hooks(
-            hooks.processors or self.hooks.processors, hooks.on_progress or self.hooks.on_progress
-        )
+        return self.resolve(**rest), hooks.over(self.hooks)
 
     def _ask(
         self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks

@@ -104,14 +104,15 @@ def test_an_exception_of_a_hook_is_the_callers(llm):
     def fail(*args):
         raise ZeroDivisionError("mine")
 
-    for hook in ({"logits_processor": fail}, {"on_progress": fail}):
+    for hook in ({"logits_processor": fail}, {"on_progress": fail}, {"on_piece": fail}):
         with pytest.raises(ZeroDivisionError, match="mine"):
             llm.generate(PROMPT, **hook)
     assert len(llm.generate(PROMPT, max_tokens=3).tokens) == 3
 
 
 @pytest.mark.parametrize(
-    "hooks", [{"logits_processor": 5}, {"logits_processor": ["x"]}, {"on_progress": True}]
+    "hooks",
+    [{"logits_processor": 5}, {"logits_processor": ["x"]}, {"on_progress": True}, {"on_piece": 1}],
 )
 def test_hooks_are_functions(hooks, llm):
     with pytest.raises(OptionsError, match="is not a function"):

@@ -90,6 +90,12 @@ def test_pieces_tell_their_kind_and_the_old_iterator_has_the_text(qwen):
         pieces = list(qwen.stream(QUESTION).pieces())
     kinds = [isinstance(piece, Thought) for piece in pieces]
     assert kinds == sorted(kinds, reverse=True) and len(set(kinds)) == 2
+    calls: list[tuple[str, str]] = []
+    with Script(qwen, ANSWER, ANSWER):
+        qwen.generate(QUESTION, on_piece=lambda *call: calls.append(call))
+        qwen.chat(on_piece=lambda *call: calls.append(call)).send("Hello?")
+    shown = [(str(getattr(piece, "text", piece)), kind) for piece, kind in zip(pieces, kinds)]
+    assert calls == [(text, "thought" if kind else "text") for text, kind in shown] * 2
     assert "".join(piece.text for piece in pieces if isinstance(piece, Thought)) == THOUGHT
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == TEXT
 

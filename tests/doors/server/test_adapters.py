@@ -54,6 +54,63 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
     assert server.refuse("/v1/chat/completions", **asked, adapter="land") == ["adapter"]
 
 
+def test_llama_servers_lists_choose_the_adapter(folders, inside):
+    """GET and POST /lora-adapters, and `lora` of a request: ids and scales."""
+    base, (sea, sky) = folders
+    llm = load(base, backend="cpu", adapters=[f"{sea}=0.5", sky])
+    asked = {"max_tokens": 12, "logit_bias": {1: -100, 2: -100}}
+    wanted = {
+        name: llm.generate("Once upon", adapter=name, **asked).text
+        for name in ("base", "sea", "sky")
+    }
+    asked |= {"prompt": "Once upon", "temperature": 0}
+    server, path = inside(lambda: llm, alias="toy").ready(), "/lora-adapters"
+
+    def answer(**more) -> str:
+        texts = {
+            text_of(server.ask(path, **asked, **more))
+            for path in ("/completion", "/v1/completions")
+        }
+        [name] = [name for name, text in wanted.items() if {text} == texts]
+        return name
+
+    def scales() -> list[float]:
+        return [adapter["scale"] for adapter in server.http.get(path).json()]
+
+    assert scales() == [0, 0] and answer() == "base"
+    for sent, name, listed in (
+        ([{"id": 0, "scale": 0.5}, {"id": 1}], "sea", [0.5, 0]),
+        ([{"id": 1, "scale": 1}], "sky", [0, 1]),
+    ):
+        assert answer(lora=sent) == name
+        server.http.post(path, json=sent).raise_for_status()
+        assert scales() == listed and answer() == answer(model="toy") == name
+        assert (
+            answer(lora=[]) == answer(adapter="base") == answer(adapter="base", lora=[]) == "base"
+        )
+        assert answer(model="sea") == "sea"
+    both = server.post("/completion", **asked, model="sea", lora=[])
+    assert both.headers["x-mlx-llama-noted"] == "lora"
+    sent = [{"id": 0, "scale": 0.5}]
+    settings = server.ask("/completion", **asked, lora=sent)["generation_settings"]
+    assert (settings["adapter"], settings["lora"]) == ("sea", sent)
+    for sent, reason in (
+        ([{"id": 2, "scale": 1}], "(--adapters FOLDER=SCALE): 0: sea (0.5), 1: sky (1)"),
+        ([{"id": 2}], "turn on one adapter at most, with its scale"),
+        ([{"id": 0, "scale": 1}], "0: sea (0.5)"),
+        ([{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}], "one adapter at most"),
+        ([{"id": -1}], "id: must be >= 0"),
+        ([5], "lora[0]: must be an object"),
+        (5, "must be a JSON object"),
+    ):
+        refused = server.http.post(path, json=sent)
+        assert refused.status_code == 400 and reason in refused.text, refused.text
+        if isinstance(sent, list):
+            refused = server.post("/completion", **asked, lora=sent)
+            assert refused.status_code == 400 and reason in refused.text, refused.text
+    assert server.http.post(path, json=[]).json() == {"success": True} and answer() == "base"
+
+
 def test_an_alias_that_is_an_adapter_s_name_is_refused(folders, monkeypatch):
     base, adapters = folders
     monkeypatch.setattr(

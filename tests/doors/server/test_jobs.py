@@ -71,19 +71,20 @@ def test_a_cancelled_job_frees_its_row_and_notifies_its_readers(endless):
 
 
 def test_a_job_without_a_reader_is_cancelled(endless):
-    body = {"prompt": "hello", "max_tokens": 90_000, "abandon_seconds": 0.5}
-    unread = endless.post("/v1/jobs", **body).json()
-    read = endless.post("/v1/jobs", **body).json()
-    count = 0
+    body = {"prompt": "hello", "max_tokens": 90_000}
+    unread, read = (
+        endless.ask("/v1/jobs", **body, abandon_seconds=seconds) for seconds in (0.5, 2)
+    )
+    count, ended = 0, f"job {unread['job_id']} CANCELLED"
     with endless.http.stream("GET", read["sse_url"]) as response:
         lines = response.iter_lines()
-        endless.wait(lambda: next(lines) is not None and endless.metric("rows_running") == 1)
+        endless.wait(lambda: next(lines) is not None and ended in endless.text())
         assert '"CANCELLED"' in endless.http.get(unread["sse_url"]).text
         until = time.monotonic() + 1
         while time.monotonic() < until:
             count += next(lines).startswith("data:")
     assert count > 10
-    endless.wait_idle(5)
+    endless.wait_idle(20)
     assert lines_of(endless, read)[-1]["stop_reason"] == "CANCELLED"
 
 

@@ -1,7 +1,7 @@
 """Calls that a model's own template prints are read back, whatever the pieces.
 
-Tested are the shortened templates in tests/data, and with MLX_LLAMA_TEMPLATES (the folder
-models/templates of llama.cpp's source) all of llama.cpp's.
+Tested are the shortened templates in tests/data, templates without tools, and with
+MLX_LLAMA_TEMPLATES (the folder models/templates of llama.cpp's source) all of llama.cpp's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.text.cases import TEMPLATES
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.thoughts import find_thoughts
@@ -24,7 +25,10 @@ from .reading import read
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "tool-templates"
 FOLDER = os.environ.get("MLX_LLAMA_TEMPLATES")
-PATHS = [*sorted(DATA.glob("*.jinja")), *(sorted(Path(FOLDER).glob("*.jinja")) if FOLDER else ())]
+UNKNOWN = "{% if tools %}call @{name}{% endif %}" + TEMPLATES["smollm2"]
+OURS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DATA.glob("*.jinja"))}
+OURS |= {name: TEMPLATES[name] for name in ("smollm2", "zephyr", "llama-2")} | {"unknown": UNKNOWN}
+THEIRS = {path.name: path for path in sorted(Path(FOLDER).glob("*.jinja"))} if FOLDER else {}
 NAMES = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 BEGINS = "Let me see."
 USER = {"role": "user", "content": "Go on."}
@@ -99,10 +103,13 @@ def render_answer(template: ChatTemplate, form: ToolFormat, message: dict) -> st
     return whole[begin : len(whole) - end]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_calls_of_the_template_are_read(path):
-    source = path.read_text(encoding="utf-8")
-    template = ChatTemplate(source, path.name, NAMES)
+@pytest.mark.parametrize("name", [*OURS, *THEIRS])
+@pytest.mark.parametrize("numbers", [range(40), range(40, 100)], ids=["some", "more"])
+def test_calls_of_the_template_are_read(numbers, name):
+    """A hundred answers of each, the last 60 in the slow part."""
+    is_ours = name in OURS
+    source = OURS[name] if is_ours else THEIRS[name].read_text(encoding="utf-8")
+    template = ChatTemplate(source, name, NAMES)
     form = find_format(source, SimpleNamespace(added_ids=()))
     prompt, extras = form.offer([USER], TOOLS)
     try:
@@ -110,8 +117,8 @@ def test_calls_of_the_template_are_read(path):
     except TemplateError as error:
         pytest.skip(f"the sandbox refuses this template: {error}")
     assert all(tool.name in text for tool in TOOLS)
-    chance, is_ours = random.Random(path.stem), path.parent == DATA
-    for number in range(40):
+    chance = random.Random(f"{name} {numbers.start}")
+    for number in numbers:
         count = 1 if form.calls_once else chance.randint(1, 3)
         calls = [(chance.choice(TOOLS).name, make_values(chance, form)) for _ in range(count)]
         message = {
