@@ -219,7 +219,7 @@ def open_cpu():
 
 def test_the_page_is_whole_and_self_contained(door, tmp_path):
     page = tmp_path / "p.html"
-    count = len(run(door, "--html", page, "--tokens", "60", backends=BACKENDS[:2])["backends"])
+    count = len(run(door, "--html", page, "--tokens", "100", backends=BACKENDS[:2])["backends"])
     text = page.read_text(encoding="utf-8")
     assert text.count("<svg") == text.count("</svg>") == 2 * count
     assert not re.search(r"https?://|src=|href=", text)
