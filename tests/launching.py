@@ -55,7 +55,7 @@ def launch(backend: str, size: int, *command: str, **options) -> subprocess.Pope
     env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PATH": programs}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     settings = {"text": True, "cwd": ROOT, "env": env, "start_new_session": True}
-    return subprocess.Popen([*starter, *command], **settings, **pipes | options)
+    return subprocess.Popen([*starter, *command], **settings | pipes | options)
 
 
 def finish(process: subprocess.Popen, seconds: float = 240) -> tuple[int, str, str]:

@@ -112,8 +112,7 @@ def python(built, outside) -> Path:
     run(sys.executable, "-m", "venv", "--without-pip", folder, **outside)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
-    run(*pip, "install", "--no-deps", built[1], **outside)
-    probe = [*pip, *"download --no-deps --dest probe wheel".split()]
+    probe = [*pip, *"download --quiet --no-deps --dest probe wheel".split()]
     if subprocess.run(probe, capture_output=True, timeout=600, **outside).returncode:
         pytest.skip("no package index can be reached, so the dependencies cannot be installed")
     run(*pip, "install", "--no-compile", built[1], **outside)

@@ -19,15 +19,12 @@ from mlx_llama.bench import (
     plot as bench_plot,
     report as bench_report,
 )
-from mlx_llama.bench.measure import Case, HostMemory, Row, load, measure, measure_rows
+from mlx_llama.bench.measure import Case, Row, load, measure, measure_rows
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
 
-
-@pytest.fixture(autouse=True)
-def small_probe(monkeypatch):
-    monkeypatch.setattr(HostMemory, "bandwidth", lambda self: 1e9)
+pytestmark = pytest.mark.usefixtures("known_memory")
 
 
 @pytest.fixture

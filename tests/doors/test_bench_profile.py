@@ -10,19 +10,14 @@ import pytest
 
 from doors.test_bench import flags, parse_table
 from mlx_llama.bench import command as bench
-from mlx_llama.bench.measure import Case, HostMemory, load
+from mlx_llama.bench.measure import Case, load
 from mlx_llama.bench.profile import HOST, SAMPLING, Profiled, measure_profiles
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.profile import ATTENTION, Profile
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.usefixtures("known_memory")
 PRODUCTS = ("query, key, value", "attention output", "gate, up", "down", "head")
-
-
-@pytest.fixture(autouse=True)
-def small_probe(monkeypatch):
-    monkeypatch.setattr(HostMemory, "__init__", lambda self: None)
-    monkeypatch.setattr(HostMemory, "bandwidth", lambda self: 1e9)
 
 
 def profiled(door, toy, *arguments: str) -> str:

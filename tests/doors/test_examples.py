@@ -17,6 +17,7 @@ from launching import run_python
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.usefixtures("known_memory")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
 # by test_guide.py, compare_peers.py, server/test_scripts.py, test_measure_gpu.py and

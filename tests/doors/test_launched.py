@@ -8,13 +8,16 @@ import os
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from launching import end, find_ranks, finish, free_ports, launch
 
-from mlx_llama import generate
+from mlx_llama import generate, load
 from mlx_llama.chat import repl as chat
+from mlx_llama.core.backends import ranks
+from mlx_llama.core.errors import BackendError
 
 pytestmark = pytest.mark.slow
 ON = "--backend mlx --device cpu --dtype float32"
@@ -38,7 +41,6 @@ def test_parity_with_one_process():
     [
         (3, ON, "over 3 processes: it has 2 key-value heads, 512 hidden units; start 2 processes"),
         (2, "--backend cpu", "cpu computes in one process, and mlx.launch started several"),
-        (2, "--backend cuda --device cpu", "start with torchrun"),
     ],
 )
 def test_refusals_are_said_once(size, flags, said):
@@ -46,6 +48,12 @@ def test_refusals_are_said_once(size, flags, said):
     _, out, error = finish(launch("mlx", size, *command))
     errors = [line for line in error.splitlines() if line.startswith("error:")]
     assert out.strip() == "" and len(errors) == 1 and said in errors[0], error
+
+
+def test_a_backend_of_another_launcher_is_refused(toy, monkeypatch):
+    monkeypatch.setattr(ranks, "current", lambda: SimpleNamespace(backend="mlx"))
+    with pytest.raises(BackendError, match="or start with torchrun"):
+        load(toy, backend="cuda", device="cpu")
 
 
 def test_chat(door):

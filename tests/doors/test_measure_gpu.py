@@ -21,8 +21,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 COMMAND = [EXAMPLES / "measure_gpu.py", "--device", "cpu", "--shapes", "tiny"]
 HERE = [name for name in ("cuda", "mlx") if not missing(name)]
 PROOFS = {"low-bit products", "logits", "same bits", "steps", "same tokens", "peers' logits"}
-PLAIN = {("bf16", "ours eager"), ("4-bit", "ours eager")}
-PLAIN |= {("q8_0", "ours eager"), ("q4_k_m", "ours eager")}
+SMALL = {"ROUNDS": 1, "DEPTH": 16, "BATCHES": (8,), "FORMATS": ("bf16", "4-bit", "q4_k_m")}
+PLAIN = {(form, "ours eager") for form in SMALL["FORMATS"]}
 LINES = {
     "cuda": PLAIN | {("bf16", "transformers static")},
     "mlx": PLAIN | {("bf16", "ours compiled"), ("bf16", "mlx-lm")},
@@ -52,8 +52,7 @@ def ours(request, example) -> Iterator:
 
 
 def test_all_of_it_on_cpus(example, monkeypatch, capsys):
-    """Of a size that ends soon."""
-    for name, value in (("ROUNDS", 1), ("DEPTH", 16), ("BATCHES", (8,))):
+    for name, value in SMALL.items():
         monkeypatch.setattr(example, name, value)
     asked = f"--minutes 4 --prompt 32 --generate 8 --json --backends {','.join(HERE)}"
     monkeypatch.setattr(sys, "argv", [*map(str, COMMAND), *asked.split()])
@@ -72,9 +71,7 @@ def test_all_of_it_on_cpus(example, monkeypatch, capsys):
         assert all(0 < check["error"] <= check["bound"] <= 0.2 for check in judged)
         assert all(bound > 0 for check in result["bounds"][name] for bound in check.values())
         rows = {(row["form"], row["side"]): row for row in result["rows"] if row["backend"] == name}
-        lines = LINES[name] | (
-            {(form, "llama.cpp") for form in ("q8_0", "q4_k_m")} if HAS_LLAMA_CPP else set()
-        )
+        lines = LINES[name] | ({("q4_k_m", "llama.cpp")} if HAS_LLAMA_CPP else set())
         assert rows.keys() - {("bf16", "ours compiled")} == lines - {("bf16", "ours compiled")}
         for (_, side), row in rows.items():
             needed = ["decode", "decode_share", "prefill", "prefill_share", "8 rows"]

@@ -69,7 +69,8 @@ def test_all_backends_agree(door):
 
 
 def test_transformers_as_the_reference(door):
-    facts = run(door, "--dtype", "float32", "--reference", "transformers")
+    flags = "--dtype float32 --reference transformers".split()
+    facts = run(door, *flags, backends=BACKENDS[:2])
     assert facts["reference"].startswith("transformers ")
     for entry in facts["backends"]:
         assert entry["within"], entry["verdict"]
@@ -78,13 +79,12 @@ def test_transformers_as_the_reference(door):
         assert entry["decoded"]["first_difference"] is None
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bits_are_judged_as_such(dtype, door):
+def test_sixteen_bits_are_judged_as_such(door):
     wide = [name for name in BACKENDS if name != "cpu"]  # cpu computes in float32
     if not wide:
         pytest.skip("neither mlx nor torch is here, and the cpu backend computes in float32")
-    for entry in run(door, "--dtype", dtype, backends=wide)["backends"]:
-        assert entry["dtype"] == dtype and entry["tolerance"] == core.TOLERANCE[dtype]
+    for entry in run(door, "--dtype", "bfloat16", backends=wide)["backends"]:
+        assert entry["dtype"] == "bfloat16" and entry["tolerance"] == core.TOLERANCE["bfloat16"]
         assert entry["within"]
         assert max(probe["worst_relative"] for probe in entry["probes"]) > core.TOLERANCE["float32"]
 
@@ -171,7 +171,7 @@ def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
     if backend == "cpu" and not open_cpu()._runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     compiled = ["--compile"] if backend == "mlx" else []
-    if fault == "stale row":  # once on each backend
+    if compiled and fault == "stale row":  # others: test_all_backends_agree
         (sound,) = run(door, "--dtype", "float32", *compiled, backends=[backend])["backends"]
         assert sound["within"]
     planted(monkeypatch, backend, fault)
@@ -219,7 +219,7 @@ def open_cpu():
 
 def test_the_page_is_whole_and_self_contained(door, tmp_path):
     page = tmp_path / "p.html"
-    count = len(run(door, "--html", page, "--tokens", "60", backends=BACKENDS[:2])["backends"])
+    count = len(run(door, "--html", page, "--tokens", "100", backends=BACKENDS[:2])["backends"])
     text = page.read_text(encoding="utf-8")
     assert text.count("<svg") == text.count("</svg>") == 2 * count
     assert not re.search(r"https?://|src=|href=", text)
@@ -269,8 +269,9 @@ def test_every_way_of_filling_a_cache(door):
 
 
 def test_the_same_bits_here_and_in_fresh_processes(door):
-    rows = run(door, "--repeat", "2", "--tokens", "12")["rows"]
-    assert all(row["within"] and row["runs"] == 4 for row in rows) and len(rows) == len(BACKENDS)
+    rows = run(door, "--repeat", "2", "--tokens", "12", backends=BACKENDS[:2])["rows"]
+    assert all(row["within"] and row["runs"] == 4 for row in rows)
+    assert [row["backend"] for row in rows] == BACKENDS[:2]
 
 
 def test_the_operation_that_differs_is_named(door, monkeypatch):
@@ -314,9 +315,9 @@ def test_the_table_for_people(door):
 
 def test_rows_do_not_depend_on_the_rest_of_the_batch(door):
     """On every backend: bits where they are promised, tokens at float32 elsewhere."""
-    facts = run(door, "--batch", "2,3", "--dtype", "float32", "--tokens", "24")
+    facts = run(door, "--batch", "3", "--dtype", "float32", "--tokens", "24")
     assert [(row["backend"], row["rows"], row["start"]) for row in facts["rows"]] == [
-        (name, rows, start) for name in BACKENDS for rows in (2, 3) for start in STARTS
+        (name, 3, start) for name in BACKENDS for start in STARTS
     ]
     for row in facts["rows"]:
         assert row["within"] and row["same_tokens"] == f"{row['rows']} of {row['rows']}"
