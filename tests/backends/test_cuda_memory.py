@@ -224,12 +224,6 @@ def test_other_errors_are_not_taken_for_it(device, toy, monkeypatch):
         llm.generate("a", max_tokens=1)
 
 
-def test_compiling_is_for_a_gpu(toy):
-    with pytest.raises(BackendError, match="^`compile`: CUDA graphs are for a GPU.*leave it out"):
-        load(toy, backend="cuda", device="cpu", compile=True)
-    assert load(toy, backend="cuda", device="cpu").model.notices == ()
-
-
 def test_nothing_waits_in_secret(device, toy):
     """In torch's sync debug mode every wait for the GPU, except reading a token, raises."""
     if device == "cpu":

@@ -75,25 +75,6 @@ MODELS = {
             "lm_head": "BF16",
         },
     ),
-    "qwen2, a window in its last layer": (
-        dict(
-            architectures=["Qwen2ForCausalLM"],
-            use_sliding_window=True,
-            sliding_window=7,
-            max_window_layers=1,
-        ),
-        "float32",
-    ),
-    "qwen3, head 20": (
-        dict(
-            architectures=["Qwen3ForCausalLM"],
-            hidden_size=72,
-            num_attention_heads=6,
-            num_key_value_heads=3,
-            head_dim=20,
-        ),
-        "bfloat16",
-    ),
     "qwen3, head 64": (dict(architectures=["Qwen3ForCausalLM"], head_dim=64), "float32"),
     "Q8_0 tied": (WIDE | dict(tie_word_embeddings=True, vocab_size=384), "Q8_0"),
 }
