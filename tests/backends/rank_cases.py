@@ -12,29 +12,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from backends.conftest import EVERYTHING, matrices_of
+
 FIRST = "Once upon a time there was a little llama"
 CASES = {
     "greedy": {},
     "sampled": {"temperature": 0.9, "seed": 7},
-    "filtered": {
-        "temperature": 1.1,
-        "seed": 5,
-        "top_k": 40,
-        "top_p": 0.9,
-        "min_p": 0.01,
-        "repetition_penalty": 1.2,
-        "logit_bias": {17: 1.5, 300: -2.0},
-    },
+    "filtered": EVERYTHING,
     "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.2},
     "speculated": {"speculate": "prompt"},
-    "DRY and XTC": {
-        "dry_multiplier": 2.0,
-        "dry_allowed_length": 1,
-        "temperature": 0.8,
-        "seed": 3,
-        "xtc_probability": 0.5,
-        "xtc_threshold": 0.01,
-    },
+    "DRY": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "temperature": 0.8, "seed": 3},
     "log-probabilities": {"logprobs": 2},
     "grammar": {"regex": "[a-z ]{3,9}[0-9]{2}"},
 }
@@ -89,8 +76,6 @@ def load_case(name: str, backend: str):
 
 def count_weights(model) -> int:
     """Bytes of all matrices of a model, of this process."""
-    from backends.conftest import matrices_of
-
     matrices = [*matrices_of(model), model.decoder.embedding.weight]
     return sum({id(part): part.nbytes for part in matrices}.values())
 

@@ -10,7 +10,6 @@ import pytest
 from making import make_checkpoint
 from making_adapters import write_random
 
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
 
@@ -21,7 +20,6 @@ from backends.triton_process import (  # noqa: E402
     HAS_GPU,
     call,  # noqa: F401
     computing,
-    fewer_programs,
 )
 
 
@@ -68,20 +66,15 @@ def test_rows_add_their_adapters_and_others_change_no_bit(dtype, bound, shape, c
 def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
     """Tokens of three steps of rows with adapters 1, 0, 2, 1 by kernels, captured, together and
     alone, and by torch's own operations."""
-    from backends.recording import Recording
-    from cuda_fallback.model import Llama
+    from backends.test_captured_step import loaded
     from cuda_fallback.sampling import SamplingBatch
 
     order, prompt = [1, 0, 2, 1], [[3, 4, 5, 6, 7]]
     logits = []
     for by_kernels in (True, False):
         with computing(by_kernels):
-            model = Llama.load(
-                open_checkpoint(path, adapters=adapters), LoadOptions(dtype="float32"), DEVICE
-            )
-            if by_kernels and not HAS_GPU:
-                fewer_programs()
-                model._runner.capture = Recording(model)
+            checkpoint = open_checkpoint(path, adapters=adapters)
+            model = loaded(checkpoint, dtype="float32", by_kernels=by_kernels)
 
             def run(rows: list[int]) -> list[list[int]]:
                 cache = model.make_cache(32, len(rows))

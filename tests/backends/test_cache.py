@@ -131,16 +131,6 @@ def test_state_moves_to_any_backend(other, model):
     assert got.tobytes() == to_numpy(model.forward(ids(3, seed=4), 20, cache)).tobytes()
 
 
-def test_recent_tokens(model):
-    model, to_numpy = model
-    cache = model.make_cache(64)
-    model.forward(ids(6), 0, cache)
-    assert to_numpy(cache.recent(4)).tolist() == ids(6)[:, 2:].tolist()
-    assert to_numpy(cache.recent(8)).tolist() == [[-1, -1, *ids(6)[0].tolist()]]
-    cache.trim(3)
-    assert to_numpy(cache.recent(2)).tolist() == ids(6)[:, 1:3].tolist()
-
-
 def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
     from mlx_llama.core.models import rope
 

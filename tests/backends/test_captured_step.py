@@ -327,11 +327,9 @@ def checkpoint(name: str) -> Path:
     return make_checkpoint(path, max_position_embeddings=2048, **MODELS[name])
 
 
-def loaded(
-    path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **options
-):
-    """The model. In the interpreter, steps by kernels are recorded instead of captured. given: to
-    Llama.load.
+def loaded(source, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **options):
+    """The model of a path or checkpoint. In the interpreter, steps by kernels are recorded instead
+    of captured. options: of LoadOptions.
     """
     from backends.recording import Recording
     from cuda_fallback.model import Llama
@@ -339,7 +337,7 @@ def loaded(
 
     with computing(by_kernels):
         llama = Llama.load(
-            open_checkpoint(path),
+            open_checkpoint(source) if isinstance(source, Path) else source,
             LoadOptions(
                 dtype=dtype, compile=compile if HAS_GPU and by_kernels else None, **options
             ),
@@ -731,8 +729,6 @@ def by_each_path(fields: dict) -> list[tuple]:
     """(tokens, the cache's state) of steps, replayed and by torch's own operations, of a model of
     `fields`.
     """
-    from backends.recording import Recording
-    from cuda_fallback.model import Llama
     from mlx_llama.core.models.config import LlamaConfig
 
     bits = (fields := dict(fields)).pop("cache_bits", None)
@@ -744,12 +740,8 @@ def by_each_path(fields: dict) -> list[tuple]:
     }
     odd = config_checkpoint(config, Path(tempfile.mkdtemp()), tensors)
     for by_kernels in (True, False):
-        with computing(by_kernels):
-            llama = Llama.load(odd, LoadOptions(dtype="float32", cache_bits=bits), DEVICE)
-        if by_kernels and not HAS_GPU:
-            fewer_programs()
-            llama._runner.capture = Recording(llama)
-        runs.append(decoded(llama, 6, SAMPLING["noise"]))
+        llama = loaded(odd, dtype="float32", by_kernels=by_kernels, cache_bits=bits)
+        runs.append(decoded(llama, 5, SAMPLING["noise"]))
         assert not by_kernels or all(step.is_captured for step in llama._runner._steps.values())
     return runs
 

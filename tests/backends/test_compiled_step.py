@@ -201,22 +201,6 @@ def test_one_trace_per_room(mlx, monkeypatch):
     assert len(seen) == 2 + 4  # the counter works
 
 
-def test_requests_with_other_options_do_not_share_a_step(mlx):
-    model = loaded(mlx, "float32", False)
-    for settings in (
-        dict(logit_bias={5: 90.0}),
-        dict(logit_bias={7: 90.0}),
-        dict(logit_bias={5: 90.0}),
-    ):
-        assert set(decoded(mlx, model, 3, temperature=0, **settings)[0]) == set(
-            settings["logit_bias"]
-        )
-    free, kept = (
-        decoded(mlx, model, 12, temperature=0, frequency_penalty=penalty)[0] for penalty in (0, 2)
-    )
-    assert free != kept
-
-
 def test_a_wait_inside_a_traced_step_is_an_error(mlx, monkeypatch):
     from mlx_llama.mlx_native import ops
 

@@ -154,15 +154,6 @@ def test_out_of_memory_while_loading_is_the_same_error(name, error, device, requ
     assert load(path, backend="cuda", device=device).generate("a", max_tokens=1).tokens
 
 
-def test_other_errors_while_loading_are_not_taken_for_it(device, toy, monkeypatch):
-    def broken(stored):
-        raise RuntimeError("shape mismatch")
-
-    monkeypatch.setattr(weights, "_mapped", broken)
-    with pytest.raises(RuntimeError, match="shape mismatch"):
-        load(toy, backend="cuda", device=device)
-
-
 def test_a_tied_head_is_read_once(device, tmp_path):
     checkpoint = open_checkpoint(
         make_checkpoint(tmp_path / "m", dtype="float16", tie_word_embeddings=True)
@@ -213,21 +204,16 @@ def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy,
     assert failed >= 4 and failing < limit
 
 
-def test_other_errors_are_not_taken_for_it(device, toy, monkeypatch):
-    llm = load(toy, backend="cuda", device=device, dtype="float32")
+@pytest.mark.parametrize("owner, name", [(weights, "_mapped"), (ops, "embed")])
+def test_other_errors_are_not_taken_for_it(owner, name, device, toy, monkeypatch):
+    """While loading, and in an answer."""
 
     def broken(*args):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(ops, "embed", broken)
+    monkeypatch.setattr(owner, name, broken)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        llm.generate("a", max_tokens=1)
-
-
-def test_compiling_is_for_a_gpu(toy):
-    with pytest.raises(BackendError, match="^`compile`: CUDA graphs are for a GPU.*leave it out"):
-        load(toy, backend="cuda", device="cpu", compile=True)
-    assert load(toy, backend="cuda", device="cpu").model.notices == ()
+        load(toy, backend="cuda", device=device, dtype="float32").generate("a", max_tokens=1)
 
 
 def test_nothing_waits_in_secret(device, toy):

@@ -17,11 +17,6 @@ def loaded(backend, toy, **how):
     return load(toy, backend=backend.name, device=device, dtype="float32", **how)
 
 
-@pytest.fixture
-def llm(backend, toy):
-    return loaded(backend, toy)
-
-
 @pytest.mark.parametrize("compile", [None, True, False])
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["greedy", "everything"])
 def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monkeypatch):
@@ -77,9 +72,9 @@ def test_a_stray_wait_in_the_model_is_seen(stray, toy, backend, monkeypatch):
     assert count["wait"] >= 5 + 5 * 2
 
 
-def test_the_next_step_is_launched_before_the_token_is_read(llm, backend, monkeypatch):
+def test_the_next_step_is_launched_before_the_token_is_read(toy, backend, monkeypatch):
     if not backend.runs_ahead:
         pytest.skip(f"{backend.device_name} computes at once")
-    events = watch_events(backend, monkeypatch)
+    llm, events = loaded(backend, toy), watch_events(backend, monkeypatch)
     llm.generate("Once upon", max_tokens=4)
     assert events == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]

@@ -49,20 +49,22 @@ def folder() -> Path:
     return make_checkpoint(Path(tempfile.mkdtemp()) / "mixtral", tensors=weights(), **MIXTRAL)
 
 
-@functools.cache
-def low_bit() -> Path:
+def in_4_bits(source: Path) -> Path:
     from mlx_llama.core.files.quantize import write_mlx
 
     out = Path(tempfile.mkdtemp()) / "low-bit"
-    write_mlx(open_checkpoint(folder()), out, 4, 32)
+    write_mlx(open_checkpoint(source), out, 4, 32)
     return out
+
+
+@functools.cache
+def low_bit() -> Path:
+    return in_4_bits(folder())
 
 
 @functools.cache
 def scaled() -> Path:
     """Low-bit experts of Llama 4: shares multiply their inputs, and an MLP is shared."""
-    from mlx_llama.core.files.quantize import write_mlx
-
     config = dict(
         architectures=["Llama4ForCausalLM"],
         model_type="llama4_text",
@@ -73,10 +75,7 @@ def scaled() -> Path:
         interleave_moe_layer_step=2,
         attention_chunk_size=5,
     )
-    source = make_checkpoint(Path(tempfile.mkdtemp()) / "llama4", **config)
-    out = Path(tempfile.mkdtemp()) / "low-bit"
-    write_mlx(open_checkpoint(source), out, 4, 32)
-    return out
+    return in_4_bits(make_checkpoint(Path(tempfile.mkdtemp()) / "llama4", **config))
 
 
 def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:

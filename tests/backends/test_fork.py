@@ -127,17 +127,3 @@ assert answers == "SessionError: this request was lost: submit it again", answer
 assert first + "".join(answer) == ask(llm) == in_child(lambda: ask(llm))
 """,
     )
-
-
-def test_the_kernels_alone(run):
-    """Without a scheduler: models and caches in Python."""
-    run(
-        open_backend("cpu"),
-        """
-llm = load()
-cache = llm.model.make_cache(64)
-step = lambda: llm.model.forward([[1, 2, 3]], 0, llm.model.make_cache(64)).tolist()
-expected = step()
-assert in_child(step) == expected and in_child(step) == step() == expected
-""",
-    )

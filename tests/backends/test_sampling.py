@@ -282,15 +282,6 @@ def test_a_row_draws_what_it_would_draw_alone(order, sampler, arrays, backend):
                 np.testing.assert_array_equal(processed[i], wanted, err_msg=str(options))
 
 
-def test_the_kind_of_a_batch_tells_features_and_no_values(sampler):
-    assert sampler(dict(temperature=0.5)).kind == sampler(dict(temperature=0.9, seed=8)).kind
-    assert sampler(dict(temperature=0.5)).kind != sampler({}).kind
-    assert (
-        sampler(dict(top_k=5, temperature=1.0)).kind
-        != sampler(dict(top_p=0.5, temperature=1.0)).kind
-    )
-
-
 # Grammars and log-probabilities
 
 

@@ -15,57 +15,46 @@ from cpu_fallback.model import Llama
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
-MISTRAL = {"architectures": ["MistralForCausalLM"]}
 WIDE = dict(hidden_size=256, intermediate_size=512)
-# (fields of config.json, dtype or GGUF type of the matrices, or types by module)
-MODELS = {
-    "odd widths": (
-        dict(
-            hidden_size=40,
-            intermediate_size=100,
-            num_attention_heads=5,
-            num_key_value_heads=1,
-            vocab_size=1003,
-        ),
-        "float32",
+SIX_HEADS = dict(hidden_size=72, num_attention_heads=6, num_key_value_heads=3, head_dim=20)
+# fields of config.json; kinds: the matrices' dtype or GGUF type, or types by module
+MODELS: dict[str, dict] = {
+    "odd widths": dict(
+        kinds="float32",
+        hidden_size=40,
+        intermediate_size=100,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        vocab_size=1003,
     ),
-    "head 20": (
-        dict(
-            hidden_size=72,
-            num_attention_heads=6,
-            num_key_value_heads=3,
-            head_dim=20,
-            tie_word_embeddings=True,
-        ),
-        "bfloat16",
+    "head 20": dict(kinds="bfloat16", **SIX_HEADS, tie_word_embeddings=True),
+    "head 36": dict(
+        kinds="float16",
+        hidden_size=72,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=36,
+        attention_bias=True,
+        mlp_bias=True,
     ),
-    "head 36": (
-        dict(
-            hidden_size=72,
-            num_attention_heads=3,
-            num_key_value_heads=3,
-            head_dim=36,
-            attention_bias=True,
-            mlp_bias=True,
-        ),
-        "float16",
+    "head 80, a window": dict(
+        kinds="float32",
+        architectures=["MistralForCausalLM"],
+        hidden_size=64,
+        head_dim=80,
+        sliding_window=7,
     ),
-    "head 80, a window": (
-        dict(**MISTRAL, hidden_size=64, head_dim=80, sliding_window=7),
-        "float32",
+    "head 128, dynamic rope": dict(
+        kinds="float32",
+        head_dim=128,
+        rope_scaling=dict(rope_type="dynamic", factor=4.0),
+        max_position_embeddings=16,
     ),
-    "head 128, dynamic rope": (
-        dict(
-            head_dim=128,
-            rope_scaling=dict(rope_type="dynamic", factor=4.0),
-            max_position_embeddings=16,
-        ),
-        "float32",
+    "Q4_K_M": dict(
+        kinds={"default": "Q4_K", "v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K"}, **WIDE
     ),
-    "Q4_K_M": (WIDE, {"default": "Q4_K", "v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K"}),
-    "many formats": (
-        WIDE | dict(num_attention_heads=8, num_key_value_heads=1),
-        {
+    "many formats": dict(
+        kinds={
             "default": "Q5_0",
             "k_proj": "Q8_0",
             "v_proj": "F16",
@@ -74,28 +63,13 @@ MODELS = {
             "up_proj": "F32",
             "lm_head": "BF16",
         },
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        **WIDE,
     ),
-    "qwen2, a window in its last layer": (
-        dict(
-            architectures=["Qwen2ForCausalLM"],
-            use_sliding_window=True,
-            sliding_window=7,
-            max_window_layers=1,
-        ),
-        "float32",
-    ),
-    "qwen3, head 20": (
-        dict(
-            architectures=["Qwen3ForCausalLM"],
-            hidden_size=72,
-            num_attention_heads=6,
-            num_key_value_heads=3,
-            head_dim=20,
-        ),
-        "bfloat16",
-    ),
-    "qwen3, head 64": (dict(architectures=["Qwen3ForCausalLM"], head_dim=64), "float32"),
-    "Q8_0 tied": (WIDE | dict(tie_word_embeddings=True, vocab_size=384), "Q8_0"),
+    "qwen3, head 20": dict(kinds="bfloat16", architectures=["Qwen3ForCausalLM"], **SIX_HEADS),
+    "qwen3, head 64": dict(kinds="float32", architectures=["Qwen3ForCausalLM"], head_dim=64),
+    "Q8_0 tied": dict(kinds="Q8_0", tie_word_embeddings=True, vocab_size=384, **WIDE),
 }
 LENGTH = 37
 TOKENS = np.random.default_rng(1).integers(0, 384, (3, LENGTH)).astype(np.int32)
@@ -104,7 +78,8 @@ TOKENS = np.random.default_rng(1).integers(0, 384, (3, LENGTH)).astype(np.int32)
 @functools.cache
 def files(case: str) -> Path:
     """Make the model's files; returns their path."""
-    fields, kinds = MODELS[case]
+    fields = dict(MODELS[case])
+    kinds = fields.pop("kinds")
     home = Path(tempfile.mkdtemp())
     if isinstance(kinds, str) and kinds.startswith(("float", "bfloat")):
         return make_checkpoint(home / "model", dtype=kinds, tokenizer=False, **fields)

@@ -139,20 +139,3 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
         )
     with pytest.raises(ValueError, match="no output buffer"):
         lowered.program.finish()
-
-
-def test_outputs_that_no_buffer_is_for_are_refused():
-    """No layer of this model scales what it adds to the stream, and its gate is as wide as its
-    MLP.
-    """
-    llama, ops = model("odd widths"), words
-    core, block = llama._runner, llama.decoder.blocks[0]
-    trace = Trace(llama.config, core.code, core.workspace, 1, True)
-    head = llama.decoder.head.weight  # 1003 rows: wider than the gate
-    with pytest.raises(ValueError, match=r"no layer has an MLP of \[1003, 1003\] columns"):
-        ops.gated_linear(trace.stream, (head, head))
-    scaled = ops.scale(ops.linear(trace.stream, block.attention.out.weight), 0.5)
-    with pytest.raises(ValueError, match="no buffer for normed or scaled outputs"):
-        ops.add(trace.stream, scaled)
-    with pytest.raises(ValueError, match="cannot be scaled in place"):
-        ops.scale(trace.stream, 2.0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 import threading
 import weakref
@@ -24,10 +25,24 @@ from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.system import cache_folder, machine
 
+FIELDS = dict(kinds="Q4_K", hidden_size=256, intermediate_size=512)
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory) -> Path:
+    """A cache folder with the machine code of `model`."""
+    home = tmp_path_factory.mktemp("code")
+    make_gguf(home / "m.gguf", **FIELDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLX_LLAMA_CACHE", str(home / "cache"))
+        Llama.load(open_checkpoint(home / "m.gguf"))
+    return home / "cache"
+
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
+def folder(code, tmp_path, monkeypatch) -> Path:
     """A cache folder for panels of any size, on a system that maps files in huge pages."""
+    shutil.copytree(code, tmp_path / "cache")
     monkeypatch.setenv("MLX_LLAMA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(panel_files, "LEAST_BYTES", 1)
     monkeypatch.setattr(machine, "has_huge_pages", lambda address, nbytes: True)
@@ -37,7 +52,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def model(tmp_path) -> Path:
     path = tmp_path / "model.gguf"
-    make_gguf(path, kinds="Q4_K", hidden_size=256, intermediate_size=512)
+    make_gguf(path, **FIELDS)
     return path
 
 
@@ -129,7 +144,7 @@ def test_a_file_cut_while_it_is_mapped_is_as_none(folder, model, monkeypatch):
 def test_a_model_file_that_changed_has_other_panels(folder, model, tmp_path):
     first = load(model)
     status = model.stat()
-    make_gguf(tmp_path / "other.gguf", kinds="Q4_K", hidden_size=256, intermediate_size=512, seed=1)
+    make_gguf(tmp_path / "other.gguf", **FIELDS, seed=1)
     model.write_bytes((tmp_path / "other.gguf").read_bytes())  # the same inode and size
     os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert model.stat().st_mtime_ns == status.st_mtime_ns and model.stat().st_size == status.st_size
@@ -154,7 +169,7 @@ def test_the_least_recently_used_goes_first(folder, tmp_path, monkeypatch):
     models = []
     for number in range(3):
         models.append(tmp_path / f"{number}.gguf")
-        make_gguf(models[-1], kinds="Q4_K", hidden_size=256, intermediate_size=512, seed=number)
+        make_gguf(models[-1], **FIELDS, seed=number)
     load(models[0])
     size = cached(folder)[0].stat().st_size
     code = sum(file.stat().st_size for file in folder.glob("*.o"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +30,7 @@ from backends.kernels.weights import (
 from cpu_fallback.kernels import layouts, panels, products, unpacked
 from cpu_fallback.kernels.layouts import BFLOAT16, FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Panels, Plan
-from cpu_fallback.kernels.target import NAMES, Target, available, build_target
+from cpu_fallback.kernels.target import Target, available, build_target
 
 BITS = (8, 16, 32)
 SPAN_WIDTH = SPAN * GROUP  # inputs whose codes share a scale
@@ -178,12 +179,13 @@ def check(
     assert (got[:, panels.plan.rows :] == 0).all()
 
 
-EACH = pytest.mark.parametrize(
-    "name,kind", [of_target(name, kind) for name in available() for kind in kinds(name)]
-)
+def each(tested: Iterable[str] = KINDS):
+    """Run a test for each target and kind."""
+    pairs = [(name, kind) for kind in tested for name in available() if kind in kinds(name)]
+    return pytest.mark.parametrize("name,kind", [of_target(*pair) for pair in pairs])
 
 
-@EACH
+@each()
 @pytest.mark.parametrize("whole", [False, True], ids=["odd", "whole"])
 def test_product(name, kind, whole):
     rng, target = np.random.default_rng(1), build_target(name)
@@ -197,7 +199,7 @@ def test_product(name, kind, whole):
                 )
 
 
-@EACH
+@each()
 def test_one_token_and_many_give_the_same_bits(name, kind):
     rng, target, panels = np.random.default_rng(2), build_target(name), filled(name, kind)
     for bits in BITS:
@@ -210,7 +212,7 @@ def test_one_token_and_many_give_the_same_bits(name, kind):
                 np.testing.assert_array_equal(together[t], alone[0])
 
 
-@EACH
+@each()
 def test_bias_and_accumulation(name, kind):
     rng, target, panels = np.random.default_rng(3), build_target(name), filled(name, kind)
     for bits in BITS:
@@ -226,15 +228,7 @@ def test_bias_and_accumulation(name, kind):
                 np.testing.assert_array_equal(got, wanted + (0 if two is None else two))
 
 
-@pytest.mark.parametrize(
-    "name,kind",
-    [
-        of_target(name, kind)
-        for name in available()
-        for kind in (*FLOATS, "mlx mxfp8")
-        if kind in kinds(name)
-    ],
-)
+@each((*FLOATS, "mlx mxfp8"))
 def test_several_panels_at_once_give_the_same_bits(name, kind):
     rng = np.random.default_rng(4)
     source = random_matrix(kind, 16 * products.PANELS_AT_ONCE * 2 - 3, rng)
@@ -366,10 +360,7 @@ def extreme(kind: str) -> Matrix:
     return with_sizes(gguf_weight(blocks, kind), dequantise(blocks, kind))
 
 
-@pytest.mark.parametrize(
-    "name,kind",
-    [of_target(name, kind) for name in available() for kind in FEW if kind in kinds(name)],
-)
+@each(FEW)
 def test_extreme_weights(name, kind):
     rng, target, source = np.random.default_rng(6), build_target(name), extreme(kind)
     assert np.isfinite(source.exact).all() and source.size.max() > 30
@@ -380,16 +371,8 @@ def test_extreme_weights(name, kind):
             check(library(name, kind), source, panels, x_layout, 3, rng, limits)
 
 
-@pytest.mark.parametrize(
-    "name,kind",
-    [
-        of_target(name, kind)
-        for name in available()
-        for kind in FEW
-        if kind in kinds(name)
-        and kind not in ("MXFP4", "NVFP4", "mlx nvfp4", "mlx mxfp8")  # whose scales are finite
-    ],
-)
+# the scales of the others are finite
+@each(kind for kind in FEW if kind not in ("MXFP4", "NVFP4", "mlx nvfp4", "mlx mxfp8"))
 def test_non_finite_values_stay_in_their_row_and_token(name, kind):
     """An infinite or NaN scale, activation or weight spoils its own results alone."""
     rng, target = np.random.default_rng(7), build_target(name)
@@ -434,7 +417,3 @@ def spoil(source: Matrix, kind: str, row: int):
         first = HALVES[kind][0]
         blocks[at, first : first + 2] = np.array([np.nan], np.float16).view(np.uint8)
     return gguf_weight(blocks, kind, tensor.order)
-
-
-def test_every_target_is_known():
-    assert set(available()) <= set(NAMES)
