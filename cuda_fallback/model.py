@@ -80,7 +80,7 @@ class Llama(BaseLlama):
                 build_view,
                 device,
                 Capture(device) if decoding.is_captured else None,
-                model._vocabulary,
+                model.vocabulary,
             )
         return model
 
@@ -189,7 +189,7 @@ class Llama(BaseLlama):
         except BaseException:
             cache.lengths[:] = lengths
             raise
-        return self._draw(torch.cat(logits), cache, sampling, chosen, masks, self._vocabulary)
+        return self._draw(torch.cat(logits), cache, sampling, chosen, masks, self.vocabulary)
 
     def _draw(self, logits: Tensor | np.ndarray, *arguments: Any) -> Tensor:
         return super()._draw(

@@ -69,7 +69,7 @@ class Llama(BaseLlama):
         model._pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
             model._runner = Runner(
-                model._advance, compile, model._vocabulary.sample if ranks else sample
+                model._advance, compile, model.vocabulary.sample if ranks else sample
             )
         wire(model, device)
         return model

@@ -46,7 +46,7 @@ class BaseLlama:
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
         self.decoder = Decoder.build(self.ops, weights)
         self._notices = (*config.notices, *notices)
-        self._vocabulary = weights.vocabulary  # None: the head computes all logits
+        self.vocabulary = weights.vocabulary  # None: the head computes all logits
         self._runner: Any = None  # of decoded tokens; None: a step is a forward
 
     @property
@@ -152,8 +152,8 @@ class BaseLlama:
         all_positions: bool,
         probe: Probe | None,
     ) -> Array:
-        if probe and self._vocabulary:
-            probe = self._vocabulary.gather_probes(probe)
+        if probe and self.vocabulary:
+            probe = self.vocabulary.gather_probes(probe)
         tokens = checked_tokens(tokens, self.config.vocab_size)
         logits = self._compute(tokens, index_pos, cache, rows, all_positions, probe)
         return logits if all_positions else logits[:, -1]
@@ -168,7 +168,7 @@ class BaseLlama:
         masks: Masks | None,
     ) -> Array:
         logits = self._forward(tokens, index_pos, cache, rows, False, None)
-        return self._draw(logits, cache, sampling, rows, masks, self._vocabulary)
+        return self._draw(logits, cache, sampling, rows, masks, self.vocabulary)
 
     def _compute(self, tokens: Array, index_pos: Any, cache: Any, rows: Any, *how: Any) -> Array:
         """Logits [B, T, V] or, of the last position, [B, 1, V]. how: `all_positions`, `probe`."""
@@ -182,7 +182,7 @@ class BaseLlama:
     def _forward_whole(self, *arguments: Any) -> Array:
         """`_forward`, with the logits of all processes."""
         logits = self._forward(*arguments)
-        return self._vocabulary.gather(logits) if self._vocabulary else logits
+        return self.vocabulary.gather(logits) if self.vocabulary else logits
 
     def _draw(
         self,
