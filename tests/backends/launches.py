@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +30,9 @@ from cuda_fallback import kernels
 from mlx_llama.core.models.spec import Window
 
 META = torch.device("meta")
+# sizes of the whole matrix of machine code
+COLUMNS, ROWS, CAPABILITIES = (2048, 4096, 14336), (1, 2, 8, 32), (80, 89, 90)
+RUNS_ALL = os.environ.get("MLX_LLAMA_MACHINE_CODE") == "all"
 
 
 class Launch(NamedTuple):

@@ -170,9 +170,9 @@ def test_mlx(bits, group_size, call):
     np.testing.assert_array_equal(picked, judge[[5, 1]])
 
 
-@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
 def test_floating_point_codes(mode, call):
-    """By 5-bit codes; every second row of the file."""
+    """At their width; every second row of the file."""
     mx = pytest.importorskip("mlx.core")
     rng = np.random.default_rng(0)
     with mx.stream(mx.cpu):
@@ -180,6 +180,8 @@ def test_floating_point_codes(mode, call):
         judge = np.array(mx.dequantize(*parts, mode=mode, dtype=mx.float32))[::2]
     weight = FloatWeight("w", mode, *map(np.array, parts), np.arange(0, 22, 2))
     check_products(call(multiplied, [weight], (1, 3)), judge)
+    for dtype, bound in (("float16", 1e-3), ("bfloat16", 8e-3)):
+        check_products(call(multiplied, [weight], (2,), dtype), judge, bound)
     rows, picked = call(dequantised, [weight], [5, 1], "int64")
     np.testing.assert_array_equal(rows, judge[1:-1])
     np.testing.assert_array_equal(picked, judge[[5, 1]])
