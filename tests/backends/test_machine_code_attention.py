@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from machine import EVERY_SIZE
 
 torch = pytest.importorskip("torch")
 
-from backends.launches import CAPABILITIES, RUNS_ALL  # noqa: E402
+from backends.launches import CAPABILITIES  # noqa: E402
 from backends.triton_process import compile_call  # noqa: E402, F401
 
 SHARED = 101376  # bytes that the smallest GPUs of 8.0 and newer give a program
@@ -68,7 +69,7 @@ BUDGET = {
         for D in widths
         for capability in CAPABILITIES
     ]
-    if RUNS_ALL
+    if EVERY_SIZE
     else [
         ("bfloat16", 8, 128, 90),
         ("bfloat16", 16, 64, 89),
