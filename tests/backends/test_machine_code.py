@@ -29,13 +29,13 @@ LOW_BIT = {
     "Q3_K": ((3, 16, True, False), (3.95, 5.1, 5.1)),
     "Q2_K": ((2, 16, True, True), (3.8, 5.5, 5.5)),
     "Q8_0": ((8, 32, False, False), (3.5, 4.4, 5.8)),
-    "mxfp4": ((4, 32, False, False), (3.7, 4.5, 6.4)),
-    "nvfp4": ((4, 16, False, False), (4.2, 5.3, 7.3)),
-    "mxfp8": ((8, 32, False, False), (3.7, 4.5, 6.4)),
+    "mxfp4": ((4, 32, False, False), (3.6, 4.5, 5.8)),
+    "nvfp4": ((4, 16, False, False), (4.0, 5.2, 6.9)),
+    "mxfp8": ((8, 32, False, False), (4.1, 4.9, 6.0)),
     "mlx": ((4, 64, False, True), (3.0, 3.7, 5.8)),
 }
 EXPONENTS = {"mxfp4": 2, "nvfp4": 2, "mxfp8": 4}  # exponent bits of floating-point codes
-EIGHT_BITS_IN_BFLOAT16 = (5.1, 5.7, 7.4)  # two numbers to a code
+EIGHT_BITS_IN_BFLOAT16 = (5.1, 5.7, 7.5)  # two numbers to a code
 TILES = (8, 16, 32)  # rows of x per program
 # (format, columns, rows, capability, dtype)
 CASES = [

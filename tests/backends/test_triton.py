@@ -29,6 +29,8 @@ BITS = (2, 3, 4, 5, 6, 8)
 class Made:
     """A low-bit matrix of random codes in any form of AffineWeight."""
 
+    mode, table = "affine", ""
+
     def __init__(self, bits: int, group_size: int, has_biases: bool, shape: tuple[int, int]):
         rng = np.random.default_rng(bits * group_size)
         self.bits, self.group_size, self.has_biases = bits, group_size, has_biases
