@@ -486,6 +486,7 @@ def _dequantize(
     FACTOR: tl.constexpr = 1 << 16 - (1 << EXPONENT - 1) if EXPONENT else 1
     # of the second of two digits, which saves a shift and leaves room for high digits
     PLACE: tl.constexpr = LOW % 8
+    IS_RAGGED: tl.constexpr = K % (PASSES * UNITS * SPAN) != 0  # else masks are constants
     EACH: tl.constexpr = LOW // HIGH if HIGH else 4  # units to a word of the high plane
     WORDS: tl.constexpr = 4 // EACH
     i = tl.program_id(0).to(tl.int64)
@@ -513,7 +514,7 @@ def _dequantize(
         high += unit // 4 * (64 * WORDS) + t * (2 * WORDS) + unit % 4 // EACH * 2
     out += i * K + column[:, :, None] + tl.arange(0, 4)[None, None, :]
     for p in tl.static_range(PASSES):
-        inside = column + p * (UNITS * SPAN) < K
+        inside = column + p * (UNITS * SPAN) < K if IS_RAGGED else column == column
         word = tl.load(low + p * (UNITS * 64), mask=inside, other=0)
         if HIGH:
             top = tl.load(high + p * (UNITS * 16 * WORDS), mask=inside, other=0) >> unit % EACH * (
@@ -528,7 +529,8 @@ def _dequantize(
                     super_biases + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0
                 ).to(tl.float32)
         for s in tl.static_range(DIGITS // 4):
-            inside = column + p * (UNITS * SPAN) + 16 * s < K
+            if IS_RAGGED:
+                inside = column + p * (UNITS * SPAN) + 16 * s < K
             if 16 * s % GROUP == 0:
                 at = group + (p * (UNITS * SPAN) + 16 * s) // GROUP
                 scale = tl.load(scales + at, mask=inside, other=0).to(tl.float32)

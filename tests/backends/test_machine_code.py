@@ -231,9 +231,10 @@ def of_steps(rows: int, capability: int) -> list[tuple]:
     from backends.launches import MODELS, build_step, extra_launches, has_tools, load, recorded
     from mlx_llama.core.generation.sampling import Kind
 
+    models = [load(name) for name in MODELS]
     with torch.inference_mode(), recorded() as launches:
-        for name in MODELS:
-            for part in build_step(load(name), rows, Kind(True, 32, True, True, 64, 4)).parts:
+        for llama in models:
+            for part in build_step(llama, rows, Kind(True, 32, True, True, 64, 4)).parts:
                 part()
         extra_launches()
     return _compiled(launches, capability) if has_tools() else []
