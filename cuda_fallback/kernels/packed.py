@@ -272,6 +272,9 @@ def _multiply(
     if AHEAD:
         first_half = _load_x(x, sample, 2 * start, K, COLUMNS)
         second_half = _load_x(x, sample, 2 * start + 1, K, COLUMNS)
+        if RAISE != 1:  # floating-point codes are all read so
+            first_half = first_half.to(NUMBER) * RAISE
+            second_half = second_half.to(NUMBER) * RAISE
     # Pointers that advance take half the instructions of addresses computed from the step, and in
     # formats of one level more registers than there are.
     ADVANCES: tl.constexpr = EACH > 1 and super_scales is not None
@@ -300,10 +303,7 @@ def _multiply(
                 value = first_half
             else:
                 value = second_half
-            value = value.to(NUMBER)
-            if RAISE != 1:
-                value *= RAISE
-            value = tl.reshape(value, (TILE, TILES, 16))
+            value = tl.reshape(value.to(NUMBER), (TILE, TILES, 16))
             for first in tl.static_range(0, TILES, SPAN):
                 plain = tl.zeros((16 * WARPS, TILE), tl.float32)
                 if not EXPONENT:
@@ -378,6 +378,9 @@ def _multiply(
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
         words = following
         if AHEAD:
+            if RAISE != 1:  # late, when they have arrived
+                next_first = next_first.to(NUMBER) * RAISE
+                next_second = next_second.to(NUMBER) * RAISE
             first_half, second_half = next_first, next_second
         if ADVANCES:
             scales += 2 * COLUMNS // GROUP // EACH
