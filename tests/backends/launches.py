@@ -265,8 +265,10 @@ def has_tools() -> bool:
 
 
 def disassemble(compiled) -> SimpleNamespace:
-    """Machine code: registers of a thread, bytes that it keeps in memory (stack, local) and of
-    shared memory, instructions in all (length) and of the longest loop."""
+    """Machine code: registers of a thread; bytes that it keeps in memory (stack, local) and of
+    shared memory; all instructions (length), those of the longest loop, and loads of 16 bytes
+    (wide).
+    """
     return _disassemble(compiled.asm["cubin"], compiled.metadata.shared)
 
 
@@ -299,5 +301,6 @@ def _disassemble(cubin: bytes, shared: int) -> SimpleNamespace:
         local=local,
         loop=max(loops, key=len),
         shared=shared,
+        wide=sum(re.match(r"LDG\S*\.128", line) is not None for line in instructions),
         length=sum(not line.startswith("NOP") for line in instructions),
     )
