@@ -31,7 +31,7 @@ LOW_BIT = {
     "Q8_0": ((8, 32, False, False), (3.5, 4.4, 5.8)),
     "mxfp4": ((4, 32, False, False), (3.6, 4.5, 5.8)),
     "nvfp4": ((4, 16, False, False), (4.1, 5.2, 6.9)),
-    "mxfp8": ((8, 32, False, False), (4.1, 4.9, 6.0)),
+    "mxfp8": ((8, 32, False, False), (4.1, 4.9, 6.2)),
     "mlx": ((4, 64, False, True), (3.0, 3.7, 5.8)),
 }
 EXPONENTS = {"mxfp4": 2, "nvfp4": 2, "mxfp8": 4}  # exponent bits of floating-point codes
