@@ -120,7 +120,7 @@ def test_products_keep_to_their_budgets(name, K, rows, capability, dtype, compil
     if compiled is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     code, tile = compiled
-    assert code.local == 0 and code.stack <= 8, code  # outside of the loop
+    assert code.local == 0 and code.stack <= 16, code  # outside of the loop
     assert count(code, "LDL") == count(code, "STL") == 0
     # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: all,
     # half or a third of them with codes.
