@@ -61,7 +61,7 @@ def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
     dtype = preferred_dtype(tensors, checkpoint.dtype)
     if dtype == "bfloat16" and not facts.has_bfloat16:
         dtype = "float32" if checkpoint.config.exceeds_float16 else "float16"
-    low_bit = any(is_low_bit(weight) for weight in tensors)
+    low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
     return WeightsPlan(
         dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False)
     )
@@ -80,16 +80,14 @@ def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu:
     total = 0
     for weight in tensors:
         count = math.prod(weight.shape)
-        if isinstance(weight, AffineWeight) and weight.mode in ("mxfp4", "nvfp4"):
-            total += count * weight.bits // 8 + count // weight.group_size * 2
+        if not isinstance(weight, AffineWeight):
+            total += count * ITEMSIZE[dtype]
+        elif weight.table == "fp4" or weight.mode == "mxfp8":  # whose scales are widened
+            bits = 4 if weight.table else 8
+            total += count * bits // 8 + count // weight.group_size * ITEMSIZE[weight.scale_dtype]
         else:
-            total += weight.nbytes if is_low_bit(weight) else count * ITEMSIZE[dtype]
+            total += weight.nbytes
     return total
-
-
-def is_low_bit(weight: Tensor | AffineWeight) -> bool:
-    """True for a weight that stays packed: all low-bit ones but mxfp8, which no kernel unpacks."""
-    return isinstance(weight, AffineWeight) and weight.mode != "mxfp8"
 
 
 def _torch_has_gpus() -> bool:

@@ -24,7 +24,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 
 import numpy as np
@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.files.quantized import FP4_VALUES, FP8_NUMBERS, AffineWeight
 
 from . import runtime
 
@@ -43,12 +43,16 @@ SUPER_GROUP = 256  # weights that share a super scale
 _SLAB = 1 << 20  # weights that a thread packs at a time
 # Weights that torch's operations dequantise at a time, in some 17 launches: 0.3 GB on a GPU
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}
+# codes of E2M1 by the integers of `Rows`
+_FP4_CODES = np.zeros(29, np.uint8)
+_FP4_CODES[FP4_VALUES[::-1]] = np.arange(16)[::-1]
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias by `group_size` columns.
+    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias by `group_size` columns, or
+    scale times the number of a floating-point code.
 
     With two levels a group's scale is super_scales * scales, and its bias super_biases * biases.
     """
@@ -69,6 +73,8 @@ class QuantizedMatrix:
     super_biases: Tensor | None
     dtype: torch.dtype  # of the result of `rows`
     kernels: ModuleType | None = None  # packed.py; None for torch's operations
+    # exponent bits of floating-point codes (E2M1: 2, E4M3: 4), which have no offset; 0: integers
+    exponent: int = 0
 
     @classmethod
     def pack(
@@ -84,7 +90,9 @@ class QuantizedMatrix:
         """
         first, K = weights[0], weights[0].shape[1]
         N = sum(weight.shape[0] for weight in weights)
-        widths = PLANES[first.bits]
+        exponent = 2 if first.table == "fp4" else 4 if first.mode == "mxfp8" else 0
+        bits, offset = (4, 0) if first.table == "fp4" else (first.bits, first.offset)
+        widths = PLANES[bits]
 
         def empty(columns: int, kind: torch.dtype) -> Tensor:
             return torch.empty((N, columns), dtype=kind, device=device)
@@ -109,15 +117,16 @@ class QuantizedMatrix:
         ]
         matrix = cls(
             (N, K),
-            first.bits,
+            bits,
             first.group_size,
-            first.offset,
+            offset,
             plane(widths[0]),
             plane(widths[1]),
             *scalings,
             *[None] * (4 - len(scalings)),
             dtype,
             kernels,
+            exponent,
         )
         at, step = 0, max(1, _SLAB // K)
         # Few threads, since each allocates a slab of codes on the device.
@@ -133,7 +142,8 @@ class QuantizedMatrix:
         """Pack `step` rows of `weight` from `start` on. at: this matrix's row for row 0."""
         stop = min(start + step, weight.shape[0])
         rows, target = weight.rows(start, stop), slice(at + start, at + stop)
-        codes = runtime.send(rows.codes, self.low.device)
+        is_fp4 = weight.table == "fp4"
+        codes = runtime.send(_FP4_CODES[rows.codes] if is_fp4 else rows.codes, self.low.device)
         shift = 0
         for plane, width in zip((self.low, self.high), PLANES[self.bits]):
             if width:
@@ -146,7 +156,8 @@ class QuantizedMatrix:
         if weight.two_level:
             stored = (rows.sub_scales, rows.sub_biases, rows.super_scales, rows.super_biases)
         else:
-            stored = (rows.scales, rows.biases, None, None)
+            # Integers are twice the numbers of E2M1.
+            stored = (rows.scales * 2 if is_fp4 else rows.scales, rows.biases, None, None)
         for part, values in zip(self._scalings, stored):
             if part is not None:
                 part[target] = runtime.send(np.ascontiguousarray(values), part.device)
@@ -205,7 +216,10 @@ class QuantizedMatrix:
         codes = _unpack_bytes(pick(self.low), low)
         if self.high is not None:
             codes |= _unpack_bytes(pick(self.high), high) << low
-        values = codes.view(len(codes), -1, self.group_size).float()
+        values = codes.view(len(codes), -1, self.group_size)
+        values = (
+            _numbers(self.exponent, codes.device)[values.int()] if self.exponent else values.float()
+        )
         if self.offset:
             values -= self.offset
         values *= scaling(self.scales, self.super_scales)
@@ -237,6 +251,13 @@ class QuantizedStack:
         _, N, K = self.shape
         rows = chosen[:, None] * N + torch.arange(N, device=chosen.device)
         return self.matrix.dequantize(rows.view(-1), dtype).view(-1, N, K)
+
+
+@cache
+def _numbers(exponent: int, device: torch.device) -> Tensor:
+    """Numbers of all floating-point codes, float32."""
+    numbers = FP8_NUMBERS if exponent == 4 else (FP4_VALUES - 16) / np.float32(2)
+    return torch.from_numpy(numbers).to(device)
 
 
 def _pack_bytes(digits: Tensor, width: int) -> Tensor:

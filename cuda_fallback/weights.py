@@ -17,7 +17,6 @@ from . import facts, kernels, ops, runtime
 from .quantized import QuantizedMatrix, QuantizedStack
 from .ranks import Ranks, Vocabulary
 
-_SLAB = 1 << 20  # weights unpacked at a time
 _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is sent
 
 
@@ -30,7 +29,15 @@ class Weights(BlockWeights):
     """
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
-    block_fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
+    block_fields = (
+        "bits",
+        "group_size",
+        "offset",
+        "has_biases",
+        "two_level",
+        "scale_dtype",
+        "table",
+    )
     stack_type = QuantizedStack
 
     def __init__(
@@ -48,13 +55,8 @@ class Weights(BlockWeights):
             check_memory(
                 self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device)
             )
-        low_bit = [weight for weight in self.tensors.values() if isinstance(weight, AffineWeight)]
-        if not all(facts.is_low_bit(weight) for weight in low_bit):
-            self.notices = (
-                "mxfp8 weights take 16 bits each here, twice their file: no kernel unpacks them",
-            )
         if dtype == "auto" and (chosen := runtime.dtype_name(self.dtype)) != preferred:
-            self.notices += (
+            self.notices = (
                 f"{runtime.device_name(device)} has no {preferred}: computing in {chosen}",
             )
         # made when it is needed
@@ -83,13 +85,9 @@ class Weights(BlockWeights):
         packed = kernels.find_kernels(self.device).packed
         return QuantizedMatrix.pack(run, self.dtype, self.device, packed)
 
-    def is_low_bit(self, weight: Tensor | AffineWeight) -> bool:
-        return facts.is_low_bit(weight)
-
-    def _dense(self, run: Sequence[Tensor | AffineWeight]) -> torch.Tensor:
+    def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
         if (
             len(run) == 1
-            and isinstance(run[0], Tensor)
             and self.device.type == "cpu"
             and run[0].dtype == runtime.dtype_name(self.dtype)
         ):
@@ -99,13 +97,7 @@ class Weights(BlockWeights):
         rows = [stored.shape[0] for stored in run]
         block = torch.empty((sum(rows), *run[0].shape[1:]), dtype=self.dtype, device=self.device)
         for target, stored in zip(block.split(rows), run):
-            if isinstance(stored, AffineWeight):
-                for start in range(0, len(target), step := max(1, _SLAB // target.shape[1])):
-                    part = target[start : start + step]
-                    values = stored.rows(start, start + len(part)).float32()
-                    self._upload(part, torch.from_numpy(values))
-            else:
-                self._upload(target, _mapped(stored))
+            self._upload(target, _mapped(stored))
             stored.release()
         return block
 

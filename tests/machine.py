@@ -17,6 +17,8 @@ from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.errors import BackendError
 
 ALL = ("cpu", "mlx", "cuda", "mlx-gpu", "cuda-gpu")
+# compile the CUDA kernels for every size rather than a cut
+EVERY_SIZE = os.environ.get("MLX_LLAMA_MACHINE_CODE") == "all"
 
 
 def required() -> set[str]:

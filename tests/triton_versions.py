@@ -1,8 +1,10 @@
-"""Compile every kernel of the package for 8.0, 8.9 and 9.0 with other versions of Triton: python
-tests/triton_versions.py 3.2.0 3.5.1 ..
+"""Compile every kernel of the package with other versions of Triton, without a GPU.
 
-Each version is installed in a temporary folder. Needs no GPU. Prints a line for each kernel that
-fails.
+    python tests/triton_versions.py 3.2.0 3.5.1     # each installed in a temporary folder
+    python tests/triton_versions.py                 # the version that is imported
+
+A kernel is compiled for each set of its types and constants that models of all kinds launch, for
+8.0, 8.9 and 9.0 in turn, and with --all for each of them. Prints a line for each that fails.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 
 
-def compile_all() -> int:
-    """Compile what the steps of all models launch, each kernel once for each set of types and
-    constants; returns failures.
-    """
+def compile_all(every_capability: bool) -> int:
+    """Returns the number of failures."""
     import torch
     import triton
     from backends.launches import (
+        CAPABILITIES,
         META,
         MODELS,
         build_step,
         compile_launch,
         extra_launches,
+        launch_columns,
         load,
         recorded,
     )
@@ -43,6 +45,8 @@ def compile_all() -> int:
                 for part in build_step(llama, rows, kind).parts:
                     part()
         extra_launches()
+        for rows in (1, 32):
+            launch_columns(4096, rows, torch.bfloat16)
         for name in LOW_BIT:
             for dtype, rows in (
                 (torch.float16, 1),
@@ -67,8 +71,8 @@ def compile_all() -> int:
         for launch in launches
     }
     failures = 0
-    for launch in different.values():
-        for capability in (80, 89, 90):
+    for number, launch in enumerate(different.values()):
+        for capability in CAPABILITIES if every_capability else CAPABILITIES[number % 3 :][:1]:
             try:
                 compile_launch(launch, capability)
             except Exception as error:  # whatever a version of Triton raises
@@ -89,7 +93,11 @@ def compile_all() -> int:
     return failures
 
 
-def main(versions: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    options = [option for option in arguments if option == "--all"]
+    versions = arguments[len(options) :]
+    if not versions:
+        return int(compile_all(bool(options)) > 0)
     failed = 0
     for version in versions:
         with tempfile.TemporaryDirectory() as folder:
@@ -97,9 +105,11 @@ def main(versions: list[str]) -> int:
             subprocess.run([*pip, f"triton=={version}"], check=True)
             paths = os.pathsep.join([folder, str(TESTS), str(TESTS.parent)])
             environment = os.environ | {"PYTHONPATH": paths, "TRITON_CACHE_DIR": f"{folder}/cache"}
-            failed |= subprocess.run([sys.executable, __file__], env=environment).returncode
+            failed |= subprocess.run(
+                [sys.executable, __file__, *options], env=environment
+            ).returncode
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]) if sys.argv[1:] else int(compile_all() > 0))
+    sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,9 @@ are summed before they are scaled, so no weight is rounded:
 
     sum of w x  =  scale * (sum((code + base) x) - (base + offset) * sum(x))  +  bias * sum(x)        over a group
 
-sum(x) is a product with a constant matrix. A matrix of few rows is also split along K. The order of
+sum(x) is a product with a constant matrix. Floating-point codes (mxfp4, nvfp4, mxfp8) are moved
+into the sign, exponent and mantissa of 16-bit numbers, which differ by a power of two: small ones
+are subnormal, which tensor cores multiply exactly (https://peerj.com/articles/cs-330). A matrix of few rows is also split along K. The order of
 sums depends on the matrix alone, and an instruction's columns are independent: a row of x is
 bit-identical in every run, whatever else is in the batch.
 """  # noqa: E501
@@ -118,11 +120,25 @@ def _operand(
 
 
 @_helper
+def _float_halves(word, shift: tl.constexpr, PLACE: tl.constexpr, LOW: tl.constexpr):
+    """Move the floating-point codes from bit `shift` of the halves of words: magnitudes to bit
+    PLACE, signs to the highest bit of each half.
+    """
+    BY: tl.constexpr = shift - PLACE
+    UP: tl.constexpr = 16 - LOW - shift
+    MASK: tl.constexpr = ((1 << LOW - 1) - 1) * 0x10001 << PLACE
+    magnitude = (word >> BY if BY >= 0 else word << -BY) & MASK
+    return magnitude | (word << UP) & -0x7FFF8000
+
+
+@_helper
 def _join(first, second, DTYPE: tl.constexpr):
     """Join the numbers (float32: integers) in the halves of words [R, 4] and [R, 4] to [R, 16]."""
     pairs = tl.join(first, second)
     if DTYPE == tl.float32:
         numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
+    elif IS_INTERPRETED and DTYPE == tl.bfloat16:  # it would make zeros of subnormal numbers
+        numbers = tl.join(pairs << 16, pairs & -65536).to(tl.float32, bitcast=True)
     else:
         numbers = tl.join(
             pairs.to(tl.int16).to(DTYPE, bitcast=True),
@@ -188,6 +204,7 @@ def _multiply(
     SHARED: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
+    EXPONENT: tl.constexpr,
     GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
     SUPER: tl.constexpr,
@@ -202,6 +219,8 @@ def _multiply(
     HIGHER: tl.constexpr,
     MINUS: tl.constexpr,
     FOLD: tl.constexpr,
+    RAISE: tl.constexpr,
+    FACTOR: tl.constexpr,
     EACH: tl.constexpr,
     SCALES: tl.constexpr,
     BIASES: tl.constexpr,
@@ -214,6 +233,7 @@ def _multiply(
     DTYPE: tl.constexpr = x.dtype.element_ty
     # the interpreter would multiply bfloat16's raw bits
     NUMBER: tl.constexpr = tl.float32 if IS_INTERPRETED else DTYPE
+    FLOAT: tl.constexpr = tl.float16 if DTYPE == tl.float32 else DTYPE  # of floating-point codes
     COLUMNS: tl.constexpr = 8 * DIGITS  # of half a step
     TILES: tl.constexpr = COLUMNS // 16  # of half a step
     SPAN: tl.constexpr = GROUP // 16 if GROUP < COLUMNS else TILES  # tiles that share a scale
@@ -252,6 +272,9 @@ def _multiply(
     if AHEAD:
         first_half = _load_x(x, sample, 2 * start, K, COLUMNS)
         second_half = _load_x(x, sample, 2 * start + 1, K, COLUMNS)
+        if RAISE != 1:  # floating-point codes are all read so
+            first_half = first_half.to(NUMBER) * RAISE
+            second_half = second_half.to(NUMBER) * RAISE
     # Pointers that advance take half the instructions of addresses computed from the step, and in
     # formats of one level more registers than there are.
     ADVANCES: tl.constexpr = EACH > 1 and super_scales is not None
@@ -283,10 +306,11 @@ def _multiply(
             value = tl.reshape(value.to(NUMBER), (TILE, TILES, 16))
             for first in tl.static_range(0, TILES, SPAN):
                 plain = tl.zeros((16 * WARPS, TILE), tl.float32)
-                for i in tl.static_range(first, first + SPAN):
-                    plain = tl.dot(
-                        minus, tl.trans(_take(value, i, TILES)), plain, input_precision="ieee"
-                    )
+                if not EXPONENT:
+                    for i in tl.static_range(first, first + SPAN):
+                        plain = tl.dot(
+                            minus, tl.trans(_take(value, i, TILES)), plain, input_precision="ieee"
+                        )
                 product = plain
                 for i in tl.static_range(first, first + SPAN):
                     word = _take(words, 2 * p + i // (TILES // 2), 4)
@@ -294,7 +318,13 @@ def _multiply(
                     if HIGH:
                         top = _take(tops, (2 * p + i // (TILES // 2)) * WORDS // 4, WORDS)
                     by = tl.trans(_take(value, i, TILES))
-                    if HIGHER:
+                    if EXPONENT:
+                        code = _join(
+                            _float_halves(word, i % (TILES // 2) * 2 * LOW, PLACE, LOW),
+                            _float_halves(word, i % (TILES // 2) * 2 * LOW + LOW, PLACE, LOW),
+                            FLOAT,
+                        )
+                    elif HIGHER:
                         code = _operand(
                             word, top, i % (TILES // 2) * 2 * LOW, 0, magic, DTYPE, 4, PLACE, LOW, 0
                         )
@@ -348,11 +378,16 @@ def _multiply(
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
         words = following
         if AHEAD:
+            if RAISE != 1:  # late, when they have arrived
+                next_first = next_first.to(NUMBER) * RAISE
+                next_second = next_second.to(NUMBER) * RAISE
             first_half, second_half = next_first, next_second
         if ADVANCES:
             scales += 2 * COLUMNS // GROUP // EACH
             if biases is not None:
                 biases += 2 * COLUMNS // GROUP // EACH
+    if FACTOR != 1:
+        total *= FACTOR
     target = out + (part * M + m)[None, :] * N + n[:, None]
     tl.store(
         target,
@@ -413,6 +448,13 @@ def _widen(code, half: tl.constexpr, scale, bias, SHIFT: tl.constexpr, OFFSET: t
     return value if bias is None else value + bias
 
 
+@_helper
+def _widen_float(code, half: tl.constexpr, scale, FACTOR: tl.constexpr):
+    """Dequantise the float16 numbers in a half of words, each times FACTOR and its scale."""
+    number = (code >> 16 * half).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return number * FACTOR * scale
+
+
 @triton.jit
 def _dequantize(
     rows,
@@ -427,6 +469,7 @@ def _dequantize(
     K: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
+    EXPONENT: tl.constexpr,
     GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
     SUPER: tl.constexpr,
@@ -441,8 +484,12 @@ def _dequantize(
     A thread's addresses differ by constants, which need no instructions.
     """
     SPAN: tl.constexpr = 4 * DIGITS  # columns of a unit
+    # of floating-point codes: their magnitudes' place in float16, and the ratio to its numbers
+    FLOAT: tl.constexpr = 11 - LOW + EXPONENT
+    FACTOR: tl.constexpr = 1 << 16 - (1 << EXPONENT - 1) if EXPONENT else 1
     # of the second of two digits, which saves a shift and leaves room for high digits
     PLACE: tl.constexpr = LOW % 8
+    IS_RAGGED: tl.constexpr = K % (PASSES * UNITS * SPAN) != 0  # else masks are constants
     EACH: tl.constexpr = LOW // HIGH if HIGH else 4  # units to a word of the high plane
     WORDS: tl.constexpr = 4 // EACH
     i = tl.program_id(0).to(tl.int64)
@@ -470,7 +517,7 @@ def _dequantize(
         high += unit // 4 * (64 * WORDS) + t * (2 * WORDS) + unit % 4 // EACH * 2
     out += i * K + column[:, :, None] + tl.arange(0, 4)[None, None, :]
     for p in tl.static_range(PASSES):
-        inside = column + p * (UNITS * SPAN) < K
+        inside = column + p * (UNITS * SPAN) < K if IS_RAGGED else column == column
         word = tl.load(low + p * (UNITS * 64), mask=inside, other=0)
         if HIGH:
             top = tl.load(high + p * (UNITS * 16 * WORDS), mask=inside, other=0) >> unit % EACH * (
@@ -485,7 +532,8 @@ def _dequantize(
                     super_biases + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0
                 ).to(tl.float32)
         for s in tl.static_range(DIGITS // 4):
-            inside = column + p * (UNITS * SPAN) + 16 * s < K
+            if IS_RAGGED:
+                inside = column + p * (UNITS * SPAN) + 16 * s < K
             if 16 * s % GROUP == 0:
                 at = group + (p * (UNITS * SPAN) + 16 * s) // GROUP
                 scale = tl.load(scales + at, mask=inside, other=0).to(tl.float32)
@@ -496,20 +544,30 @@ def _dequantize(
                     bias = tl.load(biases + at, mask=inside, other=0).to(tl.float32)
                     if super_scales is not None:
                         bias *= super_bias
-            pair = _place(word, 2 * s * LOW, 0, LOW)
-            following = _place(word, 2 * s * LOW + LOW, PLACE, LOW)
-            if HIGH:
-                pair |= _place(top, 2 * s * HIGH, LOW, HIGH)
-                following |= _place(top, 2 * s * HIGH + HIGH, PLACE + LOW, HIGH)
-            lower = scale * (1 / (1 << PLACE))
-            even = tl.join(
-                _widen(pair, 0, scale, bias, 0, OFFSET),
-                _widen(following, 0, lower, bias, PLACE, OFFSET),
-            )
-            odd = tl.join(
-                _widen(pair, 1, scale, bias, 0, OFFSET),
-                _widen(following, 1, lower, bias, PLACE, OFFSET),
-            )
+            if EXPONENT:
+                pair = _float_halves(word, 2 * s * LOW, FLOAT, LOW)
+                following = _float_halves(word, 2 * s * LOW + LOW, FLOAT, LOW)
+                even = tl.join(
+                    _widen_float(pair, 0, scale, FACTOR), _widen_float(following, 0, scale, FACTOR)
+                )
+                odd = tl.join(
+                    _widen_float(pair, 1, scale, FACTOR), _widen_float(following, 1, scale, FACTOR)
+                )
+            else:
+                pair = _place(word, 2 * s * LOW, 0, LOW)
+                following = _place(word, 2 * s * LOW + LOW, PLACE, LOW)
+                if HIGH:
+                    pair |= _place(top, 2 * s * HIGH, LOW, HIGH)
+                    following |= _place(top, 2 * s * HIGH + HIGH, PLACE + LOW, HIGH)
+                lower = scale * (1 / (1 << PLACE))
+                even = tl.join(
+                    _widen(pair, 0, scale, bias, 0, OFFSET),
+                    _widen(following, 0, lower, bias, PLACE, OFFSET),
+                )
+                odd = tl.join(
+                    _widen(pair, 1, scale, bias, 0, OFFSET),
+                    _widen(following, 1, lower, bias, PLACE, OFFSET),
+                )
             values = tl.reshape(tl.join(even, odd), (UNITS, 4, 4)).to(out.dtype.element_ty)
             tl.store(out + p * (UNITS * SPAN) + 16 * s, values, mask=inside[:, :, None])
 
@@ -608,7 +666,7 @@ def _launch(
     sizes = M, tiles, N, rows, K, M // len(x), *_constants(matrix)
     constants = dict(SAMPLES=samples, TILE=width, WARPS=WARPS, PART=part, EACH=each)
     constants |= dict(SCALES=_name(matrix.scales), BIASES=_name(matrix.biases))
-    constants |= number_constants(x.dtype, matrix.bits, matrix.offset)
+    constants |= number_constants(x.dtype, matrix.bits, matrix.offset, matrix.exponent)
     constants |= dict(num_warps=WARPS, num_stages=1, enable_fp_fusion=True)
     grid = tiles * blocks, parts
     run(_multiply, grid, x.contiguous(), chosen, members, *w, sums, *sizes, **constants)
@@ -642,14 +700,26 @@ def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[Tensor | N
 
 
 @functools.cache
-def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, object]:
+def number_constants(
+    dtype: torch.dtype, bits: int, offset: int, exponent: int
+) -> dict[str, object]:
     """Constants of `_multiply` for codes of `bits` bits as numbers of `dtype`.
 
     A half of MAGIC has the bits of BASE, and BASE + code is made by setting the bits from PLACE on:
     the last 6 bits of the mantissa of 64 are worth 1 to 32. 8 bits exceed bfloat16's mantissa, so
     two numbers hold four bits each, the second 1024 + 16 * code. float32 takes integers. MINUS:
     -(BASE + offset), twice. FOLD: turns -(BASE + offset) * sum(x) into sum(x).
+
+    Codes with `exponent` bits of exponent are moved to bit PLACE, and a sum is multiplied by
+    FACTOR, since exponents have another bias. RAISE: factor of x, without which bfloat16's
+    products would be subnormal float32 numbers.
     """
+    constants: dict[str, object] = dict(PLACE=0, MAGIC=0, HIGHER=0, MINUS=0, FOLD=1, RAISE=1)
+    if exponent:
+        mantissa, bias, raised = (7, 127, 64) if dtype == torch.bfloat16 else (10, 15, 0)
+        factor = 2.0 ** (bias + 1 - (1 << exponent - 1) - raised)
+        place = mantissa + 1 - bits + exponent
+        return constants | dict(PLACE=place, RAISE=2.0**raised, FACTOR=factor)
     place, first, second = {
         torch.float16: (4, 64, 0) if bits < 8 else (0, 1024, 0),
         torch.bfloat16: (1, 64, 0) if bits < 8 else (1, 64, 1024),
@@ -668,8 +738,8 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
         return word - (1 << 32) if word >> 31 else word
 
     base = first + second
-    constants = dict(PLACE=place, MAGIC=twice(first), HIGHER=twice(second) if second else 0)
-    return constants | dict(MINUS=twice(-base - offset), FOLD=-1 / (base + offset))
+    constants |= dict(PLACE=place, MAGIC=twice(first), HIGHER=twice(second) if second else 0)
+    return constants | dict(MINUS=twice(-base - offset), FOLD=-1 / (base + offset), FACTOR=1)
 
 
 def _name(part: Tensor | None) -> str:
@@ -692,7 +762,7 @@ def dequantize(matrix: QuantizedMatrix, which: slice | Tensor, dtype: torch.dtyp
 
 
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
-    """LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
+    """LOW, HIGH, EXPONENT, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
     low, high = PLANES[matrix.bits]
     groups = matrix.group_size, matrix.offset, SUPER_GROUP
-    return low, high, *groups, 32 // low, matrix.low.shape[1] // 16
+    return low, high, matrix.exponent, *groups, 32 // low, matrix.low.shape[1] // 16

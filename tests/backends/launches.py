@@ -29,6 +29,8 @@ from cuda_fallback import kernels
 from mlx_llama.core.models.spec import Window
 
 META = torch.device("meta")
+# sizes of the whole matrix of machine code
+COLUMNS, ROWS, CAPABILITIES = (2048, 4096, 14336), (1, 2, 8, 32), (80, 89, 90)
 
 
 class Launch(NamedTuple):
@@ -182,6 +184,7 @@ def extra_launches() -> None:
         )
         decode.adapt(state, made(2, 1, 96), made(2, 1, 64), made(3, 16, 64), made(3, 96, 16))
         decode.gate(made(2, 3, 64), "gelu_tanh")
+        decode.xielu(made(2, 3, 64), 0.8, 0.8, 0.5, -1e-6)
         for bits in (None, 8, 16):
             decode.read_keys(state, 0, 2, 2, 64, dtype, bits)
             query = decode.store_rotated(state, 0, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)
@@ -190,6 +193,31 @@ def extra_launches() -> None:
     packed.multiply(
         low_bit("Q4_0", 16, 32768), torch.empty((1, 32768), dtype=torch.float16, device=META)
     )
+
+
+def launch_columns(K: int, rows: int, dtype: torch.dtype) -> None:
+    """Launch the kernels of a step of `rows` tokens that read rows of K numbers."""
+    from cuda_fallback.kernels import decode, packed
+    from cuda_fallback.kernels.state import MAX_ROWS
+
+    from .test_machine_code import low_bit
+
+    def made(*shape: int, dtype=dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    x, stack, experts = made(rows, 1, K), made(4, 64, K), low_bit("Q4_K", 4 * 64, K, dtype)
+    decode.add_rms_norm(x, x, made(K), 1e-5)
+    decode.gate(made(rows, 1, 2 * K), "silu")
+    decode.multiply(x, made(4096, K))
+    decode.multiply_gated(x, made(8192, K))
+    decode.multiply(x.float(), made(4096, K, dtype=torch.float32))
+    decode.combine(made(2 * rows, K), made(rows, 2, dtype=torch.float32))
+    state = made(16, MAX_ROWS, dtype=torch.int64)
+    decode.adapt(state, made(rows, 1, 4096), x, made(3, 16, K), made(3, 4096, 16))
+    chosen = made(rows, 2, dtype=torch.int64)
+    for groups in (None, packed.group_rows(chosen, 4)):
+        decode.multiply_chosen(x[:, 0], stack, chosen, groups)
+        packed.multiply_chosen(experts, x[:, 0], chosen, 4, groups)
 
 
 class _Driver:
@@ -237,10 +265,17 @@ def has_tools() -> bool:
 
 
 def disassemble(compiled) -> SimpleNamespace:
-    """Machine code: registers of a thread, bytes that it keeps in memory (stack, local) and
-    instructions of the longest loop; length: instructions in all."""
+    """Machine code: registers of a thread; bytes that it keeps in memory (stack, local) and of
+    shared memory; all instructions (length), those of the longest loop, and loads of 16 bytes
+    (wide).
+    """
+    return _disassemble(compiled.asm["cubin"], compiled.metadata.shared)
+
+
+@functools.cache
+def _disassemble(cubin: bytes, shared: int) -> SimpleNamespace:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(cubin)
         file.flush()
         texts = [
             subprocess.run(
@@ -265,6 +300,7 @@ def disassemble(compiled) -> SimpleNamespace:
         stack=stack,
         local=local,
         loop=max(loops, key=len),
-        shared=compiled.metadata.shared,
+        shared=shared,
+        wide=sum(re.match(r"LDG\S*\.128", line) is not None for line in instructions),
         length=sum(not line.startswith("NOP") for line in instructions),
     )

@@ -37,7 +37,7 @@ def test_facts_import_no_framework(name):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4"])
 def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path):
     """Planned bytes are within 3 % of a loaded model's."""
     path = tmp_path / "m.gguf"

@@ -7,9 +7,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from machine import EVERY_SIZE
 
 torch = pytest.importorskip("torch")
 
+from backends.launches import CAPABILITIES  # noqa: E402
 from backends.triton_process import compile_call  # noqa: E402, F401
 
 SHARED = 101376  # bytes that the smallest GPUs of 8.0 and newer give a program
@@ -59,9 +61,23 @@ BUDGET = {
 }
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize(
-    "dtype, bits, D", [(dtype, bits, D) for (dtype, bits), widths in BUDGET.items() for D in widths]
+    "dtype, bits, D, capability",
+    [
+        (*kind, D, capability)
+        for kind, widths in BUDGET.items()
+        for D in widths
+        for capability in CAPABILITIES
+    ]
+    if EVERY_SIZE
+    else [
+        ("bfloat16", 8, 128, 90),
+        ("bfloat16", 16, 64, 89),
+        ("bfloat16", 16, 128, 80),
+        ("float16", 16, 80, 90),
+        ("float16", 8, 64, 80),
+        ("float16", 16, 128, 90),
+    ],
 )
 def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, compile_call):
     code = compile_call(attention, bits, D, dtype, None, capability)
@@ -78,8 +94,6 @@ def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, 
 @pytest.mark.parametrize(
     "dtype, bits, D, cap",
     [
-        ("float32", None, 128, None),
-        ("float32", 8, 128, None),
         ("float32", None, 256, None),
         ("float32", 8, 256, None),
         ("bfloat16", 16, 256, 50.0),

@@ -29,6 +29,8 @@ BITS = (2, 3, 4, 5, 6, 8)
 class Made:
     """A low-bit matrix of random codes in any form of AffineWeight."""
 
+    mode, table = "affine", ""
+
     def __init__(self, bits: int, group_size: int, has_biases: bool, shape: tuple[int, int]):
         rng = np.random.default_rng(bits * group_size)
         self.bits, self.group_size, self.has_biases = bits, group_size, has_biases
@@ -86,6 +88,15 @@ def multiplied(
             assert torch.equal(product[-1:], matrix.kernels.multiply(matrix, x[-1:]))
         results.append((x.float().cpu().numpy(), product.float().cpu().numpy()))
     return results
+
+
+def multiplied_by_six_programs(weights) -> list[tuple[np.ndarray, np.ndarray]]:
+    """As `multiplied`, of a row; programs have several steps of long rows."""
+    from cuda_fallback.kernels import packed as kernels
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "PROGRAMS", 6)
+        return multiplied(weights, (1,))
 
 
 def dequantised(weights, ids: list[int], kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -170,9 +181,9 @@ def test_mlx(bits, group_size, call):
     np.testing.assert_array_equal(picked, judge[[5, 1]])
 
 
-@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
 def test_floating_point_codes(mode, call):
-    """By 5-bit codes; every second row of the file."""
+    """At their width; every second row of the file."""
     mx = pytest.importorskip("mlx.core")
     rng = np.random.default_rng(0)
     with mx.stream(mx.cpu):
@@ -180,6 +191,8 @@ def test_floating_point_codes(mode, call):
         judge = np.array(mx.dequantize(*parts, mode=mode, dtype=mx.float32))[::2]
     weight = FloatWeight("w", mode, *map(np.array, parts), np.arange(0, 22, 2))
     check_products(call(multiplied, [weight], (1, 3)), judge)
+    for dtype, bound in (("float16", 1e-3), ("bfloat16", 8e-3)):
+        check_products(call(multiplied, [weight], (2,), dtype), judge, bound)
     rows, picked = call(dequantised, [weight], [5, 1], "int64")
     np.testing.assert_array_equal(rows, judge[1:-1])
     np.testing.assert_array_equal(picked, judge[[5, 1]])
@@ -192,12 +205,12 @@ def test_every_batch(call):
 
 @pytest.mark.parametrize(
     "bits, shape",
-    [(4, (1, 32)), (8, (4, 32)), (3, (3, 992)), (4, (66, 4128)), (3, (2, 32992))],
+    [(4, (1, 32)), (8, (4, 32)), (3, (3, 992)), (4, (66, 1056)), (3, (2, 2208))],
     ids=str,
 )
-def test_ragged_sizes_and_rows_long_enough_to_be_cut(bits, shape, call):
+def test_ragged_sizes_and_rows_that_are_cut(bits, shape, call):
     weight = Made(bits, 32, True, shape)
-    check_products(call(multiplied, [weight], (1,)), weight.float64())
+    check_products(call(multiplied_by_six_programs, [weight]), weight.float64())
 
 
 @pytest.mark.parametrize("dtype, bound", [("float16", 1e-3), ("bfloat16", 8e-3)])

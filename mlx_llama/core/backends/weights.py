@@ -183,14 +183,10 @@ class BlockWeights(BaseWeights):
         self._blocks: dict[tuple[str, ...], list[Matrix]] = {}
         self._advance = progress.meter(self.checkpoint.nbytes)
 
-    def is_low_bit(self, weight: Tensor | AffineWeight) -> bool:
-        """True for a weight that stays packed."""
-        return isinstance(weight, AffineWeight)
-
     def can_concatenate(self, first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
         """True if the rows of two weights can be concatenated to a block."""
-        if not self.is_low_bit(first) or not self.is_low_bit(second):
-            return self.is_low_bit(first) == self.is_low_bit(second)
+        if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
+            return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
         return all(getattr(first, name) == getattr(second, name) for name in self.block_fields)
 
     def _read(self, keys: Sequence[str]) -> list[Matrix]:
@@ -199,7 +195,7 @@ class BlockWeights(BaseWeights):
         for run in group_runs((self.tensors[key] for key in keys), self.can_concatenate):
             for tensor in run:
                 tensor.check_file()
-            blocks.append(self._pack(run) if self.is_low_bit(run[0]) else self._dense(run))
+            blocks.append(self._pack(run) if isinstance(run[0], AffineWeight) else self._dense(run))
             self._advance(sum(tensor.nbytes for tensor in run))
         return blocks
 
@@ -212,6 +208,6 @@ class BlockWeights(BaseWeights):
         blocks, tensors = self._read(keys), [self.tensors[key] for key in keys]
         if len(blocks) > 1:
             raise refuse_formats(keys, tensors, self.can_concatenate)
-        if self.is_low_bit(tensors[0]):
+        if isinstance(tensors[0], AffineWeight):
             return self.stack_type(len(names), blocks[0])
         return blocks[0].reshape(len(names), -1, blocks[0].shape[-1])
