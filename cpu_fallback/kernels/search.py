@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from mlx_llama.core.files.gguf_quantize import IQ4_MIDPOINTS, IQ4_NUMBERS, Searc
 
 from .emit import LANES, Function, Module, Value, Variable, f32, f32s, i32, kernel
 from .target import Target, compile_module
-
-_BYTES = 4 * LANES
 
 
 def compiled_search(target: Target) -> Search:
@@ -65,22 +63,20 @@ def _compile(target: Target, write: Any, constants: tuple) -> Callable[..., None
     return compiled.function(name, write.parameters())
 
 
-class _Group:
-    """Sixteen groups' rows on the stack: in the arrays they are whole pages apart."""
+def _load(f: Function, address: Value, size: int, groups: Value) -> list[Value]:
+    """Rows of float32 [size, groups], for 16 groups."""
+    return [f.load(f32s, address + groups * (4 * i)) for i in range(size)]
 
-    def __init__(self, f: Function, address: Value, size: int, groups: Value):
-        self.f, self.size, self.address = f, size, f.allocate_stack(size * _BYTES)
-        for i in range(size):
-            self[i] = f.load(f32s, address + groups * (4 * i))
 
-    def __getitem__(self, i: int) -> Value:
-        return self.f.load(f32s, self.address, i * _BYTES)
+def _store(f: Function, values: list[Value], address: Value, groups: Value) -> None:
+    for i, value in enumerate(values):
+        f.store(value, address + groups * (4 * i))
 
-    def __setitem__(self, i: int, value: Value) -> None:
-        self.f.store(value, self.address, i * _BYTES)
 
-    def __iter__(self) -> Iterator[Value]:
-        return (self[i] for i in range(self.size))
+def _replace(condition: Value, variables: list[Variable], values: list[Value]) -> None:
+    """Set variables where the condition holds."""
+    for variable, value in zip(variables, values):
+        variable.set(condition.select(value, variable.get()))
 
 
 def _sum(values: Iterable[Value]) -> Value:
@@ -114,12 +110,12 @@ def _fit_min(
     """Search as make_qkx2_quants and make_qkx3_quants."""
     with f.loop(groups, 0, LANES) as group:
         at = group * 4
-        values, zero = _Group(f, x + at, size, groups), f.zero(f32s)
-        w = _Group(f, (weights if is_weighed else x) + at, size, groups)
-        if not is_weighed:
+        values = _load(f, x + at, size, groups)
+        if is_weighed:
+            w = _load(f, weights + at, size, groups)
+        else:
             spread = f.math("sqrt", _sum(value * value for value in values) / float(size))
-            for i, value in enumerate(values):
-                w[i] = f.math("fabs", value) + spread
+            w = [f.math("fabs", value) + spread for value in values]
         lowest, highest = f.load(f32s, low + at), f.load(f32s, high + at)
         sum_w, sum_x = _sum(w), _sum(weight * value for weight, value in zip(w, values))
 
@@ -149,13 +145,11 @@ def _fit_min(
             minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
             is_above = minimum.compare(">", 0.0)
             scale = is_above.select(sum_xl / sum_l2, scale)
-            minimum = is_above.select(zero, minimum)
+            minimum = is_above.select(f.zero(f32s), minimum)
             error = measure(codes, scale, minimum)
             is_better = determinant.compare(">", 0.0) & error.compare("<", best[0].get())
-            for variable, value in zip(best, (error, scale, minimum, inverse, origin)):
-                variable.set(is_better.select(value, variable.get()))
-        for i, variable in enumerate(best[1:]):
-            f.store(variable.get(), out + at + groups * (4 * i))
+            _replace(is_better, best, [error, scale, minimum, inverse, origin])
+        _store(f, [variable.get() for variable in best[1:]], out + at, groups)
 
 
 @kernel
@@ -174,11 +168,10 @@ def _fit_scales(
     """Search as make_qx_quants and quantize_row_iq4_nl_impl."""
     with f.loop(groups, 0, LANES) as group:
         at = group * 4
-        values = _Group(f, x + at, size, groups)
-        w = _Group(f, (weights if is_weighed else x) + at, size, groups)
-        if not is_weighed:
-            for i, value in enumerate(values):
-                w[i] = value * value
+        values = _load(f, x + at, size, groups)
+        w = [value * value for value in values]
+        if is_weighed:
+            w = _load(f, weights + at, size, groups)
         edge = f.load(f32s, largest + at)
 
         def round_(value: Value) -> Value:
@@ -190,32 +183,25 @@ def _fit_scales(
                 number = is_below.select(number, f.constant(f32s, float(other)))
             return number
 
-        def measure(inverse: Value) -> tuple[Value, Value]:
+        def attempt(inverse: Value) -> tuple[Value, Value, list[Value]]:
             codes = [round_(value * inverse) for value in values]
             weighed = [weight * code for weight, code in zip(w, codes)]
+            sum_l2 = _sum(a * code for a, code in zip(weighed, codes))
             if top is None:
                 sum_lx = _sum(a * value for a, value in zip(weighed, values))
             else:
-                sum_lx = _sum(
-                    weight * value * code for weight, value, code in zip(w, values, codes)
-                )
-            return sum_lx, _sum(a * code for a, code in zip(weighed, codes))
+                weighed = [weight * value for weight, value in zip(w, values)]
+                sum_lx = _sum(a * code for a, code in zip(weighed, codes))
+            scale = sum_lx / sum_l2
+            return sum_lx, sum_l2, [inverse, scale, scale * sum_lx]
 
         if top is None:
             start = f.constant(f32s, 1.0) / ((f.zero(f32s) - edge) / float(IQ4_NUMBERS[0]))
         else:
             start = f.constant(f32s, -float(top)) / edge
-        sum_lx, sum_l2 = measure(start)
-        scale, is_better = sum_lx / sum_l2, sum_l2.compare(">", 0.0)
-        zero = f.zero(f32s)
-        best = [
-            Variable(f, value)
-            for value in (
-                start,
-                is_better.select(scale, zero),
-                is_better.select(scale * sum_lx, zero),
-            )
-        ]
+        best = [Variable(f, value) for value in (start, f.zero(f32s), f.zero(f32s))]
+        _, sum_l2, fit = attempt(start)
+        _replace(sum_l2.compare(">", 0.0), best, fit)
         with f.loop(15 if top is None else 18) as i:
             number = i.truncate(i32)
             if top is None:
@@ -223,15 +209,10 @@ def _fit_scales(
             else:
                 number = number.compare("<", 9).select(number - 9, number - 8)
                 offset = f.zero(f32) - (number.to_float() * _float32(0.1) + float(top))
-            inverse = offset.splat() / edge
-            sum_lx, sum_l2 = measure(inverse)
-            scale = sum_lx / sum_l2
+            sum_lx, sum_l2, fit = attempt(offset.splat() / edge)
             is_better = (sum_lx * sum_lx).compare(">", best[2].get() * sum_l2)
-            is_better = is_better & sum_l2.compare(">", 0.0)
-            for variable, value in zip(best, (inverse, scale, scale * sum_lx)):
-                variable.set(is_better.select(value, variable.get()))
-        f.store(best[1].get(), out + at)
-        f.store(best[0].get(), out + at + groups * 4)
+            _replace(is_better & sum_l2.compare(">", 0.0), best, fit)
+        _store(f, [best[1].get(), best[0].get()], out + at, groups)
 
 
 @kernel
@@ -249,32 +230,25 @@ def _descend(
 ) -> None:
     """Change codes as make_q3_quants and make_qp_quants."""
     with f.loop(groups, 0, LANES) as group:
-        at, zero = group * 4, f.zero(f32s)
-        values, best, w = (_Group(f, address + at, size, groups) for address in (x, codes, weights))
+        at = group * 4
+        values, codes, w = (_load(f, source + at, size, groups) for source in (x, codes, weights))
         weighed = [weight * value for weight, value in zip(w, values)]
-        sum_lx = Variable(f, _sum(a * code for a, code in zip(weighed, best)))
-        sum_l2 = Variable(f, _sum(weight * code * code for weight, code in zip(w, best)))
+        sum_lx = Variable(f, _sum(a * code for a, code in zip(weighed, codes)))
+        sum_l2 = Variable(f, _sum(weight * code * code for weight, code in zip(w, codes)))
+        best = [Variable(f, code) for code in codes]
         with f.loop(5):
-            for i, value in enumerate(values):
-                code, old_lx, old_l2 = best[i], sum_lx.get(), sum_l2.get()
-                weight = w[i]
-                rest_lx = old_lx - weight * value * code
-                rest_l2 = old_l2 - weight * code * code
+            for value, weight, a, variable in zip(values, w, weighed, best):
+                code, old_lx, old_l2 = variable.get(), sum_lx.get(), sum_l2.get()
+                rest_lx, rest_l2 = old_lx - a * code, old_l2 - weight * code * code
                 new = _round(f, value * rest_l2 / rest_lx, low, high)
-                new_lx = rest_lx + weight * value * new
-                new_l2 = rest_l2 + weight * new * new
-                checks = [rest_lx.compare(">", 0.0), new.compare("!=", code)]
-                checks.append((rest_l2 if low == -np.inf else new_l2).compare(">", 0.0))
-                checks.append((new_lx * new_lx * old_l2).compare(">", old_lx * old_lx * new_l2))
-                is_better = functools.reduce(operator.and_, checks)
-                best[i] = is_better.select(new, code)
-                sum_lx.set(is_better.select(new_lx, old_lx))
-                sum_l2.set(is_better.select(new_l2, old_l2))
-        for i, code in enumerate(best):
-            f.store(code, out + at + groups * (4 * i))
+                new_lx, new_l2 = rest_lx + a * new, rest_l2 + weight * new * new
+                is_better = rest_lx.compare(">", 0.0) & new.compare("!=", code)
+                is_better &= (rest_l2 if low == -np.inf else new_l2).compare(">", 0.0)
+                is_better &= (new_lx * new_lx * old_l2).compare(">", old_lx * old_lx * new_l2)
+                _replace(is_better, [variable, sum_lx, sum_l2], [new, new_lx, new_l2])
         total = sum_l2.get()
-        scale = total.compare(">", 0.0).select(sum_lx.get() / total, zero)
-        f.store(scale, out + at + groups * (4 * size))
+        scale = total.compare(">", 0.0).select(sum_lx.get() / total, 0.0)
+        _store(f, [*(variable.get() for variable in best), scale], out + at, groups)
 
 
 def _float32(number: float) -> float:
