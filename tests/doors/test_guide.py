@@ -128,7 +128,7 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
     ]
     assert len(shares) == 3 and shares[0] >= 0.5 and shares[1] >= 0.9 and shares[2] >= 0.75
     for line in report.splitlines():
-        assert line.partition(";")[0] in card  # passages change with the pages
+        assert line in card
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ class Completion:
     # of each token of the prompt, None for the first; [] unless the request asks for them
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
-    # a passage of the package's pages about the question, with its address; by the guide alone
+    # passages of the package's pages about the question, with their addresses; by the guide alone
     see_also: str = ""
 
     @property
