@@ -47,18 +47,18 @@ STOP_WORDS = frozenset(
 )
 # Synonyms in questions and pages, in groups
 SAME = """
-    gpu graphics card; memory ram; slow fast speed; crash crashed killed kills; laptop notebook macbook
-    computer machine pc phone tablet; second sec; gibberish garbage nonsense garbled babbles sense; long longest
-    length limit maximum max most cap; old outdated newer; webpage website web ui gui interface
-    browser page; convert shrink compress quantize quantise quantisation; close quit exit leave
-    leaves; internet offline online network wifi; delete remove erase rm clear rid uninstall;
-    download pull fetch; http api rest server; json schema regex grammar; apple mac macbook; rtx
-    geforce nvidia; password key; broken corrupt corrupted damaged truncated; stops breaks cut;
-    sentence text; occupied busy taken already; wife colleague friend mate another; reach connect
-    connection listens; load open run; train finetune fine-tuning; picture image photo; function
-    tool; ignored effect; nan infinite finite; vocabulary tokenizer; parse parsed stays; timed
-    timeout longer; first starting start; reply answer response; login account licence; restart
-    reboot; overwrite overwritten exists; incomplete half halfway cut
+    gpu graphics card; memory ram; slow fast speed; crash crashed killed kills; laptop notebook
+    macbook computer machine pc phone tablet; second sec; gibberish garbage nonsense garbled babbles
+    sense; long longest length limit maximum max most cap; old outdated newer; webpage website web
+    ui gui interface browser page; convert shrink compress quantize quantise quantisation; close
+    quit exit leave leaves; internet offline online network wifi; delete remove erase rm clear rid
+    uninstall; download pull fetch; http api rest server; json schema regex grammar; apple mac
+    macbook; rtx geforce nvidia; password key; broken corrupt corrupted damaged truncated; stops
+    breaks cut; sentence text; occupied busy taken already; wife colleague friend mate another;
+    reach connect connection listens; load open run; train finetune fine-tuning; picture image
+    photo; function tool; ignored effect; nan infinite finite; vocabulary tokenizer; parse parsed
+    stays; timed timeout longer; first starting start; reply answer response; login account licence;
+    restart reboot; overwrite overwritten exists; incomplete half halfway cut
 """
 
 
