@@ -54,6 +54,8 @@ Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndar
 # The guide's answers to questions are wrong mostly where their first token is less likely.
 SURE = 0.45
 UNSURE = "I am not sure that this answers your question. The pages may:"
+SMALL_TALK = 0.1  # about the highest doubt in small talk
+INDEX = "See docs/troubleshooting.md, and By task in docs/commands.md."
 LIKELY = 16  # first tokens that tell a text's subject
 
 
@@ -143,11 +145,11 @@ class LLM:
         if self.checkpoint.path != GUIDE_PATH:
             return ""
         pointers = write_pointers(load_manual().find(question, self._read_subject))
-        if not pointers:
-            return ""
         doubt, likely = self._read_subject(question)
         is_unsure = doubt < (1 - doubt) * max(likely.values()) ** 2 < SURE
-        return f"{UNSURE}\n{pointers}" if is_unsure else pointers
+        if is_unsure and (pointers or doubt > SMALL_TALK):
+            return f"{UNSURE}\n{pointers or INDEX}"
+        return pointers
 
     def _read_subject(self, text: str) -> Subject:
         """The subject of a text for the guide, whose doubts all begin with the same token."""

@@ -4,6 +4,7 @@ of tables and lines of code. A model may rank the best ones by their subjects.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import re
@@ -20,6 +21,7 @@ LEFT_OUT = ("figures", "design")
 
 # BM25's usual constants. Those below were tuned on examples/training/evaluation.
 K1, B = 1.2, 0.75
+SIMILAR = 0.8  # least similarity of a misspelt word and a word of the pages, as difflib's ratio
 UNKNOWN = 0.75  # weight of a word that no page has, relative to the rarest words'
 SECTION = 0.3  # weight of the section's score, added to the passage's
 HELP = 1.2  # factor of the pages of error messages and of commands
@@ -29,7 +31,7 @@ MIN_RELEVANCE = 9.0  # score times the covered part of the question, by words al
 # With a model: weight of its agreement (0 to 1), and the least agreement and relevance to show
 AGREEMENT, MIN_AGREEMENT, MIN_RATED = 10.0, 0.12, 3.0
 RANKED = 60  # passages, best by words, that the model reads
-POINTERS, NEAR = 3, 0.6  # maximum number to show; least relevance as a share of the best one's
+POINTERS, NEAR = 3, 0.5  # maximum number to show; least relevance as a share of the best one's
 MAX_CELLS = 4  # of a row; longer ones are figures
 PASSAGE = 120  # characters after which a paragraph is split at the next sentence
 QUOTED, QUOTED_LATER = 300, 160  # maximum characters to show of the best passage, of others
@@ -103,6 +105,17 @@ class Index:
         self._mean = sum(self._lengths) / max(1, len(self._lengths))
         self._frequency = Counter(stem for count in self._counts for stem in count)
 
+    def correct(self, stems: set[str]) -> set[str]:
+        """Replace a word that no text has by the most similar one, if there is one."""
+        if stems & self._frequency.keys():
+            return stems
+        close = (
+            difflib.get_close_matches(stem, self._frequency, 1, SIMILAR)
+            for stem in stems
+            if len(stem) > 4  # shorter ones resemble too many
+        )
+        return {match for matches in close for match in matches} or stems
+
     def score(self, wanted: Sequence[set[str]]) -> list[tuple[float, float]]:
         """Return (BM25, covered share of the question's weight) of each text.
 
@@ -149,7 +162,7 @@ class Manual:
         """Find passages that help with a question, the best first; none if it is about something
         else. read: a model's subject of a text; None: by words alone.
         """
-        wanted = list_meanings(question)
+        wanted = [self._passages.correct(stems) for stems in list_meanings(question)]
         if not wanted:
             return []
         sections, rated = self._sections.score(wanted), []
