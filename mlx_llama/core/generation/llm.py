@@ -40,7 +40,7 @@ from mlx_llama.core.text.template import (
 from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
-from .completion import Completion
+from .completion import UNSURE, Completion
 from .hooks import Hooks, split_hooks
 from .options import Defaults, Options, Resolved
 from .session import Messages, Session, Stream
@@ -53,7 +53,6 @@ Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndar
 
 # The guide's answers to questions are wrong mostly where their first token is less likely.
 SURE = 0.45
-UNSURE = "I am not sure that this answers your question. The pages may:"
 SMALL_TALK = 0.1  # about the highest doubt in small talk
 INDEX = "See docs/troubleshooting.md, and By task in docs/commands.md."
 LIKELY = 16  # first tokens that tell a text's subject
