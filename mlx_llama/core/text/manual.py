@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 FOLDERS = (PACKAGE / "guide" / "pages", PACKAGE.parent)
 # Figures match any question with a number.
 LEFT_OUT = ("figures", "design")
+OTHERS = "Beside "  # begins the titles of sections on other programs
 
 # BM25's usual constants. Those below were tuned on examples/training/evaluation.
 K1, B = 1.2, 0.75
@@ -26,6 +27,8 @@ UNKNOWN = 0.75  # weight of a word that no page has, relative to the rarest word
 SECTION = 0.3  # weight of the section's score, added to the passage's
 HELP = 1.2  # factor of the pages of error messages and of commands
 HELP_PAGES = ("troubleshooting.md", "commands.md", "coming-from.md")
+INSIDE = 0.7  # factor of the pages of how it is built
+INSIDE_PAGES = ("backends.md", "numerics.md", "more-than-one-machine.md")
 FIRST = 2  # further times that a row's first cell counts, which names its subject
 MIN_RELEVANCE = 9.0  # score times the covered part of the question, by words alone
 # With a model: weight of its agreement (0 to 1), and the least agreement and relevance to show
@@ -170,6 +173,7 @@ class Manual:
             whole, all_covered = sections[self._place[passage.page, passage.title]]
             if score:
                 factor = HELP if passage.page.endswith(HELP_PAGES) else 1.0
+                factor = INSIDE if passage.page.endswith(INSIDE_PAGES) else factor
                 relevance = factor * (score + SECTION * whole) * (covered + all_covered) / 2
                 rated.append((relevance, passage))
         rated.sort(key=lambda pair: -pair[0])
@@ -265,7 +269,10 @@ def split_page(page: str, text: str) -> Iterator[Passage]:
         elif not code and not is_fence and not heading and not is_row and line.strip():
             paragraph.append(line.strip())
         # Skip lines without words of a question, such as a bracket or a call of `print`.
-        yield from (Passage(page, title, *part) for part in parts if len(list_stems(part[0])) > 1)
+        if not title.startswith(OTHERS):
+            yield from (
+                Passage(page, title, *part) for part in parts if len(list_stems(part[0])) > 1
+            )
         if is_fence:
             code = "" if code else line[3:].strip() or "text"
         if heading:
