@@ -133,8 +133,10 @@ class LLM:
         self, question: str, system: str | None = None, **options: Unpack[Options]
     ) -> Completion:
         """`ask` for asyncio. Cancelling the task ends the answer."""
+        import asyncio  # takes 30 ms
+
         completion = await self.agenerate(self._ask(question, system), **options)
-        completion.see_also = self.look_up(question)
+        completion.see_also = await asyncio.to_thread(self.look_up, question)
         return completion
 
     def look_up(self, question: str) -> str:

@@ -22,6 +22,7 @@ OTHERS = "Beside "  # begins the titles of sections on other programs
 
 # BM25's usual constants. Those below were tuned on examples/training/evaluation.
 K1, B = 1.2, 0.75
+LONGEST = 1000  # characters of a question that are searched for
 SIMILAR = 0.8  # least similarity of a misspelt word and a word of the pages, as difflib's ratio
 UNKNOWN = 0.75  # weight of a word that no page has, relative to the rarest words'
 SECTION = 0.3  # weight of the section's score, added to the passage's
@@ -165,7 +166,8 @@ class Manual:
         """Find passages that help with a question, the best first; none if it is about something
         else. read: a model's subject of a text; None: by words alone.
         """
-        wanted = [self._passages.correct(stems) for stems in list_meanings(question)]
+        asked = list_meanings(question[:LONGEST])
+        wanted = [self._passages.correct(stems) for stems in asked]
         if not wanted:
             return []
         sections, rated = self._sections.score(wanted), []
