@@ -128,8 +128,8 @@ def test_the_wheel_answers_in_an_empty_environment(python, outside):
     places = run(python, "-c", code, **outside)
     assert all(place.startswith(str(python.parents[1])) for place in places.splitlines())
     code = (
-        "from mlx_llama.core.text.manual import load_manual; "
-        "print(load_manual().find('externally-managed-environment'))"
+        "from mlx_llama.core.text.manual import load_manual, write_pointers; "
+        "print(write_pointers(load_manual().find('externally-managed-environment')))"
     )
     assert run(python, "-c", code, **outside).startswith(
         "See docs/troubleshooting.md, Installing: `externally"

@@ -50,8 +50,6 @@ from guide_data.facts import Fact
 from guide_data.fresh import FRESH
 from guide_data.teacher import ANSWERS, CLASSES, Teacher, class_of, train as train_teacher
 
-from mlx_llama.core.text.manual import load_manual
-
 HERE = Path(__file__).resolve().parent
 GUIDE = HERE.parents[1] / "mlx_llama" / "guide"
 
@@ -894,32 +892,22 @@ def score(
     answer: Callable[[str], str], name: str, questions: list[tuple[Fact | None, str]]
 ) -> tuple[str, list[str]]:
     """Ask each question once. The answer of its fact is right, word by word; for other subjects any
-    doubt is. Counted apart: answers beside which the chat shows a passage that names the fact's
-    flag, command or file.
+    doubt is.
 
     Returns (score, answers that are not right).
     """
-    wrong, unknown, helped = [], 0, 0
+    wrong, unknown = [], 0
     for fact, question in questions:
         reply = answer(question)
         doubts = reply.startswith(talk.DOUBT)
         if reply.strip() != fact.answer if fact else not doubts:
             wrong.append(f"  {fact.name if fact else 'scope'}: {question}\n    -> {reply}")
             unknown += doubts
-            helped += fact is not None and points_to(fact, question, reply)
     right = len(questions) - len(wrong)
     return (
         f"{name}: {right} of {len(questions)} right ({right / len(questions):.1%}), "
         f"{len(wrong) - unknown} wrong, {unknown} times it does not know"
-        + f"; {right + helped} with the passage beside it"
-        * (helped > 0)
     ), wrong
-
-
-def points_to(fact: Fact, question: str, reply: str) -> bool:
-    """True if the passage beside an answer names the first thing that the fact's answer quotes."""
-    passage, quoted = load_manual().find(question, reply), re.search(r"`([^` ]+)", fact.answer)
-    return bool(passage and quoted and quoted[1] in passage.text)
 
 
 def evaluate(folder: Path, backend: str) -> str:

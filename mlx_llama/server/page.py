@@ -108,13 +108,12 @@ class SeeAlsoRequest(Body):
     """POST /page/see-also."""
 
     question: str = Field(max_length=MAX_TEXT)
-    answer: str = Field(max_length=MAX_TEXT)
 
 
 @serves(router, SeeAlsoRequest, "/page/see-also")
 async def see_also(request: Request, body: SeeAlsoRequest) -> Response:
-    """Find the passage beside an answer of the model in the package, as Markdown."""
-    text = await with_model(request, lambda llm: llm.look_up(body.question, body.answer))
+    """Find the passages beside an answer of the model in the package, as Markdown."""
+    text = await with_model(request, lambda llm: llm.look_up(body.question))
     return Json({"text": text})
 
 

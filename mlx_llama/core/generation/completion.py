@@ -18,6 +18,7 @@ from .stops import Stops
 
 RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
 SHOWN_CHARACTERS = 40  # of the text, in a repr
+UNSURE = "I am not sure of my answer. These pages may help:"  # begins `see_also`
 
 
 class Token(int):
@@ -70,7 +71,7 @@ class Completion:
     # of each token of the prompt, None for the first; [] unless the request asks for them
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
-    # a passage of the package's pages about the question, with its address; by the guide alone
+    # passages of the package's pages about the question, with their addresses; by the guide alone
     see_also: str = ""
 
     @property
@@ -105,7 +106,8 @@ class Completion:
         return self.read_bytes / len(self.tokens) if self.tokens else 0.0
 
     def __str__(self) -> str:
-        return f"{self.text}\n\n{self.see_also}" if self.see_also else self.text
+        parts = [self.text, self.see_also] if self.see_also else [self.text]
+        return "\n\n".join(parts[::-1] if self.see_also.startswith(UNSURE) else parts)
 
     def __repr__(self) -> str:
         text, reason = self.text, self.finish_reason

@@ -30,7 +30,7 @@ from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, Tok
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
-from mlx_llama.core.text.manual import load_manual
+from mlx_llama.core.text.manual import Subject, load_manual, write_pointers
 from mlx_llama.core.text.template import (
     ChatTemplate,
     encode_messages,
@@ -40,7 +40,7 @@ from mlx_llama.core.text.template import (
 from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
-from .completion import Completion
+from .completion import UNSURE, Completion
 from .hooks import Hooks, split_hooks
 from .options import Defaults, Options, Resolved
 from .session import Messages, Session, Stream
@@ -50,6 +50,12 @@ Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
 # A text, messages or token ids.
 Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
+
+# The guide's answers to questions are wrong mostly where their first token is less likely.
+SURE = 0.45
+SMALL_TALK = 0.1  # about the highest doubt in small talk
+INDEX = "See docs/troubleshooting.md, and By task in docs/commands.md."
+LIKELY = 16  # first tokens that tell a text's subject
 
 
 class LLM:
@@ -120,24 +126,42 @@ class LLM:
         without a template, and as `stream`.
         """
         completion = self.generate(self._ask(question, system), **options)
-        completion.see_also = self.look_up(question, completion.text)
+        completion.see_also = self.look_up(question)
         return completion
 
     async def aask(
         self, question: str, system: str | None = None, **options: Unpack[Options]
     ) -> Completion:
         """`ask` for asyncio. Cancelling the task ends the answer."""
+        import asyncio  # takes 30 ms
+
         completion = await self.agenerate(self._ask(question, system), **options)
-        completion.see_also = self.look_up(question, completion.text)
+        completion.see_also = await asyncio.to_thread(self.look_up, question)
         return completion
 
-    def look_up(self, question: str, answer: str) -> str:
-        """A passage of the package's pages about a question and its answer, with its address. "" if
-        there is none, and for any model but the guide, which is too small to know the pages.
+    def look_up(self, question: str) -> str:
+        """Passages of the package's pages about a question, with their addresses. "" if there are
+        none, and for any model but the guide, which is too small to know the pages.
         """
-        is_guide = self.checkpoint.path == GUIDE_PATH
-        passage = load_manual().find(question, answer) if is_guide else None
-        return str(passage or "")
+        if self.checkpoint.path != GUIDE_PATH:
+            return ""
+        pointers = write_pointers(load_manual().find(question, self._read_subject))
+        doubt, likely = self._read_subject(question)
+        is_unsure = doubt < (1 - doubt) * max(likely.values()) ** 2 < SURE
+        if is_unsure and (pointers or doubt > SMALL_TALK):
+            return f"{UNSURE}\n{pointers or INDEX}"
+        return pointers
+
+    def _read_subject(self, text: str) -> Subject:
+        """The subject of a text for the guide, whose doubts all begin with the same token."""
+        tokens = self.encode([{"role": "user", "content": text}])[-self.engine.context :]
+        logits = self.logits(tokens)[-1]
+        shares = np.exp(logits - logits.max())
+        sorry = self.encode("Sorry")[-1]
+        doubt = float(shares[sorry] / shares.sum())
+        shares[sorry] = 0.0
+        roots = np.sqrt(shares / shares.sum())
+        return Subject(doubt, {int(i): float(roots[i]) for i in roots.argsort()[-LIKELY:]})
 
     def _ask(self, question: str, system: str | None) -> list[dict[str, str]]:
         self.require_template()

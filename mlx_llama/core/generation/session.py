@@ -128,7 +128,7 @@ class Session:
     toolbox: Toolbox = Toolbox()  # functions that an answer may call
     rounds: int = ROUNDS  # maximum number of answers to a question
     messages: list[dict[str, Any]] = field(default_factory=list)
-    look_up: Callable[[str, str], str] = lambda question, answer: ""  # `see_also` of both
+    look_up: Callable[[str], str] = lambda question: ""  # `see_also` of a question
 
     def __post_init__(self) -> None:
         rest, self.hooks = split_hooks(self.options)  # for questions without hooks
@@ -325,7 +325,7 @@ class Session:
 
         def end() -> None:
             completion = answer.completion
-            completion.see_also = self.look_up(asked[-1]["content"], completion.text)
+            completion.see_also = self.look_up(asked[-1]["content"])
             added = list(answer.messages[len(asked) :]) if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
                 # Calls come last if they were those of the last permitted answer.

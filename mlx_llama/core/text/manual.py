@@ -1,14 +1,15 @@
 """The package's pages, searched by words: BM25 (Robertson and Zaragoza, 2009) over sentences, rows
-of tables and lines of code.
+of tables and lines of code. A model may rank the best ones by their subjects.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,19 +18,27 @@ PACKAGE = Path(__file__).resolve().parents[2]
 FOLDERS = (PACKAGE / "guide" / "pages", PACKAGE.parent)
 # Figures match any question with a number.
 LEFT_OUT = ("figures", "design")
+OTHERS = "Beside "  # begins the titles of sections on other programs
 
 # BM25's usual constants. Those below were tuned on examples/training/evaluation.
 K1, B = 1.2, 0.75
+LONGEST = 1000  # characters of a question that are searched for
+SIMILAR = 0.8  # least similarity of a misspelt word and a word of the pages, as difflib's ratio
 UNKNOWN = 0.75  # weight of a word that no page has, relative to the rarest words'
 SECTION = 0.3  # weight of the section's score, added to the passage's
-ANSWER = 0.6  # weight of the answer's first words, added to the question's
 HELP = 1.2  # factor of the pages of error messages and of commands
 HELP_PAGES = ("troubleshooting.md", "commands.md", "coming-from.md")
+INSIDE = 0.7  # factor of the pages of how it is built
+INSIDE_PAGES = ("backends.md", "numerics.md", "more-than-one-machine.md")
 FIRST = 2  # further times that a row's first cell counts, which names its subject
-MIN_RELEVANCE = 9.0  # score times the covered part of the question
+MIN_RELEVANCE = 9.0  # score times the covered part of the question, by words alone
+# With a model: weight of its agreement (0 to 1), and the least agreement and relevance to show
+AGREEMENT, MIN_AGREEMENT, MIN_RATED = 10.0, 0.12, 3.0
+RANKED = 60  # passages, best by words, that the model reads
+POINTERS, NEAR = 3, 0.5  # maximum number to show; least relevance as a share of the best one's
 MAX_CELLS = 4  # of a row; longer ones are figures
 PASSAGE = 120  # characters after which a paragraph is split at the next sentence
-QUOTED = 300  # maximum number of characters to show
+QUOTED, QUOTED_LATER = 300, 160  # maximum characters to show of the best passage, of others
 
 STOP_WORDS = frozenset(
     """a about again all also am an and any are as at be because been but by can cannot could did do
@@ -45,17 +54,17 @@ STOP_WORDS = frozenset(
 # Synonyms in questions and pages, in groups
 SAME = """
     gpu graphics card; memory ram; slow fast speed; crash crashed killed kills; laptop notebook
-    computer machine pc phone tablet; gibberish garbage nonsense garbled babbles sense; long longest
-    length limit maximum max most cap; old outdated newer; webpage website web ui gui interface
-    browser page; convert shrink compress quantize quantise quantisation; close quit exit leave
-    leaves; internet offline online network wifi; delete remove erase rm clear rid uninstall;
-    download pull fetch; http api rest server; json schema regex grammar; apple mac macbook; rtx
-    geforce nvidia; password key; broken corrupt corrupted damaged truncated; stops breaks cut;
-    sentence text; occupied busy taken already; wife colleague friend mate another; reach connect
-    connection listens; load open run; train finetune fine-tuning; picture image photo; function
-    tool; ignored effect; nan infinite finite; vocabulary tokenizer; parse parsed stays; timed
-    timeout longer; first starting start; reply answer response; login account licence; restart
-    reboot; overwrite overwritten exists; incomplete half halfway cut
+    macbook computer machine pc phone tablet; second sec; gibberish garbage nonsense garbled babbles
+    sense; long longest length limit maximum max most cap; old outdated newer; webpage website web
+    ui gui interface browser page; convert shrink compress quantize quantise quantisation; close
+    quit exit leave leaves; internet offline online network wifi; delete remove erase rm clear rid
+    uninstall; download pull fetch; http api rest server; json schema regex grammar; apple mac
+    macbook; rtx geforce nvidia; password key; broken corrupt corrupted damaged truncated; stops
+    breaks cut; sentence text; occupied busy taken already; wife colleague friend mate another;
+    reach connect connection listens; load open run; train finetune fine-tuning; picture image
+    photo; function tool; ignored effect; nan infinite finite; vocabulary tokenizer; parse parsed
+    stays; timed timeout longer; first starting start; reply answer response; login account licence;
+    restart reboot; overwrite overwritten exists; incomplete half halfway cut
 """
 
 
@@ -65,12 +74,30 @@ class Passage(NamedTuple):
     page: str  # path from the folder, such as docs/server.md
     title: str  # the heading above it
     text: str  # Markdown
+    wording: str = ""  # the beginning of the text of a row, one of several of its first cell
 
-    def __str__(self) -> str:
+    @property
+    def remedy(self) -> str:
+        """The text without its wording."""
+        return self.text.removeprefix(self.wording)
+
+    def quote(self, length: int = QUOTED) -> str:
+        """The address and the beginning of the text."""
         text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", self.text)  # links lead nowhere here
-        if len(text) > QUOTED:
-            text = f"{text[:QUOTED].rsplit(' ', 1)[0]} ..."
-        return f"See {self.page}, {self.title}: {text}"
+        if len(text) > length:
+            text = f"{text[:length].rsplit(' ', 1)[0]} ..."
+        return f"{self.page}, {self.title}: {text}"
+
+
+class Subject(NamedTuple):
+    """A text as a model sees it, by the first token of its answer."""
+
+    doubt: float  # probability that the answer is "I do not know"
+    likely: dict[int, float]  # square roots of the other tokens' probabilities, of sum 1
+
+    def agree(self, other: Subject) -> float:
+        """Bhattacharyya coefficient: 0 for other subjects, 1 for the same."""
+        return sum(root * other.likely.get(token, 0.0) for token, root in self.likely.items())
 
 
 class Index:
@@ -81,6 +108,17 @@ class Index:
         self._lengths = [sum(count.values()) for count in self._counts]
         self._mean = sum(self._lengths) / max(1, len(self._lengths))
         self._frequency = Counter(stem for count in self._counts for stem in count)
+
+    def correct(self, stems: set[str]) -> set[str]:
+        """Replace a word that no text has by the most similar one, if there is one."""
+        if stems & self._frequency.keys():
+            return stems
+        close = (
+            difflib.get_close_matches(stem, self._frequency, 1, SIMILAR)
+            for stem in stems
+            if len(stem) > 4  # shorter ones resemble too many
+        )
+        return {match for matches in close for match in matches} or stems
 
     def score(self, wanted: Sequence[set[str]]) -> list[tuple[float, float]]:
         """Return (BM25, covered share of the question's weight) of each text.
@@ -114,34 +152,68 @@ class Manual:
         """pages: (path to show, Markdown) each."""
         self.passages = [passage for page, text in pages for passage in split_page(page, text)]
         sections: dict[tuple[str, str], list[str]] = {}
-        for page, title, text in self.passages:
+        for page, title, text, _ in self.passages:
             sections.setdefault((page, title), [page, title]).append(text)
         self._place = {key: index for index, key in enumerate(sections)}
         self._sections = Index(map(" ".join, sections.values()))
         self._passages = Index(
-            f"{title} {text}" + FIRST * f" {text.partition(': ')[0]}"
-            for _, title, text in self.passages
+            f"{title} {text}" + FIRST * f" {wording or text.partition(': ')[0]}"
+            for _, title, text, wording in self.passages
         )
+        self._subjects: dict[Passage, Subject] = {}  # of passages that a model has read
 
-    def find(self, question: str, answer: str = "") -> Passage | None:
-        """Find the passage that helps with a question; None if none has enough of its words.
-
-        answer: the model's, whose first words may name the subject.
+    def find(self, question: str, read: Callable[[str], Subject] | None = None) -> list[Passage]:
+        """Find passages that help with a question, the best first; none if it is about something
+        else. read: a model's subject of a text; None: by words alone.
         """
-        wanted, topic = list_meanings(question), list_meanings(re.split(r"[.:] ", answer)[0])
+        asked = list_meanings(question[:LONGEST])
+        wanted = [self._passages.correct(stems) for stems in asked]
         if not wanted:
-            return None
-        sections, agreed = self._sections.score(wanted), self._passages.score(topic)
-        best, relevance = None, MIN_RELEVANCE
-        for index, (score, covered) in enumerate(self._passages.score(wanted)):
-            passage = self.passages[index]
+            return []
+        sections, rated = self._sections.score(wanted), []
+        for passage, (score, covered) in zip(self.passages, self._passages.score(wanted)):
             whole, all_covered = sections[self._place[passage.page, passage.title]]
-            score += (SECTION * whole if score else 0.0) + ANSWER * agreed[index][0]
-            factor = HELP if passage.page.endswith(HELP_PAGES) else 1.0
-            rated = factor * score * (covered + all_covered) / 2
-            if rated > relevance:
-                best, relevance = passage, rated
-        return best
+            if score:
+                factor = HELP if passage.page.endswith(HELP_PAGES) else 1.0
+                factor = INSIDE if passage.page.endswith(INSIDE_PAGES) else factor
+                relevance = factor * (score + SECTION * whole) * (covered + all_covered) / 2
+                rated.append((relevance, passage))
+        rated.sort(key=lambda pair: -pair[0])
+        least = MIN_RELEVANCE
+        if read:
+            rated, least = self._rate(rated[:RANKED], read(question), read), MIN_RATED
+        least = max(least, NEAR * rated[0][0]) if rated else least
+        by_remedy: dict[str, Passage] = {}
+        for relevance, passage in rated:
+            if relevance > least:
+                by_remedy.setdefault(passage.remedy, passage)
+        return list(by_remedy.values())[:POINTERS]
+
+    def _rate(
+        self,
+        rated: Sequence[tuple[float, Passage]],
+        asked: Subject,
+        read: Callable[[str], Subject],
+    ) -> list[tuple[float, Passage]]:
+        """Rate passages by their words and subjects, the best first."""
+        result = []
+        for relevance, passage in rated:
+            if passage not in self._subjects:
+                is_help = passage.page.endswith(HELP_PAGES)
+                # Wordings are like questions.
+                text = (passage.wording if is_help else "") or passage.text
+                self._subjects[passage] = read(text.replace("`", ""))
+            agreed = asked.agree(self._subjects[passage])
+            if agreed > MIN_AGREEMENT:
+                total = (relevance + AGREEMENT * agreed) * (1 - asked.doubt)
+                result.append((total, passage))
+        return sorted(result, key=lambda pair: -pair[0])
+
+
+def write_pointers(passages: Sequence[Passage]) -> str:
+    """Quote the best passage, and the beginnings of the others; "" for none."""
+    later = [f"- Or {passage.quote(QUOTED_LATER)}" for passage in passages[1:]]
+    return "\n".join([*(f"See {passage.quote()}" for passage in passages[:1]), *later])
 
 
 def list_meanings(text: str) -> list[set[str]]:
@@ -184,21 +256,25 @@ def split_page(page: str, text: str) -> Iterator[Passage]:
     for line, following in zip(lines, [*lines[1:], ""]):
         is_fence, is_row = line.startswith("```"), line.startswith("|")
         heading = None if code else re.match(r"#+ (.*)", line)
-        parts: list[str] = []
+        parts: list[tuple[str, ...]] = []  # texts, of rows with a wording of the first cell
         if is_fence or is_row or heading or not line.strip() or line.startswith("- "):
-            parts, paragraph = split_sentences(" ".join(paragraph)), []
+            parts, paragraph = [(part,) for part in split_sentences(" ".join(paragraph))], []
         if code and code != "text" and not is_fence:
-            parts = [line.strip()]
+            parts = [(line.strip(),)]
         elif is_row and not is_rule(line) and not is_rule(following):
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            if len(cells) <= MAX_CELLS:  # a passage for each wording of the first cell
+            if len(cells) <= MAX_CELLS and re.search(r"[a-z]{3}", "".join(cells[1:])):
                 parts += [
-                    ": ".join(filter(None, [first, *cells[1:]])) for first in cells[0].split("; ")
+                    (": ".join(filter(None, [wording, *cells[1:]])), wording)
+                    for wording in cells[0].split("; ")
                 ]
         elif not code and not is_fence and not heading and not is_row and line.strip():
             paragraph.append(line.strip())
         # Skip lines without words of a question, such as a bracket or a call of `print`.
-        yield from (Passage(page, title, part) for part in parts if len(list_stems(part)) > 1)
+        if not title.startswith(OTHERS):
+            yield from (
+                Passage(page, title, *part) for part in parts if len(list_stems(part[0])) > 1
+            )
         if is_fence:
             code = "" if code else line[3:].strip() or "text"
         if heading:

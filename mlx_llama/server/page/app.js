@@ -143,7 +143,7 @@ function showMessage(node, pending) {
   else pending.push(showMarkdown(text, node.text));
   if (node.error) article.append(make("p", { className: "error", textContent: node.error, role: "alert" }));
   if (node.seeAlso) {
-    const passage = make("div", { className: "passage", ariaLabel: "A passage of the pages" });
+    const passage = make("div", { className: "passage", ariaLabel: "Passages of the pages" });
     pending.push(showMarkdown(passage, node.seeAlso));
     article.append(passage);
   }
@@ -461,7 +461,7 @@ async function run(node) {
     } else node.error = explain(error);
   }
   const question = owner.nodes[node.parent].text;
-  if (GUIDE.test(modelPath) && ["EOS", "STOP_SEQUENCE"].includes(reason)) node.seeAlso = await findPassage(question, node.text);
+  if (GUIDE.test(modelPath) && ["EOS", "STOP_SEQUENCE"].includes(reason)) node.seeAlso = await findPassages(question);
   endThought();
   running = null;
   sessionStorage.removeItem(ANSWERING);
@@ -480,10 +480,10 @@ async function run(node) {
   say(node.error ? "The answer failed." : node.note === "stopped" ? "Stopped." : "Answered.");
 }
 
-// A passage of the project's pages beside the guide's answer; undefined if none helps.
-async function findPassage(question, answer) {
+// Passages of the project's pages beside the guide's answer; undefined if none helps.
+async function findPassages(question) {
   try {
-    return (await ask("/page/see-also", { question, answer })).text || undefined;
+    return (await ask("/page/see-also", { question })).text || undefined;
   } catch {
     return undefined;
   }

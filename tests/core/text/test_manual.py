@@ -4,7 +4,15 @@ import json
 import re
 from pathlib import Path
 
-from mlx_llama.core.text.manual import Manual, Passage, list_stems, load_manual, split_page
+from mlx_llama.core.text.manual import (
+    Manual,
+    Passage,
+    Subject,
+    list_stems,
+    load_manual,
+    split_page,
+    write_pointers,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = "docs/troubleshooting.md"
@@ -39,15 +47,15 @@ recorded output with many words
 
 def test_a_page_in_passages():
     passages = list(split_page("docs/page.md", EXAMPLE))
-    assert [(title, text) for _, title, text in passages] == [
+    assert [(title, text) for _, title, text, _ in passages] == [
         ("A page", "First sentence. It has a [link](x.md) and goes on."),
         ("Rows", "`port in use`: take another port"),
         ("Rows", "port 80 is taken: take another port"),
         ("Rows", "run --port 8081   # another port"),
     ]
     manual = Manual([("docs/page.md", EXAMPLE)])
-    assert manual.find("what is the meaning of life") is None and manual.find("") is None
-    assert Manual([]).find("port in use") is None
+    assert manual.find("what is the meaning of life") == manual.find("") == []
+    assert Manual([]).find("port in use") == []
 
 
 def test_messages_find_their_rows():
@@ -56,10 +64,38 @@ def test_messages_find_their_rows():
     passages = [load_manual().find(symptom.replace("`", "")) for symptom in asked]
     missed = [
         symptom
-        for symptom, passage in zip(asked, passages)
-        if not str(passage and passage.text).startswith(symptom)
+        for symptom, matches in zip(asked, passages)
+        if not (matches and matches[0].text.startswith(symptom))
     ]
     assert len(asked) >= 200 and len(missed) <= 0.05 * len(asked), missed
+
+
+ROWS = """# Page
+
+| message | what to do |
+|---|---|
+| the template is old; an old template | fetch it again |
+| the template is slow | wait for it |
+"""
+
+
+def test_a_model_ranks_passages_by_their_subjects():
+    """A row is shown once, a misspelt word finds its row, and doubt hides all."""
+    manual = Manual([("a.md", ROWS)])
+
+    def read(text: str) -> Subject:
+        return Subject(0.0, {1: 0.8, 2: 0.6} if "old" in text else {2: 1.0})
+
+    shown = [passage.text for passage in manual.find("old tenplate", read)]
+    assert shown == ["the template is old: fetch it again", "the template is slow: wait for it"]
+    asked = "tenplate"
+    assert manual.find(asked, read)[0].remedy == ": wait for it"
+    assert write_pointers(manual.find(asked, read)).splitlines()[1].startswith("- Or a.md, Page:")
+    assert not manual.find(asked, lambda text: Subject(0.99, {1: 1.0}))
+    # The other rows' subject is another.
+    subjects = {asked: {3: 1.0}}
+    manual = Manual([("a.md", ROWS)])
+    assert not manual.find(asked, lambda text: Subject(0.0, subjects.get(text, {1: 1.0})))
 
 
 def test_other_subjects_find_nothing():
@@ -75,6 +111,6 @@ def test_other_subjects_find_nothing():
 
 
 def test_a_long_passage_is_shortened():
-    shown = str(Passage("a.md", "A", "words of a long sentence " * 40))
-    assert shown.startswith("See a.md, A: words of a long") and shown.endswith(" ...")
+    shown = Passage("a.md", "A", "words of a long sentence " * 40).quote()
+    assert shown.startswith("a.md, A: words of a long") and shown.endswith(" ...")
     assert len(shown) < 330
