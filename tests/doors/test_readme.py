@@ -212,6 +212,7 @@ def test_the_tables_of_sizes_and_speeds_agree():
 
 def test_the_messages_of_the_troubleshooting_page_are_messages_of_the_package():
     others = set(  # of pip, Python and the system
+        "zsh: command not found: python|zsh: no matches found: .[mlx]|"
         "externally-managed-environment|ensurepip is not available|mlx_llama: command not found|"
         "No module named mlx_llama|No module named 'mlx'|Killed|No matching distribution found for "
         "mlx-llama|Package 'mlx-llama' requires a different Python".split("|")
