@@ -18,7 +18,9 @@ from .stops import Stops
 
 RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
 SHOWN_CHARACTERS = 40  # of the text, in a repr
-UNSURE = "I am not sure of my answer. These pages may help:"  # begins `see_also`
+# Either begins `see_also` where it should be read before the answer.
+UNSURE = "I am not sure of my answer. These pages may help:"
+INSTEAD = "These pages may help:"
 
 
 class Token(int):
@@ -107,7 +109,7 @@ class Completion:
 
     def __str__(self) -> str:
         parts = [self.text, self.see_also] if self.see_also else [self.text]
-        return "\n\n".join(parts[::-1] if self.see_also.startswith(UNSURE) else parts)
+        return "\n\n".join(parts[::-1] if self.see_also.startswith((UNSURE, INSTEAD)) else parts)
 
     def __repr__(self) -> str:
         text, reason = self.text, self.finish_reason

@@ -40,7 +40,7 @@ from mlx_llama.core.text.template import (
 from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
-from .completion import UNSURE, Completion
+from .completion import INSTEAD, UNSURE, Completion
 from .hooks import Hooks, split_hooks
 from .options import Defaults, Options, Resolved
 from .session import Messages, Session, Stream
@@ -150,7 +150,8 @@ class LLM:
         is_unsure = doubt < (1 - doubt) * max(likely.values()) ** 2 < SURE
         if is_unsure and (pointers or doubt > SMALL_TALK):
             return f"{UNSURE}\n{pointers or INDEX}"
-        return pointers
+        declines = doubt > (1 - doubt) * max(likely.values()) ** 2
+        return f"{INSTEAD}\n{pointers}" if declines and pointers else pointers
 
     def _read_subject(self, text: str) -> Subject:
         """The subject of a text for the guide, whose doubts all begin with the same token."""
