@@ -65,7 +65,7 @@ class StubModel:
         self.count = 0
 
     def make_cache(self, capacity, rows=1):
-        return StubCache(self.config, capacity, 1, rows)
+        return StubCache(self.config, capacity, rows=rows)
 
     def forward(self, tokens, index_pos, cache, *, rows=None):
         with CallView(cache, *tokens.shape, index_pos, rows):
@@ -106,8 +106,7 @@ def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
 
 def measure(rows: int, ticks: int, wants_text: bool, runs_ahead: bool) -> dict[str, float]:
     """Microseconds per tick with `rows` running requests."""
-    # Each row begins before the first ends, however small the chunks of prompts are.
-    loop = make_loop(rows, runs_ahead, rows * PROMPT + ticks + 100)
+    loop = make_loop(rows, runs_ahead, PROMPT + rows + ticks + 100)
     options = {"max_tokens": 2**31, "temperature": 0.0, **({"stop": STOPS} if wants_text else {})}
     handles = [
         loop.submit(Request([5 + row] * PROMPT, resolve(options), wants_text=wants_text))
