@@ -130,7 +130,7 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
         trained = identity.config.rope.original_max_position_embeddings
         raise SessionError(
             f"{path}: holds keys rotated by longrope's {show(factors)} factors, and this context "
-            f"takes the {identity.factors} ones: load with `ctx_size` "
+            f"uses the {identity.factors} ones: load with `ctx_size` "
             f"{'above' if factors == 'long' else 'of at most'} {trained}, or name another file"
         )
     try:
