@@ -61,8 +61,8 @@ class Llama(BaseLlama):
         notices = decoding.notices + weights.notices
         if batch_invariant:
             notices += (
-                "prompts are computed by the kernels of decoded tokens: the same bits with any "
-                "chunks, and slower",
+                "prompts use the kernels of decoded tokens: slower, but bit-identical however they "
+                "are cut into chunks",
             )
         model = cls(config, weights, weights.dtype, device, notices, cache_bits)
         if decoding.kernels:

@@ -55,7 +55,7 @@ class Ask:
     toolbox: Toolbox = Toolbox()
     reuses: bool = True  # see Request
     decode_seconds: float | None = None  # see Request
-    ignores_eos: bool = False  # go on after end tokens
+    ignores_eos: bool = False  # continue after end tokens
     prompt_logprobs: int | None = None  # see Request
     note: Note = lambda place: None
     # drop the oldest turns of messages that outgrew the context; None: as the server does
@@ -636,7 +636,7 @@ _CONSTRAINTS = {
     "tool_choice": "auto, none, required or a tool's name",
 }
 _KINDS = {
-    "TemplateError": "a conversation that the chat template takes",
+    "TemplateError": "a conversation that the chat template accepts",
     "TokenizerError": "a text that can be encoded",
     "ContextError": "a prompt that fits the model",
     "SessionError": "a saved cache of this model",

@@ -27,7 +27,7 @@ KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
 _DEFAULT = Settings()
 COMMON = f"""
---host HOST: address to listen on, or several between commas; the default is this machine only
+--host HOST: address to listen on, or several, separated by commas; by default this machine only
   (default: {_DEFAULT.host})
 --port PORT: port; 0 picks a free port (default: {_DEFAULT.port})
 """
@@ -36,14 +36,14 @@ FLAGS = f"""
 --api-key-file FILE: file of keys, one per line
 --ssl-key-file --ssl-keyfile FILE: private key, for https
 --ssl-cert-file --ssl-certfile FILE: certificate, for https
---timeout -to SECONDS: time limit of a request, wait included (default: {_DEFAULT.timeout:g})
+--timeout -to SECONDS: time limit of a request, including its wait (default: {_DEFAULT.timeout:g})
 --queue N: requests that may wait for a row; more get 503 (default: {_DEFAULT.queue})
 --max-connections N: open connections; more get 503 (default: {_DEFAULT.max_connections})
 --max-body SIZE: maximum size of a request body, such as 8MB (default: 8MiB)
 --shutdown-seconds SECONDS: time for running requests to finish after SIGTERM
   (default: {_DEFAULT.shutdown_seconds:g})
 --idle-unload MINUTES: unload the model after this time idle; a request reloads it
---slot-save-path FOLDER: folder of POST /slots/0?action=save and restore; else off
+--slot-save-path FOLDER: serve POST /slots/0?action=save and restore, with files in this folder
 --api-key KEY ...: keys that clients must send, separated by commas. Other users of this machine can
   see them: prefer --api-key-file or the variable {KEY_VARIABLE}
 --cors-origin ORIGIN ...: origin whose pages may send requests, such as https://example.org;
@@ -56,8 +56,8 @@ FLAGS = f"""
 --strict: refuse unknown fields and model names; without it they are ignored and listed in the
   header x-mlx-llama-noted
 --quiet: log warnings only
---truncation {{auto,disabled}}: a conversation that outgrows the context: auto drops its oldest
-  turns, disabled refuses it; a request's truncation wins (default: disabled)
+--truncation {{auto,disabled}}: for conversations that outgrow the context: auto drops the oldest
+  turns, disabled refuses them; a request's truncation wins (default: disabled)
 """
 EXAMPLES = """
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --port 8081

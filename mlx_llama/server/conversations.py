@@ -249,7 +249,9 @@ class NamedSchema(SchemaBody):
     name: str = Field("", max_length=64)
     description: str | None = Field(None, max_length=1 << 16, description="has no effect")
     schema_: dict[str, Any] | bool = Field({}, alias="schema")
-    strict: bool | None = Field(None, description="true: relax nothing of the schema")
+    strict: bool | None = Field(
+        None, description="true: refuse a schema that cannot be fully enforced"
+    )
 
 
 def format_options(kind: str, schema: Any, is_strict: bool | None = False) -> dict[str, Any]:
@@ -357,7 +359,7 @@ class AnswerFields(OptionFields):
     prompt_field: ClassVar[str] = "prompt"
 
     stream: bool = False
-    ignore_eos: bool = Field(False, description="go on after end tokens")
+    ignore_eos: bool = Field(False, description="continue after end tokens")
     cache_prompt: bool = Field(
         True, description="reuse cached prefixes; false: compute the whole prompt"
     )

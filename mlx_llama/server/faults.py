@@ -208,7 +208,7 @@ def collect_faults(
                 names = dict.fromkeys([*other.constraint.split(" or "), constraint])
                 joined = " or ".join(names)
                 faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
-    more = Fault("", f"at most {MOST_FAULTS} faults", f"and faults of {len(rest)} more fields")
+    more = Fault("", f"at most {MOST_FAULTS} faults", f"and errors in {len(rest)} more fields")
     return [*faults.values(), *([more] if rest else [])]
 
 

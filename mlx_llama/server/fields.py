@@ -95,7 +95,7 @@ class AdapterScale(Body):
     """The scale of an adapter."""
 
     id: int = Field(ge=0, description="of GET /lora-adapters")
-    scale: float = Field(0.0, description="0: off; else the scale that it was loaded with")
+    scale: float = Field(0.0, description="0: off; otherwise the scale that it was loaded with")
 
 
 AdapterScales = Annotated[

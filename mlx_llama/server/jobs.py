@@ -43,7 +43,7 @@ class JobRequest(ChatFields):
     prompt: str | TokenIds | None = None
     messages: list[Message] = Field([], min_length=1, max_length=2048)
     abandon_seconds: float | None = Field(
-        None, gt=0, description="cancel the job when nobody reads its stream for so long"
+        None, gt=0, description="cancel the job after this many seconds without a reader"
     )
 
     @classmethod

@@ -56,7 +56,7 @@ class LlamaCompletionRequest(AnswerFields):
         PING_SECONDS,
         ge=-1,
         le=86400,
-        description="seconds of silence before a comment in a stream; 0 or -1: none",
+        description="seconds of silence before a stream sends a comment; 0 or -1: never",
     )
     t_max_predict_ms: int = Field(
         0,
@@ -73,7 +73,7 @@ class LlamaCompletionRequest(AnswerFields):
     response_fields: list[str] = Field(
         [], max_length=64, description="fields of the answer, as a/b within objects"
     )
-    id_slot: int = Field(-1, ge=-1, description="preferred row; another gives the same answer")
+    id_slot: int = Field(-1, ge=-1, description="preferred row; any row gives the same answer")
 
     def requested_options(self) -> dict[str, Any]:
         return super().requested_options() | {"logprobs": self.logprobs or None}  # n_probs: 0

@@ -59,7 +59,7 @@ class Metrics:
         yield _gauge("ready", "1 if the model is loaded", desk.keeper.state == "ready")
         yield CounterMetricFamily(
             "mlx_llama_set_asides",
-            "requests set aside while memory was short, and computed again later",
+            "requests preempted while memory was short, and recomputed later",
             value=desk.keeper.set_asides,
         )
         llm = desk.keeper.llm
@@ -72,7 +72,7 @@ class Metrics:
         yield _gauge("cache_bytes", "bytes of keys and values", scheduler.cache.nbytes)
         if scheduler.rows.budget is not None:
             yield _gauge(
-                "cache_budget_bytes", "bytes that keys and values may take", scheduler.rows.budget
+                "cache_budget_bytes", "maximum bytes of keys and values", scheduler.rows.budget
             )
 
 

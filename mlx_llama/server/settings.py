@@ -11,7 +11,7 @@ from typing import Any
 class Settings:
     """Complete settings; `command.py` makes them from flags. Sizes in bytes, times in seconds."""
 
-    host: str = "127.0.0.1"  # or several between commas
+    host: str = "127.0.0.1"  # or several, separated by commas
     port: int = 8080
     alias: str | None = None  # name of the model in answers; None: the checkpoint's
     api_keys: tuple[str, ...] = ()

@@ -122,7 +122,7 @@ class LoadOptions:
     batch_invariant: bool | None = _option(
         None,
         "bit-identical answers whatever else is in the batch, and however the prompt is cut "
-        "into chunks: prompts are slower on cuda, always so on cpu, not available on mlx",
+        "into chunks (slower prompts on cuda; always on for cpu; not available on mlx)",
         of_model=True,
     )
     adapters: str | os.PathLike | Sequence[str | os.PathLike] | None = _option(

@@ -89,9 +89,9 @@ class Backend:
             and _loaded_by.setdefault(self.name, os.getpid()) != os.getpid()
         ):
             raise BackendError(
-                f"the {self.name} backend had loaded a model when this process was forked, and its "
-                "threads stayed behind: load models in the new process alone, start processes by "
-                "multiprocessing's method 'spawn', or use the cpu backend"
+                f"the {self.name} backend had loaded a model when this process was forked, and a "
+                "fork does not copy its threads: load models only in the new process, use "
+                "multiprocessing's start method 'spawn', or use the cpu backend"
             )
 
     def check(self, options: LoadOptions) -> LoadOptions:

@@ -150,7 +150,7 @@ def refuse_formats(
     """The error for matrices of a layer's experts that cannot all be stacked with the first."""
     odd = next(name for name, matrix in zip(names, matrices) if not can_stack(matrices[0], matrix))
     return CheckpointError(
-        f"{odd}: has another format than the same matrix of the layer's other experts, which are "
+        f"{odd}: differs in format from the same matrix of the layer's other experts, which are "
         "multiplied together; quantise all of them alike"
     )
 

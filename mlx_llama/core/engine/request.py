@@ -25,7 +25,7 @@ from mlx_llama.core.text.thoughts import TextPieces, Thought
 from .speculate import Speculation
 
 NO_ROW = -1
-TWO_READERS = "another thread is reading this answer: give each thread a request of its own"
+TWO_READERS = "another thread is reading this answer: use one request per thread"
 
 
 @dataclass(frozen=True)

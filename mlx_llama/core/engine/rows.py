@@ -203,7 +203,7 @@ class Rows:
         if not self._make_free(len(tokens)):
             raise ContextError(
                 f"the saved cache of {len(tokens)} tokens takes "
-                f"{self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and running requests have the "
+                f"{self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and running requests use the "
                 "cache's memory: load it before them, or raise `cache_memory`"
             )
         row = self.free.pop()

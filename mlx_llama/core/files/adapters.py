@@ -461,8 +461,8 @@ def _misfit(module: str, pair: Pair, is_projection: bool, shape: Sequence[int] |
         return f": the model has no {show(module)}; the adapter was made for another model"
     if not is_projection:
         return (
-            f": adapters change projections of layers, which {module} is not: train it without, "
-            "or merge it with the tool that wrote it"
+            f": adapters change projections of layers, and {module} is none: train the adapter "
+            "without it, or merge it with the tool that wrote it"
         )
     if pair.shape != tuple(shape):
         return (

@@ -249,7 +249,7 @@ def find_local(name: str) -> Path:
         )
     raise CheckpointError(
         f"model {show(name)}: no such folder, and not a hub id (those look like org/name); check "
-        f"the path, or use guide, the model that ships, or one of {', '.join(hub.SHORT_NAMES)}"
+        f"the path, or use guide, the model in the package, or one of {', '.join(hub.SHORT_NAMES)}"
     )
 
 

@@ -285,7 +285,7 @@ def _open_parts(named: _Part, report: Report) -> list[_Part]:
         or paths[named.number].name != named.path.name
     ):
         raise CheckpointError(
-            f"{named.path}: is part {named.number + 1} of {named.count} by its metadata, "
+            f"{named.path}: is part {named.number + 1} of {named.count} in its metadata, "
             "expected a name that ends in "
             f"-{named.number + 1:05d}-of-{named.count:05d}.gguf; restore the parts' original names"
         )
@@ -301,7 +301,7 @@ def _open_parts(named: _Part, report: Report) -> list[_Part]:
         if (part.number, part.count) != (i, named.count):
             raise part.corrupt(
                 f"split.no is {part.number} and split.count {part.count}, expected {i} and "
-                f"{named.count} by its name"
+                f"{named.count} as in its name"
             )
     held = sum(part.held for part in parts)
     expected = named.metadata.get("split.tensors.count", held)

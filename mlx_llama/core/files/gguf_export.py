@@ -78,7 +78,7 @@ def write_gguf(
         raise OptionsError(f"`format` gguf:{format}: there are gguf:{', gguf:'.join(TYPES)}")
     if format == "MXFP4" and not checkpoint.config.num_experts:
         raise OptionsError(
-            f"`format` gguf:MXFP4: is for the matrices of experts, as llama.cpp has it, and "
+            f"`format` gguf:MXFP4: is for the matrices of experts, as in llama.cpp, and "
             f"{checkpoint.name} has none; choose gguf:Q4_K_M, or mlx:mxfp4 for a folder"
         )
     if Path(out).suffix != ".gguf":

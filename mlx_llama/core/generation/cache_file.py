@@ -117,7 +117,7 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     if metadata.get("hash") != identity.hash:
         raise SessionError(
             f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
-            f"{identity.model}, with other weights or settings: give that model with `model`, or "
+            f"{identity.model}, with other weights or settings: choose that model with `model`, or "
             "name another file"
         )
     width = metadata.get("width")
@@ -130,7 +130,7 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
         trained = identity.config.rope.original_max_position_embeddings
         raise SessionError(
             f"{path}: holds keys rotated by longrope's {show(factors)} factors, and this context "
-            f"takes the {identity.factors} ones: load with `ctx_size` "
+            f"uses the {identity.factors} ones: load with `ctx_size` "
             f"{'above' if factors == 'long' else 'of at most'} {trained}, or name another file"
         )
     try:

@@ -487,7 +487,7 @@ class Defaults:
         settings = ((name, off) for off, names in _UNSUPPORTED.items() for name in names.split())
         used = (name for name, off in settings if raw.get(name) not in (None, [], off))
         unsupported = ", ".join(f"{name}={raw[name]!r:.40}" for name in used)
-        notice = f"generation_config.json asks for {unsupported}: not supported"
+        notice = f"generation_config.json asks for {unsupported}, which is not supported"
         self.notices = (notice,) if unsupported else ()
 
     def lift_limit(self) -> None:

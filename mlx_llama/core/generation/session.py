@@ -267,8 +267,8 @@ class Session:
                 tokens, reason = self._encode_answer(), ""
             if reason in ("eos", "stop"):
                 raise SessionError(
-                    "the last answer is complete and cannot be continued: ask something, or have "
-                    "it generated again"
+                    "the last answer is complete and cannot be continued: ask something, or "
+                    "regenerate it"
                 )
             return self._answer_to(self.messages[:-1], resolved, hooks, tokens)
 
@@ -380,8 +380,8 @@ class Session:
         if self._reader is not None and self._open is not None:
             if self._reader is not threading.current_thread() and self._reader.is_alive():
                 raise SessionError(
-                    "another thread is reading an answer of this session: wait for its end, close "
-                    "its stream, or give each thread a session of its own"
+                    "another thread is reading an answer of this session: wait for it to end, "
+                    "close its stream, or use one session per thread"
                 )
             self._open.close()
         self._turn += 1

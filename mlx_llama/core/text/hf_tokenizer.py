@@ -298,7 +298,7 @@ class _FastTokenizer(_FolderTokenizer):
         if different:
             self.notices = (
                 f"{settings.path}: added_tokens_decoder differs from {_JSON} in "
-                f"{show(', '.join(dict.fromkeys(different)))}; took the ids of {_JSON} and the "
+                f"{show(', '.join(dict.fromkeys(different)))}; using the ids of {_JSON} and the "
                 "flags of the settings, as transformers does",
             )
         for text in [*settings.named.values(), *settings.listed]:

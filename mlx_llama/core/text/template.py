@@ -241,7 +241,7 @@ def _read_field(path: Path) -> TemplateText | None:
     text = text and text.with_named(others, path, "chat_template")
     if text is None or name == "default":
         return text
-    notice = f"{path}: chat_template has {show(list(named))} and no 'default'; took {show(name)}"
+    notice = f"{path}: chat_template has {show(list(named))} and no 'default'; using {show(name)}"
     return text._replace(notice=notice)
 
 

@@ -36,7 +36,7 @@ function say(text) {
 }
 
 function save() {
-  if (!store.save(conversation)) say("The browser has no room left: delete conversations, or export this one.");
+  if (!store.save(conversation)) say("The browser's storage is full: delete conversations, or export this one.");
   showList();
 }
 
@@ -143,7 +143,7 @@ function showMessage(node, pending) {
   else pending.push(showMarkdown(text, node.text));
   if (node.error) article.append(make("p", { className: "error", textContent: node.error, role: "alert" }));
   if (node.seeAlso) {
-    const passage = make("div", { className: "passage", ariaLabel: "Passages of the pages" });
+    const passage = make("div", { className: "passage", ariaLabel: "Passages from the documentation" });
     pending.push(showMarkdown(passage, node.seeAlso));
     article.append(passage);
   }
@@ -172,9 +172,9 @@ function showTools(tools, node) {
     make("button", { type: "button", textContent: text, ariaLabel: label, title: label, onclick, disabled });
   const parts = [];
   if (found.length > 1) {
-    parts.push(button("Branch before", "‹", () => pick(found[at - 1]), at === 0 || !!running),
+    parts.push(button("Previous branch", "‹", () => pick(found[at - 1]), at === 0 || !!running),
       make("span", { textContent: `${at + 1}/${found.length}` }),
-      button("Branch after", "›", () => pick(found[at + 1]), at === found.length - 1 || !!running));
+      button("Next branch", "›", () => pick(found[at + 1]), at === found.length - 1 || !!running));
   }
   if (node.role === "user") {
     parts.push(button("Edit this question", "Edit", () => edit(node), !!running));
@@ -472,7 +472,7 @@ async function run(node) {
     delete owner.nodes[node.id];
     owner.leaf = node.parent;
   }
-  if (store.load(owner.id) && !store.save(owner)) say("The browser has no room left: delete conversations.");
+  if (store.load(owner.id) && !store.save(owner)) say("The browser's storage is full: delete conversations.");
   if (owner === conversation) {
     await growing.busy;
     if (!running && owner === conversation) show();
@@ -499,7 +499,7 @@ function describe({ tokens_out, reasoning_tokens, decode_time_ms, stop_reason },
 function explain(error) {
   if (error instanceof ApiError && error.status === 401) {
     $("key-dialog").showModal();
-    return "The server asks for an API key. Answer again once it is set.";
+    return "The server needs an API key. Regenerate the answer once it is set.";
   }
   if (error instanceof ApiError && error.retryAfter) return `${error.message}\nTry again in ${error.retryAfter} s.`;
   return error instanceof ApiError ? error.message : `The page failed: ${error.message}`;
@@ -542,15 +542,15 @@ $("think-switch").onchange = (event) => {
 };
 
 // Plain words for the options that people change most.
-const LABELS = { max_tokens: "Longest answer", temperature: "Randomness (temperature)", top_k: "Likeliest tokens to choose from (top k)",
-  top_p: "Share of likely tokens (top p)", min_p: "Smallest share of the likeliest (min p)", repetition_penalty: "Against repetition",
-  stop: "Stop at this text", reasoning: "Thoughts", reasoning_budget: "Longest thought", schema: "JSON schema of the answer",
-  regex: "Pattern of the answer (regex)", grammar: "Grammar of the answer", seed: "Seed (the same one repeats the answer)",
-  repetition_context_size: "Tokens that count as repeated", presence_penalty: "Against words that were used", frequency_penalty: "Against words, by how often they were used",
-  dry_multiplier: "Against repeated phrases (DRY)", dry_base: "DRY: growth with the phrase's length", dry_allowed_length: "DRY: length that may repeat",
-  dry_penalty_last_n: "DRY: tokens that it looks back", dry_sequence_breakers: "DRY: texts that end a phrase",
-  xtc_probability: "How often the likeliest tokens are left out (XTC)", xtc_threshold: "XTC: from which probability on", logit_bias: "Favour or forbid tokens",
-  stop_token_ids: "Stop at these tokens", prefill_step_size: "Tokens of the question computed at once", speculate: "Guess ahead (speculation)",
+const LABELS = { max_tokens: "Maximum tokens of the answer", temperature: "Randomness (temperature)", top_k: "Likeliest tokens to choose from (top k)",
+  top_p: "Total probability of the likely tokens (top p)", min_p: "Minimum share of the likeliest (min p)", repetition_penalty: "Penalty for repetition",
+  stop: "Stop at this text", reasoning: "Thoughts", reasoning_budget: "Maximum tokens of a thought", schema: "JSON schema of the answer",
+  regex: "Pattern of the answer (regex)", grammar: "Grammar of the answer", seed: "Seed (the same seed repeats the answer)",
+  repetition_context_size: "Tokens that count as repeated", presence_penalty: "Penalty for words already used", frequency_penalty: "Penalty for each use of a word",
+  dry_multiplier: "Penalty for repeated phrases (DRY)", dry_base: "DRY: growth with the phrase's length", dry_allowed_length: "DRY: length that may repeat",
+  dry_penalty_last_n: "DRY: tokens to look back", dry_sequence_breakers: "DRY: texts that end a phrase",
+  xtc_probability: "How often the likeliest tokens are left out (XTC)", xtc_threshold: "XTC: probability that counts as likely", logit_bias: "Favour or forbid tokens",
+  stop_token_ids: "Stop at these tokens", prefill_step_size: "Prompt tokens computed at once", speculate: "Guess ahead (speculation)",
   logprobs: "Likeliest tokens to report", adapter: "LoRA adapter" };
 const settingsError = $("settings-error");
 let shownSettings = ""; // as the dialog was opened

@@ -28,7 +28,7 @@ export function load(id) {
   return found && found.nodes ? found : null;
 }
 
-// Returns false when the browser has no room left.
+// Returns false when the browser's storage is full.
 export function save(conversation) {
   try {
     localStorage.setItem(name(conversation.id), JSON.stringify(conversation));
@@ -121,7 +121,7 @@ export function fromTree(text) {
   };
   const fits = saved.version === 1 && isText(title) && isText(system) && Array.isArray(nodes) && nodes.every(isNode)
     && (leaf === null || ids.has(leaf)) && typeof options === "object" && options && !Array.isArray(options);
-  if (!fits) throw new Error("This file of a conversation with branches is damaged.");
+  if (!fits) throw new Error("This conversation file is damaged.");
   const kept = nodes.map(({ id, parent, role, text, thought, note, isCut }) => [id, { id, parent, role, text, thought,
     note: isText(note) ? note : undefined, isCut: isCut === true }]);
   return { ...create(), title, system, options, nodes: Object.fromEntries(kept), leaf };

@@ -259,4 +259,4 @@ def test_choices_about_files_are_told_with_each_answer(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
     answer = load(folder, backend="cpu").generate("a", max_tokens=1)
     notices = "\n".join(answer.notices)
-    assert "max_position_embeddings is 256.0" in notices and "took 'rag'" in notices
+    assert "max_position_embeddings is 256.0" in notices and "using 'rag'" in notices

@@ -316,4 +316,4 @@ def test_choices_about_files_are_findings(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
     findings = [(line.about, line.message) for line in diagnose(folder).findings]
     assert any(about == "config" and "read as 256" in text for about, text in findings)
-    assert any(about == "template" and "took 'rag'" in text for about, text in findings)
+    assert any(about == "template" and "using 'rag'" in text for about, text in findings)

@@ -317,7 +317,7 @@ def test_of_several_without_a_default_the_first_for_talk(names, tmp_path):
     named = [{"name": name, "template": f"for {name}"} for name in names]
     make_tokenizer(tmp_path, "sentencepiece", chat_template=named)
     text, wanted = read_template(tmp_path), "rag" if "rag" in names else "tool_use"
-    assert text.source == f"for {wanted}" and f"took '{wanted}'" in text.notice
+    assert text.source == f"for {wanted}" and f"using '{wanted}'" in text.notice
 
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -215,7 +215,7 @@ def test_a_chat_in_the_browser(page, llm):
     page.wait(lambda: "2/2" in page.texts(".tools span"))
     assert "the same words as before: raise the temperature" in page.texts(".note")[-1]  # greedy
     assert "the same words" not in page.texts(".note")[0]
-    page.press("Branch before")
+    page.press("Previous branch")
     page.wait(lambda: "1/2" in page.texts(".tools span"))
 
     page.press("Edit this question", 0)
@@ -225,7 +225,7 @@ def test_a_chat_in_the_browser(page, llm):
     page.wait_answer()
     assert page.texts(".user .text") == ["What is a llama?"]
     assert "2/2" in page.texts(".user .tools span")
-    page.press("Branch before", 0)
+    page.press("Previous branch", 0)
     page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
     page.picture("branches")
 

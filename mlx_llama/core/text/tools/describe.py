@@ -104,7 +104,7 @@ def read_tools(values: Sequence[Any]) -> list[Tool]:
     names = [tool.name for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
         raise OptionsError(
-            f"tools: {', '.join(sorted(twice))} is there twice: give each tool another name"
+            f"tools: {', '.join(sorted(twice))} occurs twice: give each tool a different name"
         )
     try:
         characters = len(json.dumps([tool.as_dict() for tool in tools], allow_nan=False))

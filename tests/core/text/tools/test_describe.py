@@ -150,7 +150,7 @@ def test_bad_tools_are_refused(value, reason):
 
 def test_lists_of_tools_are_bounded():
     for values, reason in (
-        ([add, add], "add is there twice"),
+        ([add, add], "add occurs twice"),
         ("add", "not a list"),
         ([{"function": {"name": f"f{i}"}} for i in range(1025)], "1025 tools"),
         (
