@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .core.generation.cache_file import Identity
     from .core.generation.completion import Completion, Token
     from .core.generation.entries import Entry
-    from .core.generation.hooks import LogitsProcessor, OnProgress
+    from .core.generation.hooks import LogitsProcessor, OnPiece, OnProgress
     from .core.generation.llm import LLM, Prompt, load
     from .core.generation.options import Defaults, GenerationOptions, Options, Resolved
     from .core.generation.schema import Schema
@@ -62,7 +62,7 @@ _HOMES = {
     "NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
     "generation.cache_file": "Identity", "generation.completion": "Completion Token",
-    "generation.entries": "Entry", "generation.hooks": "LogitsProcessor OnProgress",
+    "generation.entries": "Entry", "generation.hooks": "LogitsProcessor OnPiece OnProgress",
     "generation.llm": "LLM Prompt load",
     "generation.options": "Defaults GenerationOptions Options Resolved",
     "generation.schema": "Schema", "generation.session": "Messages Session Stream",
@@ -75,7 +75,7 @@ __all__ = [
     "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
     "CheckpointError", "ConfigError", "ContextError", "Defaults", "Engine", "Entry",
     "GenerationOptions", "Handle", "Identity", "LlamaError", "LoadOptions", "LogitsProcessor",
-    "Loop", "Messages", "NumericalError", "OnProgress", "Options", "OptionsError",
+    "Loop", "Messages", "NumericalError", "OnPiece", "OnProgress", "Options", "OptionsError",
     "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError", "TemplateError", "Thought",
     "Token", "TokenLogprobs", "Tokenizer", "TokenizerError", "ToolCall", "ToolDelta", "ToolLoop",
     "ToolStream", "Toolbox", "TraceError",

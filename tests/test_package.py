@@ -34,7 +34,7 @@ def test_public_names_are_listed_and_there():
     assert set(mlx_llama.__all__) >= FIRST | ERRORS
     assert len(set(mlx_llama.__all__)) == len(mlx_llama.__all__)
     for name in set(mlx_llama.__all__) - {
-        *("Prompt", "errors", "LogitsProcessor", "OnProgress", "Messages")
+        *("Prompt", "errors", "LogitsProcessor", "OnPiece", "OnProgress", "Messages")
     }:
         assert getattr(mlx_llama, name).__name__ == name
     assert mlx_llama.errors is errors and (ROOT / "mlx_llama" / "py.typed").is_file()

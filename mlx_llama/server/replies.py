@@ -119,7 +119,9 @@ def pick_adapter(keeper: Keeper, lora: AdapterScales) -> str:
     if list(scales.values()) == [loaded] * (name != BASE):
         return name
     listed = ", ".join(f"{i}: {name} ({scale:g})" for i, (name, scale) in numbered.items())
-    text = f"turn on one adapter at most, with its scale (--adapters FOLDER=SCALE): {listed}"
+    text = "no adapter is loaded: start the server with --adapters FOLDER"
+    if numbered:
+        text = f"turn on one adapter at most, with its scale (--adapters FOLDER=SCALE): {listed}"
     raise bad_field("lora", "ids and scales of GET /lora-adapters", text)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from backends.conftest import relative_rms, same_state
 from backends.test_compiled_step import (
@@ -193,6 +193,7 @@ def play(batch: Batch, schedule) -> None:
 @settings(
     max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@example(schedule=[("step", (0, 1, 2), 3, 2), ("copy", 2, 3, 0.7), ("step", (3, 1), 2, 3)])
 @given(schedule=SCHEDULE)
 def test_tokens_do_not_depend_on_the_rest_of_the_batch(name, bits, mlx, schedule):
     if bits:  # a restored state is packed anew

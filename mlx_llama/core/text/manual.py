@@ -84,6 +84,7 @@ class Passage(NamedTuple):
     def quote(self, length: int = QUOTED) -> str:
         """The address and the beginning of the text."""
         text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", self.text)  # links lead nowhere here
+        text = text.replace("\\|", "|")  # of a table's cell
         if len(text) > length:
             text = f"{text[:length].rsplit(' ', 1)[0]} ..."
         return f"{self.page}, {self.title}: {text}"
