@@ -212,9 +212,11 @@ class LLM:
         shows the progress.
 
         Each is what `generate` gives. One that fails while others go on has the finish reason
-        "error" and the message in `error`. Raises ContextError without prompts, and as `stream`,
-        naming the prompt, before any computing.
+        "error" and the message in `error`. Raises ContextError without prompts, for a text in
+        their place, and as `stream`, naming the prompt, before any computing.
         """
+        if isinstance(prompts, str):
+            raise ContextError("batch takes a list of prompts, not a text: put it into a list")
         handles: list[Handle] = []
         for number, prompt in enumerate(prompts):
             try:

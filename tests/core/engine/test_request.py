@@ -193,6 +193,8 @@ def test_a_batch_is_in_order_and_each_as_alone(llm):
 
 
 def test_a_bad_batch_is_refused_before_any_work(llm):
+    with pytest.raises(ContextError, match="a list of prompts, not a text"):
+        llm.batch("hi")
     with pytest.raises(ContextError, match="batch needs at least one prompt"):
         llm.batch([])
     with pytest.raises(ContextError, match=r"prompts\[1\]: token id 50 is outside the vocabulary"):
