@@ -235,7 +235,7 @@ def test_experts_of_different_formats_are_refused(backend, tmp_path):
     config["quantization"] = {"bits": 4, "group_size": 32, odd: {"bits": 8, "group_size": 32}}
     (out / "config.json").write_text(json.dumps(config))
     message = refusal(backend.load, open_checkpoint(out), "float32")
-    assert message.startswith(f"{odd}.weight: has another format")
+    assert message.startswith(f"{odd}.weight: differs in format")
 
 
 def test_a_stack_beside_its_experts_is_refused(tmp_path):

@@ -360,7 +360,7 @@ def test_faults_are_bounded_in_number_and_found_soon(guide):
         assert done.status_code == 400 and len(done.json()["errors"]) <= 33
         assert len(done.content) < 50_000
     assert done.json()["errors"][0]["field"] == "messages"
-    assert done.json()["errors"][-1]["message"] == "and faults of 19969 more fields"
+    assert done.json()["errors"][-1]["message"] == "and errors in 19969 more fields"
     for body in (
         {"messages": [1] * 40_000},
         {f"k{i}": 1 for i in range(40_000)},
