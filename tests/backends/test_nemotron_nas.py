@@ -172,6 +172,13 @@ def test_a_layer_that_does_not_run_is_named(at, value, message):
     )
 
 
+@pytest.mark.parametrize("heads", [[], ["8", 8], None])
+def test_malformed_heads_are_reported_and_reading_goes_on(heads):
+    errors = []
+    LlamaConfig.from_dict(CONFIG | {"num_attention_heads": heads}, report=errors.append)
+    assert errors and all("num_attention_heads" in str(error) for error in errors)
+
+
 def test_a_list_of_layers_fits_their_number():
     fields = CONFIG | {"block_configs": CONFIG["block_configs"][1:]}
     assert "expected a list of 7 layers" in refusal(LlamaConfig.from_dict, fields, kind=ConfigError)

@@ -551,12 +551,13 @@ def _read_layers(
     """`layer_sizes`; the fields of the layers get a number for all."""
     sizes = read.attempt(sizes_of, read, otherwise=())
     groups, units = ([size for size in column if size] for column in zip(*sizes or [(1, 1)]))
-    heads = read.get(read.name(fields["num_attention_heads"]))
     alike = {
-        "num_attention_heads": max(heads) if isinstance(heads, list) else heads,
         "num_key_value_heads": math.lcm(*groups),
         "intermediate_size": max(units, default=1),
     }
+    heads = read.raw.get(read.name(fields["num_attention_heads"]))
+    if read.is_gguf and isinstance(heads, list):
+        alike["num_attention_heads"] = max(heads)
     read.raw = read.raw | {read.name(fields[name]): value for name, value in alike.items()}
     return {"layer_sizes": sizes}
 
