@@ -91,7 +91,7 @@ class AffineWeight(Mapped, ABC):
 
     @abstractmethod
     def reorder(self, order: np.ndarray) -> AffineWeight:
-        """The matrix whose row n is row order[n] of this one; a row may come several times."""
+        """The matrix whose row n is row order[n] of this one; rows may repeat."""
 
     @abstractmethod
     def columns(self, start: int, stop: int) -> AffineWeight:

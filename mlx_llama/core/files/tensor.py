@@ -148,7 +148,7 @@ class Tensor(Mapped):
         return Tensor(self.name, self.dtype, view.shape, view, self.pages, self.order)
 
     def reorder(self, order: np.ndarray) -> Tensor:
-        """The tensor whose row n is row order[n] of this one; a row may come several times."""
+        """The tensor whose row n is row order[n] of this one; rows may repeat."""
         order = order if self.order is None else self.order[order]
         return replace(self, order=order, shape=(len(order), *self.shape[1:]))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,8 +121,8 @@ class LlamaConfig:
     expert_step: int = 1  # every so many layers have experts, others a plain MLP
     attention_sinks: bool = False  # a logit per head in the softmax of attention
     # key-value heads and hidden units of each layer, 0 for a layer without attention or MLP; empty
-    # if all layers are alike. Layers with fewer key-value heads than `num_key_value_heads` have
-    # each several times here.
+    # if all layers are alike. The key-value heads of layers that have fewer than
+    # `num_key_value_heads` are repeated here.
     layer_sizes: tuple[tuple[int, int], ...] = ()
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
@@ -175,11 +176,8 @@ class LlamaConfig:
 
     def _sizes(self, i: int) -> tuple[int, int]:
         """Key-value heads of layer `i`, as files store them, and hidden units of its MLP."""
-        return (
-            self.layer_sizes[i]
-            if self.layer_sizes
-            else (self.num_key_value_heads, self.intermediate_size)
-        )
+        alike = self.num_key_value_heads, self.intermediate_size
+        return self.layer_sizes[i] if self.layer_sizes else alike
 
     def _experts(self, layer: str) -> ExpertsSpec:
         modules = FAMILIES[self.architecture].experts
@@ -479,8 +477,8 @@ class LlamaConfig:
     def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:
         """int64 [rows], by row of a module: its number in the files; None if they agree. Files of
         some families have the two rows of a rotary pair side by side. Here they are half of a
-        head's rotated dimensions apart. Key-value heads of layers that have fewer than the model
-        come several times.
+        head's rotated dimensions apart. The key-value heads of layers that have fewer than
+        `num_key_value_heads` are repeated.
         """
         if self.layer_sizes and module.endswith(("k_proj", "v_proj")):
             heads = self._sizes(int(module.split(".")[2]))[0]
@@ -500,9 +498,10 @@ class LlamaConfig:
         parts, stored = self.fused_parts(), {}
         for name, shape in self.tensor_shapes().items():
             if name in names or name not in parts:
-                order = self.row_order(name.rpartition(".")[0]) if self.layer_sizes else None
-                rows = shape[:1] if order is None else (int(order.max()) + 1,)
-                stored[name] = (*rows, *shape[1:])
+                if self.layer_sizes and re.search(r"\.[kv]_proj\.", name):
+                    rows = self._sizes(int(name.split(".")[2]))[0] * self.head_dim
+                    shape = (rows, *shape[1:])
+                stored[name] = shape
             else:
                 whole, _, last = parts[name]
                 stored[whole] = (last, *shape[1:])
