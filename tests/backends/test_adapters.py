@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from machine import open_backend, to_run
-from making import make_checkpoint
+from making import make_checkpoint, make_tokenizer
 from making_adapters import mlx_logits, peft_logits, write_mlx, write_peft, write_random
+from transformers import MixtralConfig, MixtralForCausalLM
 
+from mlx_llama.core.backends import ranks
+from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantize import write_mlx as quantize
 from mlx_llama.core.generation import options
@@ -67,10 +73,6 @@ def load(name, compile, folders, **how):
 
 @pytest.mark.parametrize("name, compile", WAYS, ids=[f"{name}-{compile}" for name, compile in WAYS])
 def test_attention_beside_experts(name, compile, tmp_path):
-    import torch
-    from making import make_tokenizer
-    from transformers import MixtralConfig, MixtralForCausalLM
-
     torch.manual_seed(0)
     base = MixtralForCausalLM(
         MixtralConfig(
@@ -188,11 +190,6 @@ def test_sixteen_bits(name, dtype, folders):
 
 
 def test_several_processes_are_refused(folders, monkeypatch):
-    from types import SimpleNamespace
-
-    from mlx_llama.core.backends import ranks
-    from mlx_llama.core.errors import BackendError
-
     backend = open_backend("cuda")
     monkeypatch.setattr(ranks, "current", lambda: SimpleNamespace(backend="cuda", ranks=None))
     with pytest.raises(BackendError, match="adapters are not split over several processes"):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from making import make_tokenizer
 
 from backends.conftest import in_chunks, relative_error
@@ -233,9 +235,6 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (2, 30)).astype(np.int32)
 @functools.cache
 def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     """Save a random model of the family; returns (folder, transformers' logits for TOKENS)."""
-    import torch
-    import transformers
-
     fields = SIZES | (WIDE if wide else {}) | FAMILIES[name]
     kind = fields.pop("kind")
     if kind == "exaone4":  # llama.cpp's matrix after attention is square; mlx_lm needs the field
@@ -389,9 +388,6 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
     "name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5", "Hunyuan", "Apertus, rotated plainly"]
 )
 def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
-    import torch
-    import transformers
-
     write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
     judge = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", dtype=torch.float32, attn_implementation="eager", pad_token_id=0
@@ -470,8 +466,6 @@ def with_images(name: str):
     """transformers' model of images and text, tiny: Gemma 3 from 4B on, Llama 4, Mistral Small 3.1,
     Ministral 3.
     """
-    import transformers
-
     vision = dict(hidden_size=16, intermediate_size=16, image_size=28, patch_size=14)
     vision |= dict(num_hidden_layers=1, num_attention_heads=2)
     if name == "gemma3":
@@ -524,8 +518,6 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
     """Other prefixes of names, and tensors of the other parts; as a folder and as what `quantize`
     writes of it.
     """
-    torch = pytest.importorskip("torch")
-
     torch.manual_seed(0)
     model = with_images(name).eval()
     with torch.no_grad():
@@ -549,7 +541,6 @@ def test_llama_4_in_low_bits_has_the_logits_of_mlx_lm(tmp_path):
     """mlx-lm has its text part in models of images and text alone, and converts the experts'
     transposed matrices.
     """
-    torch = pytest.importorskip("torch")
     pytest.importorskip("mlx.core")
     torch.manual_seed(0)
     model = with_images("llama4")

@@ -22,6 +22,12 @@ from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
 
+mx = pytest.importorskip("mlx.core")
+
+from mlx_llama.mlx_native import ops
+from mlx_llama.mlx_native.cache import Cache
+from mlx_llama.mlx_native.kernels.view import StepView
+
 MODELS = {
     "float32": dict(),
     "bfloat16": dict(dtype="bfloat16"),
@@ -76,8 +82,6 @@ def decoded(
     mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **settings
 ) -> tuple[list[int], dict]:
     """(tokens, the cache's state) of `count` steps after a prompt."""
-    import mlx.core as mx
-
     draw, cache = sampler(mlx, **settings), model.make_cache(capacity)
     token = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 300
     tokens = []
@@ -113,8 +117,6 @@ def test_steps_have_the_logits_of_transformers(name, compile, mlx):
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_step_that_fails_leaves_the_cache_as_it_was(compile, mlx, monkeypatch):
-    from mlx_llama.mlx_native import ops
-
     model, count = loaded(mlx, "float32", compile), [0]
     wanted, cache = logits(mlx, model), model.make_cache(100)
     model.forward(TOKENS[:, :20], 0, cache)
@@ -155,8 +157,6 @@ def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
     """The rotation of GPUs at 16 bits: traced equals untraced, and the CPU's tables agree within
     rounding.
     """
-    from mlx_llama.mlx_native.cache import Cache
-
     state = {}
     for tabulated in (True, False):
         monkeypatch.setattr(
@@ -177,8 +177,6 @@ def traces(monkeypatch) -> list:
     """A pair (slots, positions of their buffer) for each time that a step is traced or, untraced,
     run.
     """
-    from mlx_llama.mlx_native.kernels.view import StepView
-
     seen, original = [], StepView.__init__
 
     def counting(self, packing, token, position, tokens, *rest):
@@ -202,8 +200,6 @@ def test_one_trace_per_room(mlx, monkeypatch):
 
 
 def test_a_wait_inside_a_traced_step_is_an_error(mlx, monkeypatch):
-    from mlx_llama.mlx_native import ops
-
     original = ops.gate
     monkeypatch.setattr(ops, "gate", lambda x, kind: (x.sum().item(), original(x, kind))[1])
     model = loaded(mlx, "float32", True)

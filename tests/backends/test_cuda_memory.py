@@ -17,7 +17,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 
 torch = pytest.importorskip("torch")
 
-from cuda_fallback import kernels, model, ops, runtime, weights  # noqa: E402
+from cuda_fallback import kernels, model, ops, runtime, weights
 
 GPU = torch.device("cuda", 0)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -22,14 +22,18 @@ from mlx_llama.core.generation.options import resolve
 
 torch = pytest.importorskip("torch")
 
-from backends.test_captured_step import loaded  # noqa: E402
-from backends.triton_process import (  # noqa: E402
+from backends.test_captured_step import loaded
+from backends.triton_process import (
     DEVICE,
     HAS_GPU,
     call,  # noqa: F401
     compile_call,  # noqa: F401
     computing,
 )
+from cuda_fallback.kernels.state import StateView
+from cuda_fallback.kernels.storage import dequantize, quantize
+from cuda_fallback.model import Llama
+from cuda_fallback.sampling import SamplingBatch
 
 MIXED = [
     dict(temperature=0),
@@ -41,8 +45,6 @@ ALONE = [[3, 4, 5, 6], [7], [11, 12, 13, 14, 15, 16, 17, 18, 19], [9, 3], [21, 2
 
 
 def batch(*chosen: dict):
-    from cuda_fallback.sampling import SamplingBatch
-
     return SamplingBatch([resolve({"seed": 1, **settings}).options for settings in chosen], DEVICE)
 
 
@@ -369,8 +371,6 @@ def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tok
 
 
 def refuse_dynamic_rope(folder: Path) -> None:
-    from cuda_fallback.model import Llama
-
     options = LoadOptions(batch_invariant=True)
     with computing(True), pytest.raises(BackendError, match="`batch_invariant`: dynamic rope"):
         Llama.load(open_checkpoint(folder), options, DEVICE)
@@ -398,8 +398,6 @@ PLACES = [5, 1, 4, 0]  # their rows
 
 def replayed_rows(path: Path) -> dict:
     """Conversations that join and leave, by recorded steps, against each alone."""
-    from cuda_fallback.kernels.state import StateView
-
     model, alone = loaded(path), []
     point, points, drawn = StateView.point, [], {}
     with computing(True), pytest.MonkeyPatch.context() as patch:
@@ -461,8 +459,6 @@ def test_rows_join_and_leave_replayed_steps(call, tmp_path):
 
 @pytest.mark.parametrize("D", [8, 20, 32, 80])
 def test_codes_are_within_half_a_step(D):
-    from cuda_fallback.kernels.storage import dequantize, quantize
-
     values = torch.from_numpy(
         np.random.default_rng(D).standard_normal((3, 5, D)).astype(np.float32)
     )

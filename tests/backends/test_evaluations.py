@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from machine import device_of
 
@@ -52,8 +54,6 @@ STRAYS = {
 @pytest.mark.parametrize("stray", STRAYS)
 def test_a_stray_wait_in_the_model_is_seen(stray, toy, backend, monkeypatch):
     """The counter above sees one hidden wait per layer."""
-    import importlib
-
     on_gpu = backend.name == "cuda" and device_of(backend) == "gpu"
     llm = loaded(backend, toy, compile=False if on_gpu else None)  # a captured step runs no Python
     package = type(llm.model).__module__.removesuffix(".model")

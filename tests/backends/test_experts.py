@@ -9,8 +9,10 @@ import json
 import tempfile
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+import torch
 from making import (
     config_fields,
     encode_tensor,
@@ -20,6 +22,7 @@ from making import (
     write_safetensors,
 )
 from making_gguf import add_config, add_sentencepiece
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.conftest import in_chunks, relative_error, transformers_logits
 from backends.triton_process import (
@@ -29,11 +32,17 @@ from backends.triton_process import (
     computing,
     fewer_programs,
 )
+from cuda_fallback import ops
+from mlx_llama.bench.measure import bytes_per_token
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.backends.shards import take_share
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import ExpertsSpec
+from mlx_llama.core.ops import ExpertStacks
 
 MIXTRAL = dict(architectures=["MixtralForCausalLM"], num_local_experts=6, num_experts_per_tok=2)
 TOKENS = np.random.default_rng(1).integers(3, 384, (3, 26)).astype(np.int32)
@@ -50,8 +59,6 @@ def folder() -> Path:
 
 
 def in_4_bits(source: Path) -> Path:
-    from mlx_llama.core.files.quantize import write_mlx
-
     out = Path(tempfile.mkdtemp()) / "low-bit"
     write_mlx(open_checkpoint(source), out, 4, 32)
     return out
@@ -133,8 +140,6 @@ def test_compiled_rows_have_the_same_bits_in_any_batch(path):
 
 def test_gguf_files_of_2023(tmp_path):
     """Each expert has a tensor of its own."""
-    import gguf
-
     config, tensors = config_fields(**MIXTRAL), weights()
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     add_config(writer, config)
@@ -183,10 +188,6 @@ def written(format: str) -> tuple[Path, np.ndarray]:
     """A GGUF file with stacks of low-bit experts, and transformers' logits for its weights
     dequantised by gguf.
     """
-    import gguf
-
-    from mlx_llama.core.files.gguf_export import write_gguf
-
     home = Path(tempfile.mkdtemp())
     write_gguf(open_checkpoint(make_checkpoint(home / "m", **QWEN)), home / "m.gguf", format)
     exported = open_checkpoint(home / "m.gguf")
@@ -267,8 +268,6 @@ def test_experts_are_not_split_over_processes():
 
 
 def test_a_token_reads_the_experts_that_it_uses():
-    from mlx_llama.bench.measure import bytes_per_token
-
     model = select("cpu").load(open_checkpoint(folder()), "float32")
     experts = 2 * 6 * 3 * 96 * 64  # numbers of 2 layers
     assert bytes_per_token(open_checkpoint(folder()), model, 0) == 4 * (
@@ -295,8 +294,6 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     """[(by kernels, by torch's own operations)] of a layer's experts, for one row and for three,
     whose first has its bits.
     """
-    import torch
-
     backend, pairs = select("cuda", DEVICE_NAME), []
     fewer_programs()
     plain = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
@@ -329,8 +326,6 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
     """Experts of a prompt by grouped products, by kernels row by row, and by torch's own
     operations.
     """
-    import torch
-
     from cuda_fallback.kernels import decode, packed
 
     fewer_programs()
@@ -370,13 +365,6 @@ def test_a_prompts_experts_are_grouped(path, dtype, call):
 
 def test_a_prompts_experts_by_torch_copy_nothing_from_the_host():
     """A tensor of a number would be a copy, and a wait, for each expert."""
-    torch = pytest.importorskip("torch")
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from cuda_fallback import ops
-    from mlx_llama.core.models.spec import ExpertsSpec
-    from mlx_llama.core.ops import ExpertStacks
-
     seen = set()
 
     class Names(TorchDispatchMode):

@@ -14,10 +14,27 @@ import itertools
 import pytest
 from machine import EVERY_SIZE
 
+from mlx_llama.core.generation.sampling import Kind
+
 torch = pytest.importorskip("torch")
 
-from backends.launches import CAPABILITIES, COLUMNS, ROWS  # noqa: E402
-from backends.triton_process import compile_call  # noqa: E402, F401
+from backends.launches import (
+    CAPABILITIES,
+    COLUMNS,
+    META,
+    MODELS,
+    ROWS,
+    build_step,
+    compile_launch,
+    disassemble,
+    extra_launches,
+    has_tools,
+    launch_columns,
+    load,
+    recorded,
+)
+from backends.triton_process import compile_call  # noqa: F401
+from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 
 # bits, group size, two levels, biases; the most instructions per weight of a program of up to 8, 16
 # and 32 rows (2 and 3 bits: of 16)
@@ -69,8 +86,6 @@ if EVERY_SIZE:
 
 def low_bit(name: str, N: int, K: int, dtype=torch.float16):
     """A QuantizedMatrix on the meta device."""
-    from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
-
     (bits, group, two_level, has_biases), _ = LOW_BIT[name]
     (low, high), steps = PLANES[bits], -(-K * PLANES[bits][0] // 512)
 
@@ -97,7 +112,6 @@ def low_bit(name: str, N: int, K: int, dtype=torch.float16):
 
 def product(name: str, K: int, rows: int, capability: int, dtype=torch.float16):
     """(machine code of `multiply`, rows of x of a program); None without NVIDIA's tools."""
-    from backends.launches import compile_launch, disassemble, has_tools, recorded
     from cuda_fallback.kernels import packed
 
     if not has_tools():
@@ -141,7 +155,6 @@ def test_products_keep_to_their_budgets(name, K, rows, capability, dtype, compil
 
 def dense_product(K: int, rows: int, capability: int, dtype=torch.float16):
     """As `product`, of multiply_gated for weights of 16 bits."""
-    from backends.launches import compile_launch, disassemble, has_tools, recorded
     from cuda_fallback.kernels import decode
 
     if not has_tools():
@@ -177,9 +190,7 @@ def test_dense_products_keep_to_their_budgets(K, rows, capability, compile_call)
 
 def dequantising(name: str, K: int, capability: int, dtype=torch.bfloat16):
     """(machine code of `dequantize`, weights of a thread); None without NVIDIA's tools."""
-    from backends.launches import compile_launch, disassemble, has_tools, recorded
     from cuda_fallback.kernels import packed
-    from cuda_fallback.quantized import PLANES
 
     if not has_tools():
         return None
@@ -219,8 +230,6 @@ def test_dequantising_takes_few_instructions(name, K, capability, compile_call):
 
 def of_columns(K: int, rows: int, capability: int) -> list[tuple]:
     """(kernel's name, machine code) of all kernels that read rows of K numbers."""
-    from backends.launches import has_tools, launch_columns, recorded
-
     with recorded() as launches:
         launch_columns(K, rows, torch.bfloat16)
     return _compiled(launches, capability) if has_tools() else []
@@ -228,9 +237,6 @@ def of_columns(K: int, rows: int, capability: int) -> list[tuple]:
 
 def of_steps(rows: int, capability: int) -> list[tuple]:
     """(kernel's name, machine code) of the steps of all kinds of models, and of prompts."""
-    from backends.launches import MODELS, build_step, extra_launches, has_tools, load, recorded
-    from mlx_llama.core.generation.sampling import Kind
-
     models = [load(name) for name in MODELS]
     with torch.inference_mode(), recorded() as launches:
         for llama in models:
@@ -241,8 +247,6 @@ def of_steps(rows: int, capability: int) -> list[tuple]:
 
 
 def _compiled(launches, capability: int) -> list[tuple]:
-    from backends.launches import compile_launch, disassemble
-
     codes = [(launch.kernel.__name__, compile_launch(launch, capability)) for launch in launches]
     return [
         (name, disassemble(code)) for name, code in {id(code[1]): code for code in codes}.values()
@@ -273,7 +277,6 @@ def test_no_kernel_spills(which, capability, compile_call):
 
 def codes_of_rows() -> list[bool]:
     """For each kernel of two products, whether 17 rows and 32 share its machine code."""
-    from backends.launches import META, compile_launch, recorded
     from cuda_fallback.kernels import decode, packed
 
     with recorded() as launches:
@@ -294,7 +297,6 @@ def scalings_compiled() -> set[tuple[str, int]]:
     """(type of the scales, scales per word) of the products that compile: those that are tried out
     on a GPU at first, and of each format with few and with odd numbers of scales.
     """
-    from backends.launches import META, compile_launch, recorded
     from cuda_fallback.kernels import decode, packed
 
     with recorded() as launches:

@@ -11,17 +11,23 @@ from machine import EVERY_SIZE
 
 torch = pytest.importorskip("torch")
 
-from backends.launches import CAPABILITIES  # noqa: E402
-from backends.triton_process import compile_call  # noqa: E402, F401
+from backends.launches import (
+    CAPABILITIES,
+    META,
+    compile_launch,
+    disassemble,
+    has_tools,
+    recorded,
+)
+from backends.triton_process import compile_call  # noqa: F401
+from cuda_fallback.kernels.state import MAX_ROWS
 
 SHARED = 101376  # bytes that the smallest GPUs of 8.0 and newer give a program
 
 
 def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int) -> dict | None:
     """Figures of `attend`'s kernels, by name; None without NVIDIA's tools."""
-    from backends.launches import META, compile_launch, disassemble, has_tools, recorded
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import MAX_ROWS
 
     if not has_tools():
         return None
@@ -109,9 +115,7 @@ def test_attention_fits_the_shared_memory_of_small_gpus(dtype, bits, D, cap, com
 
 
 def programs_of_a_row(G: int) -> int:
-    from backends.launches import META, recorded
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import MAX_ROWS
 
     with recorded() as launches:
         state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
@@ -126,9 +130,7 @@ def test_a_row_fills_a_large_gpu(G, compile_call):
 
 
 def store_narrow() -> str:
-    from backends.launches import META, compile_launch, recorded
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import MAX_ROWS
 
     with recorded() as launches:
         state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)

@@ -24,6 +24,14 @@ from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
 
+mx = pytest.importorskip("mlx.core")
+
+from mlx_llama.mlx_native import ops
+from mlx_llama.mlx_native.kernels import buffers as home
+from mlx_llama.mlx_native.kernels.draw import draw, process
+from mlx_llama.mlx_native.kernels.packing import Packing
+from mlx_llama.mlx_native.kernels.view import StepView
+
 MODELS = {
     "plain": dict(),
     **{name: COMPILED[name] for name in ("sliding", "qwen2", "qwen3")},
@@ -238,8 +246,6 @@ def test_forty_rows_decode_in_groups(mlx):
 
 
 def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
-    from mlx_llama.mlx_native.kernels import buffers as home
-
     monkeypatch.setattr(home, "SMALL", 0)
     batch = Batch(mlx, loaded(mlx), 6, 2000)
     for row in range(5):
@@ -272,10 +278,6 @@ def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, mo
 
 def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatch):
     """mx.fast.rope with a vector of positions, at float32 within its rounding."""
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native.kernels.view import StepView
-
     model, states = loaded(mlx), {}
     for tabulated in (True, False):
         cache, seen = model.make_cache(100, 3), {}
@@ -327,10 +329,6 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
     """To the bit, at any place in a batch, behind padding, and with a longer history than it looks
     at.
     """
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native.kernels.draw import draw, process
-
     seed = data.draw(st.integers(0, 1000))
     rng = np.random.default_rng(seed)
     scores = (2 * rng.standard_normal((len(rows), 50))).astype(np.float32)
@@ -389,8 +387,6 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(
     rows, is_masked, compile, mlx, monkeypatch
 ):
     """A forward and `SamplingBatch` alone are the judges."""
-    import mlx.core as mx
-
     model, launched = loaded(mlx, "plain", compile), []
     options = [dict(mix, logprobs=row) if row != 2 else mix for row, mix in enumerate(MIXES[:5])]
     options = [options[row] for row in rows]
@@ -490,8 +486,6 @@ def test_masks_that_fail_change_no_row(mlx):
 
 def settle(cache) -> int:
     """Bytes of MLX's arrays once all work is done."""
-    import mlx.core as mx
-
     gc.collect()  # arrays of earlier tests
     mx.eval(cache.arrays())
     mx.synchronize(mx.default_stream(cache.device))
@@ -500,8 +494,6 @@ def settle(cache) -> int:
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_joining_and_leaving_copy_no_other_row(compile, mlx):
-    import mlx.core as mx
-
     model = loaded(mlx, "plain", compile, 20000)
     cache, options = model.make_cache(8192, 6), [{}] * 4
     for row in range(4):
@@ -680,11 +672,7 @@ def test_one_trace_per_size_of_buffer(mlx, monkeypatch):
 @pytest.mark.parametrize("masked", [None, "causal", "window", "rows"])
 @pytest.mark.parametrize("size", [64, 24])
 def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
-    import mlx.core as mx
     from mlx_lm.models.base import quantized_scaled_dot_product_attention
-
-    from mlx_llama.mlx_native import ops
-    from mlx_llama.mlx_native.kernels.packing import Packing
 
     rng = np.random.default_rng(0)
     count = 1 if masked == "rows" else 5

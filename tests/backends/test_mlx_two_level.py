@@ -21,8 +21,14 @@ from backends.conftest import matrices_of, relative_rms
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.system.gpus import Gpus
 
 from .test_quantized import MIXED, SHAPE
+
+mx = pytest.importorskip("mlx.core")
+
+from mlx_llama.mlx_native import facts, quantized, runtime, weights
+from mlx_llama.mlx_native.kernels import two_level
 
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 TWO_LEVEL = (*K_TYPES, "IQ4_XS")
@@ -38,8 +44,6 @@ def mlx():
 @pytest.fixture
 def gpu_layout(mlx, monkeypatch):
     """Matrices packed as for a GPU, on MLX's CPU device, multiplied by plain operations."""
-    from mlx_llama.mlx_native import quantized
-
     monkeypatch.setattr(quantized, "lays_for_gpu", lambda device: True)
     return quantized
 
@@ -47,8 +51,6 @@ def gpu_layout(mlx, monkeypatch):
 @pytest.fixture
 def kernels(gpu_layout, monkeypatch):
     """The same, multiplied by the Metal kernels."""
-    import mlx.core as mx
-
     if shutil.which("g++") is None:
         pytest.skip("g++ compiles the Metal kernels here, and is not installed")
     monkeypatch.setattr(mx.fast, "metal_kernel", metal.metal_kernel)
@@ -67,8 +69,6 @@ def use_kernels(quantized, monkeypatch):
 
 
 def forget_kernels(monkeypatch):
-    from mlx_llama.mlx_native.kernels import two_level
-
     for name in ("_kernel", "find_fault"):
         monkeypatch.setattr(two_level, name, functools.cache(getattr(two_level, name).__wrapped__))
 
@@ -86,8 +86,6 @@ def weight(kind: str, rows: int, columns: int, scales=None) -> tuple[GGUFWeight,
 
 
 def product(matrix, x: np.ndarray) -> np.ndarray:
-    import mlx.core as mx
-
     return np.array(matrix.matmul(mx.array(x)), np.float64)
 
 
@@ -106,10 +104,6 @@ def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
     """Of all tensors, embedding and head included, by MLX's own count, which rounds arrays up to a
     fraction of a page.
     """
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native import facts
-
     checkpoint = open_checkpoint(model_file(kind))
     matrices = sum(
         tensor.nbytes for tensor in checkpoint.tensors.values() if isinstance(tensor, AffineWeight)
@@ -128,9 +122,6 @@ def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
 
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q6_K"])
 def test_the_doctor_counts_on_the_kernels_where_there_is_metal(kind, monkeypatch):
-    from mlx_llama.core.system.gpus import Gpus
-    from mlx_llama.mlx_native import facts
-
     monkeypatch.setattr(facts.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(facts.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(facts, "_metal_memory", lambda: 16 << 30)
@@ -156,8 +147,6 @@ def test_the_doctor_counts_on_the_kernels_where_there_is_metal(kind, monkeypatch
 @pytest.mark.parametrize("kind", TWO_LEVEL)
 def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
     """Dequantised in float32, whole and by row; two matrices concatenated."""
-    import mlx.core as mx
-
     first, second = weight(kind, *shape), weight(kind, shape[0] + 1, shape[1])
     matrix = gpu_layout.pack([first[0], second[0]], mx.float32, mlx.device)
     assert isinstance(matrix, gpu_layout.TwoLevelMatrix)
@@ -177,8 +166,6 @@ def test_the_metal_kernels_read_what_gguf_reads(kind, shape, mlx, kernels):
     """Of a token, of a few rows and of a prompt. Products round operands to nothing, and results to
     x's dtype.
     """
-    import mlx.core as mx
-
     stored, judge = weight(kind, *shape)
     for dtype, bound in (("float32", 2e-6), ("float16", 4e-4)):
         matrix = kernels.pack([stored], getattr(mx, dtype), mlx.device)
@@ -189,7 +176,6 @@ def test_the_metal_kernels_read_what_gguf_reads(kind, shape, mlx, kernels):
                 relative_rms(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64))
                 < bound
             )
-    from mlx_llama.mlx_native.kernels import two_level
 
     in_16_bits = two_level.dequantise(matrix.layout, matrix.parts, mx.float16)
     np.testing.assert_array_equal(np.array(in_16_bits), judge.astype(np.float16))
@@ -213,8 +199,6 @@ def test_any_scales_that_a_file_may_hold(kind, spread, mlx, kernels, monkeypatch
     """With the kernels, and with MLX's own product instead, whose scales are rounded to 16 bits or
     kept in 32.
     """
-    import mlx.core as mx
-
     stored, judge = weight(kind, 24, 512, SPREADS[spread])
     x = np.random.default_rng(3).standard_normal((24, 512)).astype(np.float32)
     wanted = x.astype(np.float64) @ judge.T.astype(np.float64)
@@ -234,8 +218,6 @@ def as_float32(matrix):
     """A QuantizedMatrix with its scales widened, since MLX's CPU device sums 16-bit products in 16
     bits.
     """
-    import mlx.core as mx
-
     return dataclasses.replace(
         matrix,
         scalings=tuple(tuple(part.astype(mx.float32) for part in pair) for pair in matrix.scalings),
@@ -251,10 +233,6 @@ def sources(mlx, gpu_layout):
     """A function: (format, dtype, "multiply" or "dequantise") -> Metal source as MLX generates
     it.
     """
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native.kernels import two_level
-
     if shutil.which("clang") is None:
         pytest.skip(
             "clang compiles the Metal source with its address spaces here, and is not installed"
@@ -286,10 +264,10 @@ def test_kernels_are_metal_and_shift_few_codes(kind, sources):
     longest on Apple's GPUs.
     """
     for dtype in ("float32", "float16", "bfloat16"):
-        for kernel, weights in (("multiply", 4 * 32), ("dequantise", 32)):
+        for kernel, codes in (("multiply", 4 * 32), ("dequantise", 32)):
             code = metal.compile_as_metal(sources(kind, dtype, kernel))
             shifts = len(re.findall(r" = (?:lshr|shl|ashr) ", code))
-            assert shifts <= weights * (3 if kind == "IQ4_XS" else 0.2)
+            assert shifts <= codes * (3 if kind == "IQ4_XS" else 0.2)
 
 
 @pytest.mark.parametrize(
@@ -342,8 +320,6 @@ def test_a_product_is_one_primitive_of_a_decode_step(mlx, kernels, monkeypatch):
     """As MLX would hand the step to Metal: groups of 16 too read their codes once, and nothing is
     dequantised but a row.
     """
-    import mlx.core as mx
-
     names = {}
     for kind in ("Q4_0", "Q6_K", "Q4_K"):
         model = mlx.load(open_checkpoint(model_file(kind)))
@@ -376,7 +352,6 @@ def test_a_product_is_one_primitive_of_a_decode_step(mlx, kernels, monkeypatch):
 @pytest.fixture
 def gpu(kernels, mlx, monkeypatch):
     """A device that says it is a GPU, and streams of which are the CPU's."""
-    import mlx.core as mx
 
     class Device:
         type = mx.gpu
@@ -408,10 +383,6 @@ def wrong_numbers(**settings):
     ],
 )
 def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, kernels, monkeypatch):
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native import facts, runtime, weights
-
     monkeypatch.setattr(runtime, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(weights, "_free_memory", lambda device: None)
     checkpoint = open_checkpoint(model_file("Q4_K_M"))
@@ -446,8 +417,6 @@ def low_bit(checkpoint):
 
 @pytest.mark.parametrize("kind", K_TYPES)
 def test_without_kernels_16_bit_scales_are_close_enough(kind, mlx, gpu_layout):
-    import mlx.core as mx
-
     stored, judge = weight(kind, 64, 2048)
     matrix = gpu_layout.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert matrix.scalings[0][0].dtype == mx.float16

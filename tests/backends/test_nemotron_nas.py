@@ -21,6 +21,7 @@ from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.generation import options
 from mlx_llama.core.models.config import LlamaConfig
 
 # query heads for each key-value head, and the MLP's width; 0 for none
@@ -111,8 +112,6 @@ def test_logits_are_those_of_mlx_lm(compile, backend):
 
 
 def test_a_step_of_rows_chooses_the_likeliest(backend):
-    from mlx_llama.core.generation import options
-
     folder, wanted = made()
     compile = True if backend.name == "mlx" else None
     model = backend.load(open_checkpoint(folder), "float32", compile=compile)

@@ -4,13 +4,20 @@ in float64.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers.activations import XIELUActivation
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from backends import conftest
+from mlx_llama.core import llama
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.models.spec import ExpertsSpec
 
 RNG = np.random.default_rng(5)
 B, H, G, D = 1, 4, 2, 16
@@ -41,10 +48,6 @@ def words(backend):
 
 def attention_of_transformers(query, keys, values, scale, mask, cap) -> np.ndarray:
     """Gemma 2's attention, [B, H, T, D]."""
-    from types import SimpleNamespace
-
-    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
-
     module = SimpleNamespace(head_dim=D, num_key_value_groups=H // G, training=False)
     hidden = (
         None
@@ -110,8 +113,6 @@ def test_norms_gates_and_caps_are_torchs(words):
 
 @pytest.mark.parametrize("normalises", [True, False])
 def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
-    from mlx_llama.core.models.spec import ExpertsSpec
-
     ops, convert, back = words
     scores = made(9, 6)
     spec = ExpertsSpec("", ("",) * 6, (), (), ("", "", ""), 2, normalises)
@@ -129,8 +130,6 @@ def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
 @pytest.mark.filterwarnings("error")
 def test_sigmoid_shares_of_extreme_scores(words):
     """As torch's, for scores whose exponential float32 does not hold."""
-    from mlx_llama.core.models.spec import ExpertsSpec
-
     ops, convert, back = words
     scores = np.float32([[-200, 3, -100], [95, -95, -300]])
     spec = ExpertsSpec("", ("",) * 3, (), (), ("", "", ""), 3, False, scoring="sigmoid")
@@ -141,10 +140,6 @@ def test_sigmoid_shares_of_extreme_scores(words):
 
 def test_a_fault_in_the_forward_shows_in_every_path(backend, toy, monkeypatch):
     """Prompts, single tokens and steps, compiled or plain, run the layers of core.llama."""
-    from mlx_llama.core import llama
-    from mlx_llama.core.files.checkpoint import open_checkpoint
-    from mlx_llama.core.generation.options import resolve
-
     tokens = RNG.integers(3, 300, (1, 9)).astype(np.int32)
 
     def prompt() -> np.ndarray:

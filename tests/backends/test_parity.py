@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from making import make_checkpoint
+from transformers import AutoModelForCausalLM
 
 from backends import conftest
 from backends.conftest import in_chunks, probes, relative_error
@@ -80,9 +82,6 @@ def test_logits_are_those_of_transformers(feature, dtype, load):
 
 def test_dynamic_rope_with_a_cache_equals_transformers(load):
     """Past the trained length each call rotates by the length so far; cached keys are unchanged."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     folder = checkpoint("dynamic-rope")
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.from_numpy(tokens()).long()
@@ -112,9 +111,6 @@ def test_backends_agree_at_every_probe(feature, load):
 
 
 def test_the_probes_are_transformers_hidden_states(load):
-    import torch
-    from transformers import AutoModelForCausalLM
-
     peer = AutoModelForCausalLM.from_pretrained(checkpoint("llama2-grouped"), dtype=torch.float32)
     inside: dict[str, np.ndarray] = {}
 

@@ -4,11 +4,21 @@ core.generation.rng.
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import numpy as np
 import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import resolve
@@ -58,15 +68,6 @@ FILTERS = [
 
 def filter_as_transformers(raw: np.ndarray, options: dict) -> np.ndarray:
     """transformers' scores, float32 [V]: -inf where its filters drop a token."""
-    import torch
-    from transformers import (
-        LogitsProcessorList,
-        MinPLogitsWarper,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-
     o = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
     judges = LogitsProcessorList([TemperatureLogitsWarper(o["temperature"])])
     judges += [TopKLogitsWarper(o["top_k"])] if o["top_k"] else []
@@ -130,8 +131,6 @@ def test_missing_history_is_no_token(sampler, arrays, backend):
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 0xDEADBEEF12345678, 2**64 - 1])
 @pytest.mark.parametrize("position", [1, 77, 131071])
 def test_noise_is_equal_to_the_bit(seed, position, sampler, arrays, backend):
-    import importlib
-
     gumbel = getattr(importlib.import_module(type(sampler()).__module__), "gumbel", None)
     if gumbel is None:  # NumPy has no noise of its own: check its sampler
         flat = sampler(temperature=1.0, seed=seed)
@@ -365,10 +364,6 @@ def test_log_probabilities_are_those_of_the_logits(sampler, arrays, backend):
     """Judged by torch, in float64; the same bits alone and beside others, and the same token as
     without them.
     """
-    import torch
-
-    from mlx_llama.core.backends.logprobs import unpack
-
     rows = [
         {"temperature": 0.5, "top_k": 3, "logprobs": 4},
         {"logit_bias": {3: 50.0}, "logprobs": 0},
@@ -399,10 +394,6 @@ def test_probabilities_after_the_samplers_are_those_of_the_draw(sampler, arrays,
     """Judged by transformers' filters; a greedy token is certain, and rows without the option have
     the model's probabilities.
     """
-    import torch
-
-    from mlx_llama.core.backends.logprobs import unpack
-
     drawn = {"logprobs": 20, "post_sampling_probs": True}
     rows = [
         {"temperature": 0.6, "top_k": 6, **drawn},
@@ -441,8 +432,6 @@ def test_probabilities_after_the_samplers_are_those_of_the_draw(sampler, arrays,
 
 
 def test_among_equals_the_lower_id_comes_first(sampler, arrays, backend):
-    from mlx_llama.core.backends.logprobs import unpack
-
     flat = np.zeros((1, V), np.float32)
     flat[0, [5, 900]] = 1
     entry = unpack(backend.read_all(sampler(logprobs=6)(arrays(flat), [1])), 6)

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from making import config_fields, refusal, shared_arithmetic
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
+    HunYuanDenseV1RotaryEmbedding,
+)
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.families import FAMILIES
@@ -54,12 +59,6 @@ MODELS["Llama 4 Maverick"] = LLAMA4 | {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_config_means_what_transformers_reads(name):
-    import transformers
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
-        HunYuanDenseV1RotaryEmbedding,
-    )
-
     raw = MODELS[name]
     ours = LlamaConfig.from_dict(raw)
     theirs = transformers.AutoConfig.for_model(**copy.deepcopy(raw))  # which it changes
