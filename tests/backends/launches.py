@@ -254,18 +254,15 @@ def _tools() -> Path:
     return Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
-def has_tools() -> bool:
-    """True if Triton came with NVIDIA's assembler and disassembler."""
-    return sys.platform == "linux" and all(
-        (_tools() / name).exists() for name in ("ptxas", "nvdisasm", "cuobjdump")
-    )
-
-
-def disassemble(compiled) -> SimpleNamespace:
-    """Machine code: registers of a thread; bytes that it keeps in memory (stack, local) and of
-    shared memory; all instructions (length), those of the longest loop, and loads of 16 bytes
-    (wide).
+def machine_code(launch: Launch, capability: int) -> SimpleNamespace:
+    """Registers of a thread; bytes that it keeps in memory (stack, local) and of shared memory; all
+    instructions (length), those of the longest loop, and loads of 16 bytes (wide). Skips the test
+    if Triton came without NVIDIA's assembler and disassembler.
     """
+    tools = ("ptxas", "nvdisasm", "cuobjdump")
+    if sys.platform != "linux" or not all((_tools() / name).exists() for name in tools):
+        pytest.skip(f"this Triton lacks one of {', '.join(tools)}")
+    compiled = compile_launch(launch, capability)
     return _disassemble(compiled.asm["cubin"], compiled.metadata.shared)
 
 
