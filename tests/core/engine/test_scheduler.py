@@ -557,7 +557,7 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(
     assert list(handle.tokens()) == wanted.tokens
     done = handle.completion
     assert done.text == wanted.text and done.finish_reason == wanted.finish_reason
-    assert done.accepted == done.drafted
+    assert done.accepted == done.drafted and not done.notices
     assert by_model or done.waits <= len(done.tokens)
     assert sum(backend.read_sizes) == done.read_bytes
     assert backend.events.count("launch") == done.launches + by_model  # the draft model's prompt
