@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -158,8 +159,7 @@ def test_tensors_of_another_model_are_refused(stored, change, message, tmp_path)
     from safetensors.numpy import load_file, save_file
 
     folder, _ = published()
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors, name = load_file(folder / "model.safetensors"), f"model.layers.1.mlp.experts.{stored}"
     tensors[name] = np.ascontiguousarray(change(tensors[name]))
     save_file(tensors, tmp_path / "model.safetensors")

@@ -146,9 +146,7 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
     """
     model = backend.load(open_checkpoint(checkpoint("llama2-grouped", dtype)), "auto")
     assert str(model.dtype).split(".")[-1] == ("float32" if backend.name == "cpu" else dtype)
-    got = backend.runtime.to_numpy(
-        model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True)
-    )
+    got = in_chunks(model, backend.runtime.to_numpy, tokens(), (0, LENGTH))
     bound = {"bfloat16": 4e-2, "float16": 6e-3}[dtype]
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < bound
 
@@ -161,10 +159,9 @@ def test_the_last_position_alone_is_the_last_of_all(feature, compile, backend):
     to_numpy = backend.runtime.to_numpy
     whole, last = model.make_cache(LENGTH, 2), model.make_cache(LENGTH, 2)
     for start, end in ((0, 13), (13, 14), (14, LENGTH)):
-        wanted = to_numpy(model.forward(tokens()[:, start:end], start, whole, all_positions=True))[
-            :, -1
-        ]
-        got = to_numpy(model.forward(tokens()[:, start:end], start, last))
-        assert relative_error(got, wanted) < 1e-5
+        part = tokens()[:, start:end]
+        wanted = to_numpy(model.forward(part, start, whole, all_positions=True))
+        got = to_numpy(model.forward(part, start, last))
+        assert relative_error(got, wanted[:, -1]) < 1e-5
     for name, part in whole.state().items():
         assert relative_error(last.state()[name].astype(float), part.astype(float)) < 1e-5
