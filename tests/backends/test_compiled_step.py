@@ -83,8 +83,7 @@ def decoded(
 ) -> tuple[list[int], dict]:
     """(tokens, the cache's state) of `count` steps after a prompt."""
     draw, cache = sampler(mlx, **settings), model.make_cache(capacity)
-    token = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 300
-    tokens = []
+    token, tokens = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 300, []
     for _ in range(count):
         token = model.step(token, cache.length, cache, draw)
         mx.async_eval(token)
@@ -131,10 +130,9 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(compile, mlx, monkeypatch)
             return gate(*arguments)
 
         patch.setattr(ops, "gate", fail_in_the_second_layer)
+        broken = loaded(mlx, "float32", compile)
         with pytest.raises(ZeroDivisionError):
-            loaded(mlx, "float32", compile).step(
-                TOKENS[:, 20:21], 20, cache, sampler(mlx, temperature=0)
-            )
+            broken.step(TOKENS[:, 20:21], 20, cache, sampler(mlx, temperature=0))
     assert cache.length == 20
     for name, part in cache.state().items():
         np.testing.assert_array_equal(part, before[name])
@@ -159,12 +157,8 @@ def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
     """
     state = {}
     for tabulated in (True, False):
-        monkeypatch.setattr(
-            Cache,
-            "tabulated",
-            property(lambda self: tabulated, lambda self, value: None),
-            raising=False,
-        )
+        fixed = property(lambda self: tabulated, lambda self, value: None)
+        monkeypatch.setattr(Cache, "tabulated", fixed, raising=False)
         plain, state[tabulated] = decoded(mlx, loaded(mlx, "bfloat16", False), 20, temperature=0)
         traced, traced_state = decoded(mlx, loaded(mlx, "bfloat16", True), 20, temperature=0)
         assert traced == plain
@@ -218,16 +212,10 @@ def test_reasons_for_no_compilation(toy):
     plain = load(toy, backend="mlx", device="cpu")
     assert any("C++ compiler" in notice for notice in plain.generate("a", max_tokens=2).notices)
     off = load(toy, backend="mlx", device="cpu", compile=False)
-    assert (
-        "decoding is not compiled: `compile=False` asks for it"
-        in off.generate("a", max_tokens=2).summary()
-    )
+    summary = off.generate("a", max_tokens=2).summary()
+    assert "decoding is not compiled: `compile=False` asks for it" in summary
     assert load(toy, backend="mlx", device="cpu", compile=True).model.notices == ()
-    dynamic = make_checkpoint(
-        Path(tempfile.mkdtemp()) / "d",
-        rope_scaling=dict(rope_type="dynamic", factor=4.0),
-        max_position_embeddings=16,
-    )
+    dynamic = make_toy(16, dict(rope_scaling=dict(rope_type="dynamic", factor=4.0)))
     with pytest.raises(BackendError, match="^`compile`: the angles of dynamic rope"):
         load(dynamic, backend="mlx", device="cpu", compile=True)
     assert "dynamic rope" in load(dynamic, backend="mlx", device="cpu").model.notices[0]

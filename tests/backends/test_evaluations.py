@@ -35,10 +35,8 @@ def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monke
     assert completion.launches == n
     assert count["bytes"] == completion.read_bytes == 4 * n
     assert completion.receipt()["bytes_per_token"] == 4
-    assert (
-        f"evaluations per token: 1 ({n} launched, {n} read, 4 bytes per token)"
-        in completion.summary()
-    )
+    said = f"evaluations per token: 1 ({n} launched, {n} read, 4 bytes per token)"
+    assert said in completion.summary()
     if backend.name == "mlx":
         assert count["launch"] == n
 

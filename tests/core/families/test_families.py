@@ -95,14 +95,10 @@ def test_the_config_means_what_transformers_reads(name):
     ]
     # only layers with a window rotate
     is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window
-    rotates = [i not in ours.unrotated_layers for i in range(ours.num_hidden_layers)]
-    assert (
-        rotates == [kind == "sliding_attention" for kind in kinds]
-        if is_hybrid
-        else [
-            bool(flag) for flag in getattr(theirs, "no_rope_layers", [1] * theirs.num_hidden_layers)
-        ]
-    )
+    rotated = [kind == "sliding_attention" for kind in kinds]
+    if not is_hybrid:
+        rotated = list(map(bool, getattr(theirs, "no_rope_layers", [1] * len(kinds))))
+    assert [i not in ours.unrotated_layers for i in range(ours.num_hidden_layers)] == rotated
     if (parameters := theirs.rope_parameters).get("rope_type") == "longrope":
         for length in (4096, 4097):
             wanted, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", length)
