@@ -223,7 +223,7 @@ target.compile_module = compile_module
 pages.map_huge = lambda nbytes: np.zeros(nbytes, np.uint8)
 machine.map_file = FileCopy.of
 
-from backends.kernels import calls  # noqa: E402
+from backends.kernels import calls
 
 calls.Library._call = lambda library, function: library._compiled.function(
     function.ir.name, len(function.parameters)

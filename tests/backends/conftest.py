@@ -83,11 +83,13 @@ def probes(model, to_numpy, tokens: np.ndarray) -> dict[str, np.ndarray]:
     return seen
 
 
-def transformers_logits(folder: Path, tokens: np.ndarray, dtype: str = "float32") -> np.ndarray:
-    """Logits of a checkpoint by transformers, float32 [B, T, V]."""
+def transformers_logits(
+    folder: Path, tokens: np.ndarray, dtype: str = "float32", **fields
+) -> np.ndarray:
+    """Logits of a checkpoint by transformers, float32 [B, T, V]. fields: of its config."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **fields)
     with torch.no_grad():
         return model(torch.from_numpy(tokens).long()).logits.float().numpy()

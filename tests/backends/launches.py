@@ -26,6 +26,13 @@ from making import config_checkpoint, config_fields, make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from cuda_fallback import kernels
+from cuda_fallback.kernels.cuda_graph import Step
+from cuda_fallback.kernels.state import MAX_ROWS, StateView
+from cuda_fallback.model import Llama
+from mlx_llama.core.backends.load_options import LoadOptions
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.sampling import Kind
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import Window
 
 META = torch.device("meta")
@@ -125,11 +132,6 @@ GEMMA = dict(
 
 def load(name: str):
     """One of MODELS on the meta device."""
-    from cuda_fallback.model import Llama
-    from mlx_llama.core.backends.load_options import LoadOptions
-    from mlx_llama.core.files.checkpoint import open_checkpoint
-    from mlx_llama.core.models.config import LlamaConfig
-
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if name == "low-bit":
@@ -154,9 +156,6 @@ def load(name: str):
 def build_step(llama, rows: int, kind):
     """The step of a bucket of rows as a Runner builds it. kind: None for the forward alone."""
     from cuda_fallback.kernels import decode, ops
-    from cuda_fallback.kernels.cuda_graph import Step
-    from cuda_fallback.kernels.state import StateView
-    from mlx_llama.core.generation.sampling import Kind
 
     view = StateView(
         llama.config, llama.dtype, META, decode, rows, llama.cache_bits, kind or Kind()
@@ -169,7 +168,6 @@ def extra_launches() -> None:
     numbers.
     """
     from cuda_fallback.kernels import decode, packed
-    from cuda_fallback.kernels.state import MAX_ROWS
 
     from .test_machine_code import low_bit
 
@@ -198,7 +196,6 @@ def extra_launches() -> None:
 def launch_columns(K: int, rows: int, dtype: torch.dtype) -> None:
     """Launch the kernels of a step of `rows` tokens that read rows of K numbers."""
     from cuda_fallback.kernels import decode, packed
-    from cuda_fallback.kernels.state import MAX_ROWS
 
     from .test_machine_code import low_bit
 
@@ -257,18 +254,15 @@ def _tools() -> Path:
     return Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
-def has_tools() -> bool:
-    """True if Triton came with NVIDIA's assembler and disassembler."""
-    return sys.platform == "linux" and all(
-        (_tools() / name).exists() for name in ("ptxas", "nvdisasm", "cuobjdump")
-    )
-
-
-def disassemble(compiled) -> SimpleNamespace:
-    """Machine code: registers of a thread; bytes that it keeps in memory (stack, local) and of
-    shared memory; all instructions (length), those of the longest loop, and loads of 16 bytes
-    (wide).
+def machine_code(launch: Launch, capability: int) -> SimpleNamespace:
+    """Registers of a thread; bytes that it keeps in memory (stack, local) and of shared memory; all
+    instructions (length), those of the longest loop, and loads of 16 bytes (wide). Skips the test
+    if Triton came without NVIDIA's assembler and disassembler.
     """
+    tools = ("ptxas", "nvdisasm", "cuobjdump")
+    if sys.platform != "linux" or not all((_tools() / name).exists() for name in tools):
+        pytest.skip(f"this Triton lacks one of {', '.join(tools)}")
+    compiled = compile_launch(launch, capability)
     return _disassemble(compiled.asm["cubin"], compiled.metadata.shared)
 
 

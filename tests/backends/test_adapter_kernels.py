@@ -15,12 +15,14 @@ from mlx_llama.core.generation.options import resolve
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import (  # noqa: E402
+from backends.triton_process import (
     DEVICE,
     HAS_GPU,
     call,  # noqa: F401
     computing,
 )
+from cuda_fallback.kernels.state import ADAPTER, new_state
+from cuda_fallback.sampling import SamplingBatch
 
 
 def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
@@ -28,7 +30,6 @@ def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
     other rows change no bit.
     """
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import ADAPTER, new_state
 
     numbers = torch.Generator().manual_seed(K)
     made = lambda *shape: (torch.randn(shape, generator=numbers) * 0.3).to(DEVICE, dtype)  # noqa: E731
@@ -67,7 +68,6 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
     """Tokens of three steps of rows with adapters 1, 0, 2, 1 by kernels, captured, together and
     alone, and by torch's own operations."""
     from backends.test_captured_step import loaded
-    from cuda_fallback.sampling import SamplingBatch
 
     order, prompt = [1, 0, 2, 1], [[3, 4, 5, 6, 7]]
     logits = []

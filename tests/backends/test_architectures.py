@@ -14,15 +14,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from making import make_tokenizer
 
-from backends.conftest import in_chunks, relative_error
+from backends.conftest import in_chunks, relative_error, transformers_logits
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.generation import options
+from mlx_llama.core.models.config import LlamaConfig
 
 SIZES = dict(
     vocab_size=384,
@@ -233,9 +236,6 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (2, 30)).astype(np.int32)
 @functools.cache
 def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     """Save a random model of the family; returns (folder, transformers' logits for TOKENS)."""
-    import torch
-    import transformers
-
     fields = SIZES | (WIDE if wide else {}) | FAMILIES[name]
     kind = fields.pop("kind")
     if kind == "exaone4":  # llama.cpp's matrix after attention is square; mlx_lm needs the field
@@ -314,38 +314,37 @@ def run(backend, checkpoint, cuts, **settings) -> np.ndarray:
 def test_logits_are_those_of_transformers(name, compile, backend):
     folder, wanted = made(name)
     for cuts in ((0, 30), (0, 20, 28, 29, 30)):
-        assert (
-            relative_error(run(backend, open_checkpoint(folder), cuts, compile=compile), wanted)
-            < 1e-4
-        )
+        logits = run(backend, open_checkpoint(folder), cuts, compile=compile)
+        assert relative_error(logits, wanted) < 1e-4
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_steps_of_rows_choose_the_likeliest(name, backend):
-    folder, wanted = made(name)
+def check_steps(backend, folder: Path, wanted: np.ndarray, probe=None) -> LlamaConfig:
+    """Check the greedy steps of two rows after TOKENS, whose logits are `wanted`; returns the
+    model's config. probe: of the prompt.
+    """
     # Traced on MLX, too, where its CPU device asks for it.
     model = backend.load(
         open_checkpoint(folder), "float32", compile=True if backend.name == "mlx" else None
     )
     cache = model.make_cache(40, 2)
-    seen = {}
-    model.forward(TOKENS[:, :-1], 0, cache, probe=seen.__setitem__)
-    assert len(seen) == 3 + 10 * model.config.num_hidden_layers
+    model.forward(TOKENS[:, :-1], 0, cache, probe=probe)
     token = TOKENS[:, -1:]
     sampler = backend.sampling_batch([options.resolve({"temperature": 0}).options] * 2)
     for _ in range(5):
         token = model.step(token, list(cache.lengths), cache, sampler)
-    assert [int(cache.state(row)["tokens"][30]) for row in (0, 1)] == list(wanted[:, -1].argmax(-1))
     tokens = np.stack([cache.state(row)["tokens"] for row in (0, 1)])
-    logits = backend.runtime.to_numpy(
-        model.forward(tokens, 0, model.make_cache(40, 2), all_positions=True)
-    )
-    for row in range(2):
-        for at in range(29, 33):
-            assert (
-                logits[row, at].max() - logits[row, at, tokens[row, at + 1]]
-                < 1e-3 * np.abs(logits[row, at]).max()
-            )
+    assert tokens[:, 30].tolist() == wanted[:, -1].argmax(-1).tolist()
+    logits = in_chunks(model, backend.runtime.to_numpy, tokens, (0, tokens.shape[1]))[:, 29:33]
+    chosen = np.take_along_axis(logits, tokens[:, 30:34, None], -1)[..., 0]
+    assert (logits.max(-1) - chosen < 1e-3 * np.abs(logits).max(-1)).all()
+    return model.config
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_steps_of_rows_choose_the_likeliest(name, backend):
+    seen = {}
+    config = check_steps(backend, *made(name), seen.__setitem__)
+    assert len(seen) == 3 + 10 * config.num_hidden_layers
 
 
 IN_GGUF = [
@@ -378,10 +377,8 @@ IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name no
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_file_has_the_same_logits(name, backend):
     checkpoint = open_checkpoint(exported(name, "F32"))
-    assert (
-        checkpoint.gguf_metadata["general.architecture"]
-        == ENTRIES[checkpoint.config.architecture].gguf
-    )
+    entry = ENTRIES[checkpoint.config.architecture]
+    assert checkpoint.gguf_metadata["general.architecture"] == entry.gguf
     assert relative_error(run(backend, checkpoint, (0, 20, 29, 30)), made(name)[1]) < 1e-4
 
 
@@ -389,16 +386,21 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
     "name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5", "Hunyuan", "Apertus, rotated plainly"]
 )
 def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
-    import torch
-    import transformers
-
     write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
-    judge = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", dtype=torch.float32, attn_implementation="eager", pad_token_id=0
-    ).eval()
-    with torch.no_grad():
-        logits = judge(torch.from_numpy(TOKENS).long()).logits.numpy()
+    logits = transformers_logits(tmp_path / "out", TOKENS, pad_token_id=0)
     assert relative_error(logits, made(name)[1]) < 1e-5
+
+
+def llama_cpp_logits(path: Path) -> np.ndarray:
+    """llama.cpp's logits for the first row of TOKENS."""
+    llama_cpp = pytest.importorskip(
+        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
+    )
+    settings = dict(n_ctx=32, n_threads=1, logits_all=True, verbose=False, flash_attn=False)
+    kept = dict(type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
+    judge = llama_cpp.Llama(str(path), **settings, **kept)
+    judge.eval(TOKENS[0].tolist())
+    return judge.scores[:30]
 
 
 @pytest.mark.parametrize("format", ["F32", "Q8_0"])
@@ -407,30 +409,14 @@ def test_llama_cpp_reads_the_file(name, format):
     # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of
     # float16.
     tolerance = 0.1 if format == "Q8_0" else 1e-3 if "Gemma" in name else 1e-5
-    llama_cpp = pytest.importorskip(
-        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
-    )
     path = exported(name, format)
-    judge = llama_cpp.Llama(
-        str(path),
-        n_ctx=32,
-        n_threads=1,
-        logits_all=True,
-        verbose=False,
-        flash_attn=False,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-    )
-    judge.eval(TOKENS[0].tolist())
+    wanted = llama_cpp_logits(path)
     logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
-    wanted = judge.scores[:30]
     if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE", "Llama 4", "gpt-oss")):
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
-        assert (
-            np.median(np.linalg.norm(logits - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1))
-            < tolerance
-        )
+        errors = np.linalg.norm(logits - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
+        assert np.median(errors) < tolerance
     else:
         assert np.linalg.norm(logits - wanted) < tolerance * np.linalg.norm(wanted)
 
@@ -470,8 +456,6 @@ def with_images(name: str):
     """transformers' model of images and text, tiny: Gemma 3 from 4B on, Llama 4, Mistral Small 3.1,
     Ministral 3.
     """
-    import transformers
-
     vision = dict(hidden_size=16, intermediate_size=16, image_size=28, patch_size=14)
     vision |= dict(num_hidden_layers=1, num_attention_heads=2)
     if name == "gemma3":
@@ -524,8 +508,6 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
     """Other prefixes of names, and tensors of the other parts; as a folder and as what `quantize`
     writes of it.
     """
-    torch = pytest.importorskip("torch")
-
     torch.manual_seed(0)
     model = with_images(name).eval()
     with torch.no_grad():
@@ -539,9 +521,7 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
         checkpoint = open_checkpoint(folder)
         assert checkpoint.config.is_text_part and checkpoint.config.architecture == architecture
         loaded = select("cpu").load(checkpoint, "float32")
-        logits = loaded.forward(
-            np.maximum(TOKENS, 8), 0, loaded.make_cache(30, 2), all_positions=True
-        )
+        logits = in_chunks(loaded, np.asarray, np.maximum(TOKENS, 8), (0, 30))
         assert relative_error(logits, wanted.numpy()) < 1e-4
 
 
@@ -549,7 +529,6 @@ def test_llama_4_in_low_bits_has_the_logits_of_mlx_lm(tmp_path):
     """mlx-lm has its text part in models of images and text alone, and converts the experts'
     transposed matrices.
     """
-    torch = pytest.importorskip("torch")
     pytest.importorskip("mlx.core")
     torch.manual_seed(0)
     model = with_images("llama4")

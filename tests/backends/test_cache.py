@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from machine import open_backend
 from making import make_checkpoint
 
 from backends.conftest import relative_error, relative_rms, same_state, transformers_logits
@@ -17,6 +18,7 @@ from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.models import rope
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +111,6 @@ def test_a_call_that_fails_changes_nothing(model):
 
 @pytest.mark.parametrize("other", ["cpu", "mlx", "cuda"])
 def test_state_moves_to_any_backend(other, model):
-    from machine import open_backend
-
     model, to_numpy = model
     target = open_backend(other)
     cache = model.make_cache(40)
@@ -132,8 +132,6 @@ def test_state_moves_to_any_backend(other, model):
 
 
 def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
-    from mlx_llama.core.models import rope
-
     model, to_numpy = model
     cache = model.make_cache(600)
     model.forward(ids(250), 0, cache)
@@ -178,8 +176,6 @@ def test_far_positions_are_rotated_alike(dtype, scaled, bound, backend, tmp_path
     """Angles of thousands of radians leave float32 few digits and bfloat16 none, so they are
     computed in float64 for all backends.
     """
-    from mlx_llama.core.models import rope
-
     scaling = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
     scaling |= dict(original_max_position_embeddings=8192)
     fields = dict(max_position_embeddings=131072, rope_theta=500000.0)

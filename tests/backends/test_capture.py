@@ -11,12 +11,15 @@ import collections
 
 import pytest
 
+from mlx_llama.core.generation.sampling import Kind
+
 torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from backends.triton_process import compile_call  # noqa: E402, F401
+from backends.launches import build_step, load, recorded
+from backends.triton_process import compile_call  # noqa: F401
 
 # On the meta device these compute nothing, so that they do not fail by themselves.
 WAITS = set(
@@ -46,8 +49,6 @@ class Watch(TorchDispatchMode):
 
 
 def kinds():
-    from mlx_llama.core.generation.sampling import Kind
-
     every = dict(is_random=True, top_k=32, has_top_p=True, has_min_p=True, window=64, biases=4)
     return [
         None,
@@ -65,7 +66,6 @@ def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
     """(operations, faults, launches) of a model's steps, of one row and of several, with all kinds
     of sampling.
     """
-    from backends.launches import build_step, load, recorded
     from cuda_fallback.kernels import ops
 
     watch, llama = Watch(), load(name)

@@ -22,6 +22,12 @@ from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
 
+mx = pytest.importorskip("mlx.core")
+
+from mlx_llama.mlx_native import ops
+from mlx_llama.mlx_native.cache import Cache
+from mlx_llama.mlx_native.kernels.view import StepView
+
 MODELS = {
     "float32": dict(),
     "bfloat16": dict(dtype="bfloat16"),
@@ -76,11 +82,8 @@ def decoded(
     mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **settings
 ) -> tuple[list[int], dict]:
     """(tokens, the cache's state) of `count` steps after a prompt."""
-    import mlx.core as mx
-
     draw, cache = sampler(mlx, **settings), model.make_cache(capacity)
-    token = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 300
-    tokens = []
+    token, tokens = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 300, []
     for _ in range(count):
         token = model.step(token, cache.length, cache, draw)
         mx.async_eval(token)
@@ -113,8 +116,6 @@ def test_steps_have_the_logits_of_transformers(name, compile, mlx):
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_step_that_fails_leaves_the_cache_as_it_was(compile, mlx, monkeypatch):
-    from mlx_llama.mlx_native import ops
-
     model, count = loaded(mlx, "float32", compile), [0]
     wanted, cache = logits(mlx, model), model.make_cache(100)
     model.forward(TOKENS[:, :20], 0, cache)
@@ -129,10 +130,9 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(compile, mlx, monkeypatch)
             return gate(*arguments)
 
         patch.setattr(ops, "gate", fail_in_the_second_layer)
+        broken = loaded(mlx, "float32", compile)
         with pytest.raises(ZeroDivisionError):
-            loaded(mlx, "float32", compile).step(
-                TOKENS[:, 20:21], 20, cache, sampler(mlx, temperature=0)
-            )
+            broken.step(TOKENS[:, 20:21], 20, cache, sampler(mlx, temperature=0))
     assert cache.length == 20
     for name, part in cache.state().items():
         np.testing.assert_array_equal(part, before[name])
@@ -155,16 +155,10 @@ def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
     """The rotation of GPUs at 16 bits: traced equals untraced, and the CPU's tables agree within
     rounding.
     """
-    from mlx_llama.mlx_native.cache import Cache
-
     state = {}
     for tabulated in (True, False):
-        monkeypatch.setattr(
-            Cache,
-            "tabulated",
-            property(lambda self: tabulated, lambda self, value: None),
-            raising=False,
-        )
+        fixed = property(lambda self: tabulated, lambda self, value: None)
+        monkeypatch.setattr(Cache, "tabulated", fixed, raising=False)
         plain, state[tabulated] = decoded(mlx, loaded(mlx, "bfloat16", False), 20, temperature=0)
         traced, traced_state = decoded(mlx, loaded(mlx, "bfloat16", True), 20, temperature=0)
         assert traced == plain
@@ -177,8 +171,6 @@ def traces(monkeypatch) -> list:
     """A pair (slots, positions of their buffer) for each time that a step is traced or, untraced,
     run.
     """
-    from mlx_llama.mlx_native.kernels.view import StepView
-
     seen, original = [], StepView.__init__
 
     def counting(self, packing, token, position, tokens, *rest):
@@ -202,8 +194,6 @@ def test_one_trace_per_room(mlx, monkeypatch):
 
 
 def test_a_wait_inside_a_traced_step_is_an_error(mlx, monkeypatch):
-    from mlx_llama.mlx_native import ops
-
     original = ops.gate
     monkeypatch.setattr(ops, "gate", lambda x, kind: (x.sum().item(), original(x, kind))[1])
     model = loaded(mlx, "float32", True)
@@ -222,16 +212,10 @@ def test_reasons_for_no_compilation(toy):
     plain = load(toy, backend="mlx", device="cpu")
     assert any("C++ compiler" in notice for notice in plain.generate("a", max_tokens=2).notices)
     off = load(toy, backend="mlx", device="cpu", compile=False)
-    assert (
-        "decoding is not compiled: `compile=False` asks for it"
-        in off.generate("a", max_tokens=2).summary()
-    )
+    summary = off.generate("a", max_tokens=2).summary()
+    assert "decoding is not compiled: `compile=False` asks for it" in summary
     assert load(toy, backend="mlx", device="cpu", compile=True).model.notices == ()
-    dynamic = make_checkpoint(
-        Path(tempfile.mkdtemp()) / "d",
-        rope_scaling=dict(rope_type="dynamic", factor=4.0),
-        max_position_embeddings=16,
-    )
+    dynamic = make_toy(16, dict(rope_scaling=dict(rope_type="dynamic", factor=4.0)))
     with pytest.raises(BackendError, match="^`compile`: the angles of dynamic rope"):
         load(dynamic, backend="mlx", device="cpu", compile=True)
     assert "dynamic rope" in load(dynamic, backend="mlx", device="cpu").model.notices[0]

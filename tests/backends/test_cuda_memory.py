@@ -17,7 +17,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 
 torch = pytest.importorskip("torch")
 
-from cuda_fallback import kernels, model, ops, runtime, weights  # noqa: E402
+from cuda_fallback import kernels, model, ops, runtime, weights
 
 GPU = torch.device("cuda", 0)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -34,9 +34,8 @@ def device(request) -> str:
 @pytest.mark.parametrize("shape", [(1,), (16,), (7, 33), (64, 64)], ids=str)
 def test_an_upload_in_parts_equals_the_stored_tensor(shape, stored, kind, device):
     upload = weights.Upload(torch.device(device), nbytes=64)
-    source = torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32)).to(
-        stored
-    )
+    values = np.random.default_rng(0).standard_normal(shape, np.float32)
+    source = torch.from_numpy(values).to(stored)
     for _ in range(2):  # the second upload reuses the buffers
         target = torch.empty(shape, dtype=kind, device=device)
         upload(target, source)
@@ -116,15 +115,9 @@ def test_a_low_bit_gguf_model_computes_in_bfloat16_where_the_card_has_it(
     assert (made.dtype, made.notices) == (expected, notices)
 
 
-MESSAGES = [
-    torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
-    ),
-    RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you "
-        "tried"
-    ),
-]
+BY_GPU = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
+BY_CPU = "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you"
+MESSAGES = [torch.OutOfMemoryError(BY_GPU), RuntimeError(BY_CPU)]
 
 
 @pytest.mark.parametrize("error", [*MESSAGES, MemoryError()], ids=["gpu", "cpu", "numpy"])
@@ -145,9 +138,8 @@ def test_out_of_memory_while_loading_is_the_same_error(name, error, device, requ
 
     monkeypatch.setattr(weights, "_mapped", failing(weights._mapped))
     monkeypatch.setattr(weights.QuantizedMatrix, "pack", failing(weights.QuantizedMatrix.pack))
-    with pytest.raises(
-        OutOfMemoryError, match="^the weights take 0.00 GB, and .* does not give that much memory"
-    ) as caught:
+    said = "^the weights take 0.00 GB, and .* does not give that much memory"
+    with pytest.raises(OutOfMemoryError, match=said) as caught:
         load(path, backend="cuda", device=device)
     assert "\n" not in str(caught.value) and count == 5
     # the memory was freed
@@ -162,9 +154,8 @@ def test_a_tied_head_is_read_once(device, tmp_path):
     assert llama.decoder.head.weight is llama.decoder.embedding.weight
     assert llama.decoder.head.weight.dtype == torch.float32
     loaded = weights.Weights(checkpoint, "float16", llama.device)
-    assert (
-        loaded.linear("model.embed_tokens").weight is loaded.embedding("model.embed_tokens").weight
-    )
+    name = "model.embed_tokens"
+    assert loaded.linear(name).weight is loaded.embedding(name).weight
     assert loaded.norm(None) is None
 
 

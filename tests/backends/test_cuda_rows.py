@@ -22,14 +22,18 @@ from mlx_llama.core.generation.options import resolve
 
 torch = pytest.importorskip("torch")
 
-from backends.test_captured_step import loaded  # noqa: E402
-from backends.triton_process import (  # noqa: E402
+from backends.test_captured_step import loaded
+from backends.triton_process import (
     DEVICE,
     HAS_GPU,
     call,  # noqa: F401
     compile_call,  # noqa: F401
     computing,
 )
+from cuda_fallback.kernels.state import StateView
+from cuda_fallback.kernels.storage import dequantize, quantize
+from cuda_fallback.model import Llama
+from cuda_fallback.sampling import SamplingBatch
 
 MIXED = [
     dict(temperature=0),
@@ -41,9 +45,12 @@ ALONE = [[3, 4, 5, 6], [7], [11, 12, 13, 14, 15, 16, 17, 18, 19], [9, 3], [21, 2
 
 
 def batch(*chosen: dict):
-    from cuda_fallback.sampling import SamplingBatch
-
     return SamplingBatch([resolve({"seed": 1, **settings}).options for settings in chosen], DEVICE)
+
+
+def to_float32(logits) -> np.ndarray:
+    """Logits as float32."""
+    return logits.float().numpy()
 
 
 def fill(model, cache, rows) -> None:
@@ -131,7 +138,7 @@ def logits_alone(name: str, i: int) -> list[bytes]:
     cache = model.make_cache(100)
     model.forward([prompt(i)], 0, cache)
     return [
-        model.forward([[token]], cache.length, cache).float().numpy().tobytes()
+        to_float32(model.forward([[token]], cache.length, cache)).tobytes()
         for token in conversation(i, COUNT)
     ]
 
@@ -151,24 +158,11 @@ def check_batch(name: str, joins: list[int], order: int) -> int:
             if not now:
                 continue
             rng.shuffle(now)
-            got = (
-                model.forward(
-                    [[conversation(i, COUNT)[done[i]]] for i in now],
-                    [cache.lengths[i + 1] for i in now],
-                    cache,
-                    rows=[i + 1 for i in now],
-                )
-                .float()
-                .numpy()
-            )
-            for i, logits in zip(now, got):
-                assert logits.tobytes() == logits_alone(name, i)[done[i]], (
-                    name,
-                    joins,
-                    order,
-                    i,
-                    step,
-                )
+            tokens = [[conversation(i, COUNT)[done[i]]] for i in now]
+            rows = [i + 1 for i in now]
+            got = model.forward(tokens, [cache.lengths[row] for row in rows], cache, rows=rows)
+            for i, logits in zip(now, to_float32(got)):
+                assert logits.tobytes() == logits_alone(name, i)[done[i]], (name, order, i, step)
                 compared += 1
                 done[i] += 1
                 if done[i] == COUNT:
@@ -247,9 +241,8 @@ def decoded_text(name: str, bits: int | None) -> tuple[list[bytes], dict]:
     """
     model, _ = plain_and_invariant(name, bits)
     cache = model.make_cache(len(TEXT))
-    return [
-        model.forward([[token]], cache.length, cache).float().numpy().tobytes() for token in TEXT
-    ], cache.state()
+    logits = [to_float32(model.forward([[token]], cache.length, cache)).tobytes() for token in TEXT]
+    return logits, cache.state()
 
 
 def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
@@ -273,15 +266,12 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
                     continue
                 starts = [cache.lengths[row] for row in rows]
                 tokens = [TEXT[start : start + count] for start in starts]
-                logits_of_rows = (
-                    model.forward(tokens, starts, cache, rows=rows, all_positions=count % 2 == 0)
-                    .float()
-                    .numpy()
+                every = count % 2 == 0
+                got = to_float32(
+                    model.forward(tokens, starts, cache, rows=rows, all_positions=every)
                 )
-                for start, logits in zip(
-                    starts, logits_of_rows.reshape(len(rows), -1, logits_of_rows.shape[-1])
-                ):
-                    first = start if count % 2 == 0 else start + count - 1
+                for start, logits in zip(starts, got.reshape(len(rows), -1, got.shape[-1])):
+                    first = start if every else start + count - 1
                     for at, row_logits in enumerate(logits, first):
                         assert row_logits.tobytes() == wanted[at], (name, bits, events, at)
                         compared += 1
@@ -295,10 +285,9 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
                     cache.copy_prefix(source, target, int(share * cache.lengths[source]))
         for row, length in enumerate(cache.lengths):
             for part, array in cache.state(row).items():
-                np.testing.assert_array_equal(
-                    array,
-                    state[part][..., :length] if part == "tokens" else state[part][:, :, :length],
-                )
+                whole = state[part]
+                whole = whole[:length] if part == "tokens" else whole[:, :, :length]
+                np.testing.assert_array_equal(array, whole)
         return compared
 
 
@@ -339,21 +328,13 @@ def steps_over_prompts(name: str) -> dict:
         for probes, chunk in ((batched, 5), (single, 1)):
             cache.reset(0)
             for at in range(0, 5, chunk):
-                model.forward(
-                    [TEXT[at : at + chunk]],
-                    at,
-                    cache,
-                    probe=lambda probe, array: probes.setdefault(probe, []).append(array.numpy()),
-                )
+                note = lambda probe, array: probes.setdefault(probe, []).append(array.numpy())  # noqa: E731
+                model.forward([TEXT[at : at + chunk]], at, cache, probe=note)
     with computing(False):
         plain = loaded(kernel_checkpoint(name), by_kernels=False)
         shapes = {}
-        plain.forward(
-            [TEXT[:5]],
-            0,
-            plain.make_cache(5),
-            probe=lambda probe, array: shapes.setdefault(probe, array.shape),
-        )
+        note = lambda probe, array: shapes.setdefault(probe, array.shape)  # noqa: E731
+        plain.forward([TEXT[:5]], 0, plain.make_cache(5), probe=note)
     for probe, shape in shapes.items():
         (array,), parts = batched.pop(probe), single[probe]
         assert array.shape == shape, probe
@@ -369,8 +350,6 @@ def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tok
 
 
 def refuse_dynamic_rope(folder: Path) -> None:
-    from cuda_fallback.model import Llama
-
     options = LoadOptions(batch_invariant=True)
     with computing(True), pytest.raises(BackendError, match="`batch_invariant`: dynamic rope"):
         Llama.load(open_checkpoint(folder), options, DEVICE)
@@ -378,17 +357,11 @@ def refuse_dynamic_rope(folder: Path) -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="its kernels run here")
 def test_bits_are_not_promised_without_kernels(call, toy, tmp_path):
-    with pytest.raises(
-        BackendError,
-        match="^`batch_invariant`: its kernels are for a GPU, and this is torch's CPU device: "
-        "leave it out, or choose `backend='cpu'`$",
-    ):
+    said = "^`batch_invariant`: its kernels are for a GPU, and this is torch's CPU device: "
+    with pytest.raises(BackendError, match=said + "leave it out, or choose `backend='cpu'`$"):
         select("cuda", "cpu").load(open_checkpoint(toy), batch_invariant=True)
-    dynamic = dict(rope_type="dynamic", factor=4.0)
-    call(
-        refuse_dynamic_rope,
-        make_checkpoint(tmp_path / "d", rope_scaling=dynamic, max_position_embeddings=16),
-    )
+    fields = dict(rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16)
+    call(refuse_dynamic_rope, make_checkpoint(tmp_path / "d", **fields))
 
 
 # The conversations of each step
@@ -398,8 +371,6 @@ PLACES = [5, 1, 4, 0]  # their rows
 
 def replayed_rows(path: Path) -> dict:
     """Conversations that join and leave, by recorded steps, against each alone."""
-    from cuda_fallback.kernels.state import StateView
-
     model, alone = loaded(path), []
     point, points, drawn = StateView.point, [], {}
     with computing(True), pytest.MonkeyPatch.context() as patch:
@@ -461,11 +432,7 @@ def test_rows_join_and_leave_replayed_steps(call, tmp_path):
 
 @pytest.mark.parametrize("D", [8, 20, 32, 80])
 def test_codes_are_within_half_a_step(D):
-    from cuda_fallback.kernels.storage import dequantize, quantize
-
-    values = torch.from_numpy(
-        np.random.default_rng(D).standard_normal((3, 5, D)).astype(np.float32)
-    )
+    values = torch.from_numpy(np.random.default_rng(D).standard_normal((3, 5, D), np.float32))
     values[0], values[1, 0] = 0, 1e-9
     codes, scales = quantize(values)
     assert codes.dtype == torch.int8 and codes.shape == values.shape
@@ -473,7 +440,5 @@ def test_codes_are_within_half_a_step(D):
     for start in range(0, D, 32):
         part = slice(start, start + 32)
         step = values[..., part].abs().amax(-1, keepdim=True) / 127
-        assert (
-            (dequantize(codes, scales, torch.float32)[..., part] - values[..., part]).abs()
-            <= 0.57 * step + 1e-9
-        ).all()
+        errors = dequantize(codes, scales, torch.float32)[..., part] - values[..., part]
+        assert (errors.abs() <= 0.57 * step + 1e-9).all()

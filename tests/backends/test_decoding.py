@@ -12,7 +12,7 @@ from mlx_llama.core.models.config import LlamaConfig
 
 torch = pytest.importorskip("torch")
 
-from cuda_fallback import kernels  # noqa: E402
+from cuda_fallback import kernels
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 DYNAMIC = dict(rope_scaling=dict(rope_type="dynamic", factor=2.0))

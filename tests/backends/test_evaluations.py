@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from machine import device_of
 
@@ -33,10 +35,8 @@ def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monke
     assert completion.launches == n
     assert count["bytes"] == completion.read_bytes == 4 * n
     assert completion.receipt()["bytes_per_token"] == 4
-    assert (
-        f"evaluations per token: 1 ({n} launched, {n} read, 4 bytes per token)"
-        in completion.summary()
-    )
+    said = f"evaluations per token: 1 ({n} launched, {n} read, 4 bytes per token)"
+    assert said in completion.summary()
     if backend.name == "mlx":
         assert count["launch"] == n
 
@@ -52,8 +52,6 @@ STRAYS = {
 @pytest.mark.parametrize("stray", STRAYS)
 def test_a_stray_wait_in_the_model_is_seen(stray, toy, backend, monkeypatch):
     """The counter above sees one hidden wait per layer."""
-    import importlib
-
     on_gpu = backend.name == "cuda" and device_of(backend) == "gpu"
     llm = loaded(backend, toy, compile=False if on_gpu else None)  # a captured step runs no Python
     package = type(llm.model).__module__.removesuffix(".model")

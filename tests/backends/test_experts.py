@@ -5,12 +5,16 @@ one by one, refusals.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+import torch
 from making import (
     config_fields,
     encode_tensor,
@@ -20,8 +24,9 @@ from making import (
     write_safetensors,
 )
 from making_gguf import add_config, add_sentencepiece
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends.conftest import in_chunks, relative_error, transformers_logits
+from backends.conftest import in_chunks, probes, relative_error, transformers_logits
 from backends.triton_process import (
     DEVICE,
     DEVICE_NAME,
@@ -29,11 +34,17 @@ from backends.triton_process import (
     computing,
     fewer_programs,
 )
+from cuda_fallback import ops
+from mlx_llama.bench.measure import bytes_per_token
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.backends.shards import take_share
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import ExpertsSpec
+from mlx_llama.core.ops import ExpertStacks
 
 MIXTRAL = dict(architectures=["MixtralForCausalLM"], num_local_experts=6, num_experts_per_tok=2)
 TOKENS = np.random.default_rng(1).integers(3, 384, (3, 26)).astype(np.int32)
@@ -50,8 +61,6 @@ def folder() -> Path:
 
 
 def in_4_bits(source: Path) -> Path:
-    from mlx_llama.core.files.quantize import write_mlx
-
     out = Path(tempfile.mkdtemp()) / "low-bit"
     write_mlx(open_checkpoint(source), out, 4, 32)
     return out
@@ -82,14 +91,8 @@ def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:
     """{layer: experts that a text of this one token does not use}, by the router's weights in
     float64.
     """
-    model, inputs = backend.load(open_checkpoint(path), "float32"), {}
-    model.forward(
-        [[token]],
-        0,
-        model.make_cache(1),
-        probe=lambda name, array: inputs.__setitem__(name, backend.runtime.to_numpy(array)),
-    )
-    unused = {}
+    model = backend.load(open_checkpoint(path), "float32")
+    inputs, unused = probes(model, backend.runtime.to_numpy, np.array([[token]])), {}
     for spec in model.config.layers:
         router = weights()[f"{spec.experts.router}.weight"].astype(np.float64)
         scores = router @ inputs[f"{spec.index}.ffn_norm"].reshape(-1)
@@ -104,11 +107,9 @@ def test_only_the_chosen_experts_weights_take_part(compile, backend, tmp_path):
     poisoned = {name: values.copy() for name, values in weights().items()}
     for layer, experts in unused.items():
         assert len(experts) == 4
-        for expert in experts:
-            for module in ("w1", "w2", "w3"):
-                poisoned[f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{module}.weight"][
-                    :
-                ] = np.nan
+        for expert, module in itertools.product(experts, ("w1", "w2", "w3")):
+            name = f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{module}.weight"
+            poisoned[name][:] = np.nan
     results = []
     for path in (folder(), make_checkpoint(tmp_path / "poisoned", tensors=poisoned, **MIXTRAL)):
         model = backend.load(open_checkpoint(path), "float32", compile=compile)
@@ -133,8 +134,6 @@ def test_compiled_rows_have_the_same_bits_in_any_batch(path):
 
 def test_gguf_files_of_2023(tmp_path):
     """Each expert has a tensor of its own."""
-    import gguf
-
     config, tensors = config_fields(**MIXTRAL), weights()
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     add_config(writer, config)
@@ -153,13 +152,10 @@ def test_gguf_files_of_2023(tmp_path):
             values = values.reshape(count, 2, -1, 64).swapaxes(1, 2).reshape(values.shape)
         base, suffix = name.rsplit(".", 1)
         writer.add_tensor(f"{names.get_name(base)}.{suffix}", np.ascontiguousarray(values))
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        write()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     assert checkpoint.config.architecture == "MixtralForCausalLM"
     for name, values in tensors.items():
@@ -183,10 +179,6 @@ def written(format: str) -> tuple[Path, np.ndarray]:
     """A GGUF file with stacks of low-bit experts, and transformers' logits for its weights
     dequantised by gguf.
     """
-    import gguf
-
-    from mlx_llama.core.files.gguf_export import write_gguf
-
     home = Path(tempfile.mkdtemp())
     write_gguf(open_checkpoint(make_checkpoint(home / "m", **QWEN)), home / "m.gguf", format)
     exported = open_checkpoint(home / "m.gguf")
@@ -212,21 +204,14 @@ def test_low_bit_stacks_of_gguf_files(format, load):
 
 def test_experts_of_different_formats_are_refused(backend, tmp_path):
     mx = pytest.importorskip("mlx.core")
-    out = tmp_path / "mixed"
-    out.mkdir()
-    for file in folder().iterdir():
-        (out / file.name).write_bytes(file.read_bytes())
+    out = shutil.copytree(folder(), tmp_path / "mixed")
     arrays, odd = {}, "model.layers.1.block_sparse_moe.experts.2.w1"
     for name, values in weights().items():
         arrays[name] = encode_tensor(values, "float32")
         if ".experts." in name:
             with mx.stream(mx.cpu):
-                parts = [
-                    np.array(array)
-                    for array in mx.quantize(
-                        mx.array(values), 32, 8 if name == f"{odd}.weight" else 4
-                    )
-                ]
+                bits = 8 if name == f"{odd}.weight" else 4
+                parts = [np.array(array) for array in mx.quantize(mx.array(values), 32, bits)]
             arrays[name] = ("U32", parts[0].shape, parts[0].tobytes())
             for kind, part in zip(("scales", "biases"), parts[1:]):
                 arrays[name.replace("weight", kind)] = encode_tensor(part, "float32")
@@ -251,29 +236,24 @@ def test_a_stack_of_another_number_of_experts_is_misshaped(tmp_path):
         name: values for name, values in weights().items() if not name.endswith(".w1.weight")
     }
     for layer in (0, 1):
-        tensors[f"model.layers.{layer}.block_sparse_moe.switch_mlp.gate_proj.weight"] = np.zeros(
-            (5, 96, 64), np.float32
-        )
+        stack = f"model.layers.{layer}.block_sparse_moe.switch_mlp.gate_proj.weight"
+        tensors[stack] = np.zeros((5, 96, 64), np.float32)
     path = make_checkpoint(tmp_path / "five", tensors=tensors, **MIXTRAL)
     assert "has shape [5, 96, 64], config.json calls for [96, 64]" in refusal(open_checkpoint, path)
 
 
 def test_experts_are_not_split_over_processes():
-    with pytest.raises(
-        BackendError,
-        match="with experts or without a gate are not split over several processes",
-    ):
+    said = "with experts or without a gate are not split over several processes"
+    with pytest.raises(BackendError, match=said):
         take_share(open_checkpoint(folder()), 0, 2)
 
 
 def test_a_token_reads_the_experts_that_it_uses():
-    from mlx_llama.bench.measure import bytes_per_token
-
     model = select("cpu").load(open_checkpoint(folder()), "float32")
     experts = 2 * 6 * 3 * 96 * 64  # numbers of 2 layers
-    assert bytes_per_token(open_checkpoint(folder()), model, 0) == 4 * (
-        sum(values.size for values in weights().values()) - 383 * 64 - experts * 4 // 6
-    )
+    every = sum(values.size for values in weights().values())
+    read = every - 383 * 64 - experts * 4 // 6
+    assert bytes_per_token(open_checkpoint(folder()), model, 0) == 4 * read
 
 
 def test_the_profile_names_the_experts(backend):
@@ -295,8 +275,6 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     """[(by kernels, by torch's own operations)] of a layer's experts, for one row and for three,
     whose first has its bits.
     """
-    import torch
-
     backend, pairs = select("cuda", DEVICE_NAME), []
     fewer_programs()
     plain = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
@@ -329,8 +307,6 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
     """Experts of a prompt by grouped products, by kernels row by row, and by torch's own
     operations.
     """
-    import torch
-
     from cuda_fallback.kernels import decode, packed
 
     fewer_programs()
@@ -361,22 +337,14 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
 )
 def test_a_prompts_experts_are_grouped(path, dtype, call):
     prompt, rows, wanted = call(grouped, path(), dtype)
-    assert (
-        relative_error(prompt, wanted) < {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
-    )
+    bound = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    assert relative_error(prompt, wanted) < bound
     if path is not folder:  # a dense step takes another kernel
         np.testing.assert_array_equal(prompt, rows)
 
 
 def test_a_prompts_experts_by_torch_copy_nothing_from_the_host():
     """A tensor of a number would be a copy, and a wait, for each expert."""
-    torch = pytest.importorskip("torch")
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from cuda_fallback import ops
-    from mlx_llama.core.models.spec import ExpertsSpec
-    from mlx_llama.core.ops import ExpertStacks
-
     seen = set()
 
     class Names(TorchDispatchMode):

@@ -7,12 +7,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+import torch
+import transformers
 from making import make_tokenizer, refusal, shared_arithmetic
+from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from backends.conftest import relative_error
 from backends.test_architectures import GPT_OSS, GPT_OSS_YARN as YARN, SIZES, TOKENS, run
@@ -28,11 +34,6 @@ FIELDS = SIZES | GPT_OSS | dict(hidden_size=64, intermediate_size=96, rope_param
 @functools.cache
 def published() -> tuple[Path, np.ndarray]:
     """A folder with mxfp4 experts, and transformers' logits for TOKENS at float32."""
-    import torch
-    import transformers
-    from safetensors.torch import save_file
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
     config = transformers.AutoConfig.for_model("gpt_oss", **FIELDS, rope_theta=150000.0)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -158,8 +159,7 @@ def test_tensors_of_another_model_are_refused(stored, change, message, tmp_path)
     from safetensors.numpy import load_file, save_file
 
     folder, _ = published()
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors, name = load_file(folder / "model.safetensors"), f"model.layers.1.mlp.experts.{stored}"
     tensors[name] = np.ascontiguousarray(change(tensors[name]))
     save_file(tensors, tmp_path / "model.safetensors")
@@ -169,8 +169,6 @@ def test_tensors_of_another_model_are_refused(stored, change, message, tmp_path)
 @functools.cache
 def in_mxfp4() -> Path:
     """A GGUF file with MXFP4 experts, as llama.cpp's converter makes of the published files."""
-    import gguf
-
     home = Path(tempfile.mkdtemp())
     write_gguf(open_checkpoint(published()[0]), home / "plain.gguf", "F32")
     plain = gguf.GGUFReader(home / "plain.gguf")

@@ -14,10 +14,26 @@ import itertools
 import pytest
 from machine import EVERY_SIZE
 
+from mlx_llama.core.generation.sampling import Kind
+
 torch = pytest.importorskip("torch")
 
-from backends.launches import CAPABILITIES, COLUMNS, ROWS  # noqa: E402
-from backends.triton_process import compile_call  # noqa: E402, F401
+from backends.launches import (
+    CAPABILITIES,
+    COLUMNS,
+    META,
+    MODELS,
+    ROWS,
+    build_step,
+    compile_launch,
+    extra_launches,
+    launch_columns,
+    load,
+    machine_code,
+    recorded,
+)
+from backends.triton_process import compile_call  # noqa: F401
+from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 
 # bits, group size, two levels, biases; the most instructions per weight of a program of up to 8, 16
 # and 32 rows (2 and 3 bits: of 16)
@@ -69,8 +85,6 @@ if EVERY_SIZE:
 
 def low_bit(name: str, N: int, K: int, dtype=torch.float16):
     """A QuantizedMatrix on the meta device."""
-    from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
-
     (bits, group, two_level, has_biases), _ = LOW_BIT[name]
     (low, high), steps = PLANES[bits], -(-K * PLANES[bits][0] // 512)
 
@@ -96,17 +110,14 @@ def low_bit(name: str, N: int, K: int, dtype=torch.float16):
 
 
 def product(name: str, K: int, rows: int, capability: int, dtype=torch.float16):
-    """(machine code of `multiply`, rows of x of a program); None without NVIDIA's tools."""
-    from backends.launches import compile_launch, disassemble, has_tools, recorded
+    """(machine code of `multiply`, rows of x of a program)."""
     from cuda_fallback.kernels import packed
 
-    if not has_tools():
-        return None
     with recorded() as launches:
         packed.multiply(
             low_bit(name, 28672, K, dtype), torch.empty((rows, K), dtype=dtype, device="meta")
         )
-    return disassemble(compile_launch(launches[0], capability)), launches[0]["TILE"]
+    return machine_code(launches[0], capability), launches[0]["TILE"]
 
 
 def count(code, name: str) -> int:
@@ -116,10 +127,7 @@ def count(code, name: str) -> int:
 
 @pytest.mark.parametrize("name, K, rows, capability, dtype", CASES)
 def test_products_keep_to_their_budgets(name, K, rows, capability, dtype, compile_call):
-    compiled = compile_call(product, name, K, rows, capability, dtype)
-    if compiled is None:
-        pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    code, tile = compiled
+    code, tile = compile_call(product, name, K, rows, capability, dtype)
     assert code.local == 0 and code.stack <= 16, code  # outside of the loop
     assert count(code, "LDL") == count(code, "STL") == 0
     # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: all,
@@ -141,16 +149,13 @@ def test_products_keep_to_their_budgets(name, K, rows, capability, dtype, compil
 
 def dense_product(K: int, rows: int, capability: int, dtype=torch.float16):
     """As `product`, of multiply_gated for weights of 16 bits."""
-    from backends.launches import compile_launch, disassemble, has_tools, recorded
     from cuda_fallback.kernels import decode
 
-    if not has_tools():
-        return None
     with recorded() as launches:
         decode.multiply_gated(
             *(torch.empty((n, K), dtype=dtype, device="meta") for n in (rows, 28672))
         )
-    code, _ = (disassemble(compile_launch(launch, capability)) for launch in launches)
+    code, _ = (machine_code(launch, capability) for launch in launches)
     return code, launches[0]["TILE"]
 
 
@@ -162,10 +167,7 @@ def dense_product(K: int, rows: int, capability: int, dtype=torch.float16):
     else [(4096, 1, 80), (14336, 16, 89), (4096, 32, 90)],
 )
 def test_dense_products_keep_to_their_budgets(K, rows, capability, compile_call):
-    compiled = compile_call(dense_product, K, rows, capability)
-    if compiled is None:
-        pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    code, tile = compiled
+    code, tile = compile_call(dense_product, K, rows, capability)
     assert code.registers <= 128 and code.local == 0
     assert code.stack <= 8 and count(code, "LDL") == count(code, "STL") == 0  # none in the loop
     assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(code, "HGMMA")
@@ -176,19 +178,13 @@ def test_dense_products_keep_to_their_budgets(K, rows, capability, compile_call)
 
 
 def dequantising(name: str, K: int, capability: int, dtype=torch.bfloat16):
-    """(machine code of `dequantize`, weights of a thread); None without NVIDIA's tools."""
-    from backends.launches import compile_launch, disassemble, has_tools, recorded
+    """(machine code of `dequantize`, weights of a thread)."""
     from cuda_fallback.kernels import packed
-    from cuda_fallback.quantized import PLANES
 
-    if not has_tools():
-        return None
     with recorded() as launches:
         packed.dequantize(low_bit(name, 4096, K), slice(0, 8), dtype)
     (launch,) = launches
-    return disassemble(compile_launch(launch, capability)), launch["PASSES"] * 32 // PLANES[
-        LOW_BIT[name][0][0]
-    ][0]
+    return machine_code(launch, capability), launch["PASSES"] * 32 // PLANES[LOW_BIT[name][0][0]][0]
 
 
 @pytest.mark.parametrize(
@@ -206,10 +202,7 @@ def dequantising(name: str, K: int, capability: int, dtype=torch.bfloat16):
     ],
 )
 def test_dequantising_takes_few_instructions(name, K, capability, compile_call):
-    compiled = compile_call(dequantising, name, K, capability)
-    if compiled is None:
-        pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    code, weights = compiled
+    code, weights = compile_call(dequantising, name, K, capability)
     print(
         f"{name} K={K} {capability}: {code.registers} registers, {code.length / weights:.2f} "
         "per weight"
@@ -219,34 +212,25 @@ def test_dequantising_takes_few_instructions(name, K, capability, compile_call):
 
 def of_columns(K: int, rows: int, capability: int) -> list[tuple]:
     """(kernel's name, machine code) of all kernels that read rows of K numbers."""
-    from backends.launches import has_tools, launch_columns, recorded
-
     with recorded() as launches:
         launch_columns(K, rows, torch.bfloat16)
-    return _compiled(launches, capability) if has_tools() else []
+    return _compiled(launches, capability)
 
 
 def of_steps(rows: int, capability: int) -> list[tuple]:
     """(kernel's name, machine code) of the steps of all kinds of models, and of prompts."""
-    from backends.launches import MODELS, build_step, extra_launches, has_tools, load, recorded
-    from mlx_llama.core.generation.sampling import Kind
-
     models = [load(name) for name in MODELS]
     with torch.inference_mode(), recorded() as launches:
         for llama in models:
             for part in build_step(llama, rows, Kind(True, 32, True, True, 64, 4)).parts:
                 part()
         extra_launches()
-    return _compiled(launches, capability) if has_tools() else []
+    return _compiled(launches, capability)
 
 
 def _compiled(launches, capability: int) -> list[tuple]:
-    from backends.launches import compile_launch, disassemble
-
-    codes = [(launch.kernel.__name__, compile_launch(launch, capability)) for launch in launches]
-    return [
-        (name, disassemble(code)) for name, code in {id(code[1]): code for code in codes}.values()
-    ]
+    codes = [(launch.kernel.__name__, machine_code(launch, capability)) for launch in launches]
+    return [*{id(code): (name, code) for name, code in codes}.values()]  # the same code once
 
 
 # (function above, its first arguments)
@@ -260,10 +244,7 @@ if EVERY_SIZE:
 @pytest.mark.parametrize("capability", CAPABILITIES if EVERY_SIZE else [90])
 @pytest.mark.parametrize("which", KERNELS, ids=lambda which: "-".join(map(str, which[1:])))
 def test_no_kernel_spills(which, capability, compile_call):
-    codes = compile_call(*which, capability)
-    if not codes:
-        pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    for name, code in codes:
+    for name, code in compile_call(*which, capability):
         print(f"{name} {which[1:]} {capability}: {code.registers} registers, {code.length} in all")
         assert code.local == 0 and code.stack <= 8 and code.registers <= 255, name
         assert count(code, "LDL") == count(code, "STL") == 0, name
@@ -273,7 +254,6 @@ def test_no_kernel_spills(which, capability, compile_call):
 
 def codes_of_rows() -> list[bool]:
     """For each kernel of two products, whether 17 rows and 32 share its machine code."""
-    from backends.launches import META, compile_launch, recorded
     from cuda_fallback.kernels import decode, packed
 
     with recorded() as launches:
@@ -294,7 +274,6 @@ def scalings_compiled() -> set[tuple[str, int]]:
     """(type of the scales, scales per word) of the products that compile: those that are tried out
     on a GPU at first, and of each format with few and with odd numbers of scales.
     """
-    from backends.launches import META, compile_launch, recorded
     from cuda_fallback.kernels import decode, packed
 
     with recorded() as launches:

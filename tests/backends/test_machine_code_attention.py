@@ -11,20 +11,23 @@ from machine import EVERY_SIZE
 
 torch = pytest.importorskip("torch")
 
-from backends.launches import CAPABILITIES  # noqa: E402
-from backends.triton_process import compile_call  # noqa: E402, F401
+from backends.launches import (
+    CAPABILITIES,
+    META,
+    compile_launch,
+    machine_code,
+    recorded,
+)
+from backends.triton_process import compile_call  # noqa: F401
+from cuda_fallback.kernels.state import MAX_ROWS
 
 SHARED = 101376  # bytes that the smallest GPUs of 8.0 and newer give a program
 
 
-def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int) -> dict | None:
-    """Figures of `attend`'s kernels, by name; None without NVIDIA's tools."""
-    from backends.launches import META, compile_launch, disassemble, has_tools, recorded
+def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int) -> dict:
+    """Machine code of `attend`'s kernels, by name."""
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import MAX_ROWS
 
-    if not has_tools():
-        return None
     with recorded() as launches:
         query = torch.empty((2, 8, 1, D), dtype=getattr(torch, dtype), device=META)
         decode.attend(
@@ -37,18 +40,7 @@ def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int)
             bits,
             cap,
         )
-    facts = {}
-    for launch in launches:
-        code = disassemble(compile_launch(launch, capability))
-        facts[launch.kernel.__name__] = dict(
-            stack=code.stack,
-            local=code.local,
-            shared=code.shared,
-            loop=len(code.loop),
-            wide=sum(".128" in line for line in code.loop),
-            text="\n".join(code.loop),
-        )
-    return facts
+    return {launch.kernel.__name__: machine_code(launch, capability) for launch in launches}
 
 
 # Instructions of a loop of 64 keys, or of 32 float32, for numbers and for codes of 8 bits, by the
@@ -81,14 +73,13 @@ BUDGET = {
 )
 def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, compile_call):
     code = compile_call(attention, bits, D, dtype, None, capability)
-    if code is None:
-        pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     first = "_attend" if bits == 16 else "_attend_codes"
     assert list(code) == [first, "_join"]
-    for figures in code.values():
-        assert figures["stack"] == figures["local"] == 0 and figures["shared"] <= SHARED
-    assert code[first]["loop"] <= BUDGET[dtype, bits][D] and code[first]["wide"] >= 4
-    assert "HMMA" in code[first]["text"]
+    for part in code.values():
+        assert part.stack == part.local == 0 and part.shared <= SHARED
+    loop = code[first].loop
+    assert len(loop) <= BUDGET[dtype, bits][D] and sum(".128" in line for line in loop) >= 4
+    assert any("HMMA" in line for line in loop)
 
 
 @pytest.mark.parametrize(
@@ -102,16 +93,11 @@ def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, 
 )
 def test_attention_fits_the_shared_memory_of_small_gpus(dtype, bits, D, cap, compile_call):
     code = compile_call(attention, bits, D, dtype, cap, 80)
-    if code is None:
-        pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    for figures in code.values():
-        assert figures["shared"] <= SHARED
+    assert max(part.shared for part in code.values()) <= SHARED
 
 
 def programs_of_a_row(G: int) -> int:
-    from backends.launches import META, recorded
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import MAX_ROWS
 
     with recorded() as launches:
         state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
@@ -126,9 +112,7 @@ def test_a_row_fills_a_large_gpu(G, compile_call):
 
 
 def store_narrow() -> str:
-    from backends.launches import META, compile_launch, recorded
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import MAX_ROWS
 
     with recorded() as launches:
         state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)

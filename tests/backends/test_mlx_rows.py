@@ -24,6 +24,14 @@ from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
 
+mx = pytest.importorskip("mlx.core")
+
+from mlx_llama.mlx_native import ops
+from mlx_llama.mlx_native.kernels import buffers as home
+from mlx_llama.mlx_native.kernels.draw import draw, process
+from mlx_llama.mlx_native.kernels.packing import Packing
+from mlx_llama.mlx_native.kernels.view import StepView
+
 MODELS = {
     "plain": dict(),
     **{name: COMPILED[name] for name in ("sliding", "qwen2", "qwen3")},
@@ -60,11 +68,16 @@ def sampling(mlx, *rows: dict):
     return mlx.sampling_batch([resolve({"seed": 1, **row}).options for row in rows])
 
 
-def decode(mlx, model, cache, rows: list[int]):
-    """The tokens of a greedy step of `rows`, not read yet."""
-    positions = [cache.lengths[row] for row in rows]
-    batch = sampling(mlx, *[{}] * len(rows))
-    return model.step([[5]] * len(rows), positions, cache, batch, rows=rows)
+def decode(mlx, model, cache, rows: list[int], batch=None, count: int = 1):
+    """The tokens of the last of `count` steps of `rows`, launched and not read yet; greedy without
+    a batch of sampling.
+    """
+    batch, tokens = batch or sampling(mlx, *[{}] * len(rows)), np.full((len(rows), 1), 5, np.int32)
+    for _ in range(count):
+        positions = [cache.lengths[row] for row in rows]
+        tokens = model.step(tokens, positions, cache, batch, rows=rows)
+        mlx.launch(tokens)
+    return tokens
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -238,8 +251,6 @@ def test_forty_rows_decode_in_groups(mlx):
 
 
 def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
-    from mlx_llama.mlx_native.kernels import buffers as home
-
     monkeypatch.setattr(home, "SMALL", 0)
     batch = Batch(mlx, loaded(mlx), 6, 2000)
     for row in range(5):
@@ -272,10 +283,6 @@ def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, mo
 
 def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatch):
     """mx.fast.rope with a vector of positions, at float32 within its rounding."""
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native.kernels.view import StepView
-
     model, states = loaded(mlx), {}
     for tabulated in (True, False):
         cache, seen = model.make_cache(100, 3), {}
@@ -327,10 +334,6 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
     """To the bit, at any place in a batch, behind padding, and with a longer history than it looks
     at.
     """
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native.kernels.draw import draw, process
-
     seed = data.draw(st.integers(0, 1000))
     rng = np.random.default_rng(seed)
     scores = (2 * rng.standard_normal((len(rows), 50))).astype(np.float32)
@@ -389,8 +392,6 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(
     rows, is_masked, compile, mlx, monkeypatch
 ):
     """A forward and `SamplingBatch` alone are the judges."""
-    import mlx.core as mx
-
     model, launched = loaded(mlx, "plain", compile), []
     options = [dict(mix, logprobs=row) if row != 2 else mix for row, mix in enumerate(MIXES[:5])]
     options = [options[row] for row in rows]
@@ -490,8 +491,6 @@ def test_masks_that_fail_change_no_row(mlx):
 
 def settle(cache) -> int:
     """Bytes of MLX's arrays once all work is done."""
-    import mlx.core as mx
-
     gc.collect()  # arrays of earlier tests
     mx.eval(cache.arrays())
     mx.synchronize(mx.default_stream(cache.device))
@@ -500,10 +499,8 @@ def settle(cache) -> int:
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_joining_and_leaving_copy_no_other_row(compile, mlx):
-    import mlx.core as mx
-
     model = loaded(mlx, "plain", compile, 20000)
-    cache, options = model.make_cache(8192, 6), [{}] * 4
+    cache = model.make_cache(8192, 6)
     for row in range(4):
         cache.reserve({row: 8000})
         cache.lengths[row] = 7500  # of zeros
@@ -511,17 +508,7 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     layer = row_nbytes // 4  # of keys or values, in two layers
 
     def run(rows: list[int], count: int = 3) -> None:
-        tokens = np.full((len(rows), 1), 5, np.int32)
-        for _ in range(count):
-            tokens = model.step(
-                tokens,
-                [cache.lengths[row] for row in rows],
-                cache,
-                sampling(mlx, *options[: len(rows)]),
-                rows=rows,
-            )
-            mlx.launch(tokens)
-        mlx.read_all(tokens)
+        mlx.read_all(decode(mlx, model, cache, rows, count=count))
 
     run([0, 1, 2])
     assert [buffer.slots for buffer in cache.buffers() if buffer.slots > 1] == [4]
@@ -565,24 +552,15 @@ def test_memory_after_a_thousand_joins_is_that_after_ten(mlx):
     model, random = loaded(mlx), np.random.default_rng(0)
     cache, sizes = model.make_cache(300, 5), []
     greedy = {count: sampling(mlx, *[{}] * count) for count in range(1, 5)}
-    last = None
     for i in range(1000):
         row = int(random.integers(5))
         cache.reset(row)
         prefill(model, cache, row, ids(3 + i % 20, seed=i % 50))
         rows = [row for row in range(5) if 0 < cache.lengths[row] < 290][:4]
-        tokens = model.step(
-            np.full((len(rows), 1), 7, np.int32),
-            [cache.lengths[row] for row in rows],
-            cache,
-            greedy[len(rows)],
-            rows=rows,
-        )
-        mlx.launch(tokens)
-        last = tokens
+        tokens = decode(mlx, model, cache, rows, greedy[len(rows)])
         if i in (9, 999):
-            mlx.read_all(last)
-            del last, tokens
+            mlx.read_all(tokens)
+            del tokens
             for other in range(5):
                 cache.reset(other)
             assert cache.nbytes == 0
@@ -659,11 +637,7 @@ def test_one_trace_per_size_of_buffer(mlx, monkeypatch):
         batch = sampling(
             mlx, *({name: value + 0.1 * row for name, value in settings.items()} for row in rows)
         )
-        tokens = np.full((len(rows), 1), 5, np.int32)
-        for _ in range(3):
-            lengths = [cache.lengths[row] for row in rows]
-            tokens = model.step(tokens, lengths, cache, batch, rows=list(rows))
-            mlx.launch(tokens)
+        decode(mlx, model, cache, list(rows), batch, 3)
         return seen
 
     for rows in ((0, 1, 2), (1, 2, 0), (0, 1, 2, 3), (3, 1)):
@@ -680,11 +654,7 @@ def test_one_trace_per_size_of_buffer(mlx, monkeypatch):
 @pytest.mark.parametrize("masked", [None, "causal", "window", "rows"])
 @pytest.mark.parametrize("size", [64, 24])
 def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
-    import mlx.core as mx
     from mlx_lm.models.base import quantized_scaled_dot_product_attention
-
-    from mlx_llama.mlx_native import ops
-    from mlx_llama.mlx_native.kernels.packing import Packing
 
     rng = np.random.default_rng(0)
     count = 1 if masked == "rows" else 5
@@ -719,11 +689,7 @@ def test_a_traced_step_of_few_bits_is_the_untraced(bits, mlx):
         cache = model.make_cache(300, 3)
         for row in range(3):
             prefill(model, cache, row, ids(5 + row, seed=row))
-        tokens = [[5]] * 3
-        for _ in range(8):
-            tokens = model.step(
-                tokens, cache.lengths[:], cache, sampling(mlx, {}, dict(temperature=1.0), {})
-            )
-            mlx.launch(tokens)
+        batch = sampling(mlx, {}, dict(temperature=1.0), {})
+        decode(mlx, model, cache, [0, 1, 2], batch, 8)
         states.append([cache.state(row) for row in range(3)])
     assert all(same_state(*pair) for pair in zip(*states))

@@ -17,12 +17,18 @@ import pytest
 from machine import open_backend
 from making_gguf import HALVES, dequantise, make_gguf, random_blocks
 
-from backends.conftest import matrices_of, relative_rms
+from backends.conftest import in_chunks, matrices_of, relative_rms
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.system.gpus import Gpus
 
 from .test_quantized import MIXED, SHAPE
+
+mx = pytest.importorskip("mlx.core")
+
+from mlx_llama.mlx_native import facts, quantized, runtime, weights
+from mlx_llama.mlx_native.kernels import two_level
 
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 TWO_LEVEL = (*K_TYPES, "IQ4_XS")
@@ -38,8 +44,6 @@ def mlx():
 @pytest.fixture
 def gpu_layout(mlx, monkeypatch):
     """Matrices packed as for a GPU, on MLX's CPU device, multiplied by plain operations."""
-    from mlx_llama.mlx_native import quantized
-
     monkeypatch.setattr(quantized, "lays_for_gpu", lambda device: True)
     return quantized
 
@@ -47,8 +51,6 @@ def gpu_layout(mlx, monkeypatch):
 @pytest.fixture
 def kernels(gpu_layout, monkeypatch):
     """The same, multiplied by the Metal kernels."""
-    import mlx.core as mx
-
     if shutil.which("g++") is None:
         pytest.skip("g++ compiles the Metal kernels here, and is not installed")
     monkeypatch.setattr(mx.fast, "metal_kernel", metal.metal_kernel)
@@ -67,8 +69,6 @@ def use_kernels(quantized, monkeypatch):
 
 
 def forget_kernels(monkeypatch):
-    from mlx_llama.mlx_native.kernels import two_level
-
     for name in ("_kernel", "find_fault"):
         monkeypatch.setattr(two_level, name, functools.cache(getattr(two_level, name).__wrapped__))
 
@@ -86,9 +86,12 @@ def weight(kind: str, rows: int, columns: int, scales=None) -> tuple[GGUFWeight,
 
 
 def product(matrix, x: np.ndarray) -> np.ndarray:
-    import mlx.core as mx
-
     return np.array(matrix.matmul(mx.array(x)), np.float64)
+
+
+def product_error(matrix, x: np.ndarray, judge: np.ndarray) -> float:
+    """Relative error of `x` times the matrix, whose numbers are `judge`'s."""
+    return relative_rms(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64))
 
 
 # Bytes
@@ -106,10 +109,6 @@ def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
     """Of all tensors, embedding and head included, by MLX's own count, which rounds arrays up to a
     fraction of a page.
     """
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native import facts
-
     checkpoint = open_checkpoint(model_file(kind))
     matrices = sum(
         tensor.nbytes for tensor in checkpoint.tensors.values() if isinstance(tensor, AffineWeight)
@@ -128,9 +127,6 @@ def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
 
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q6_K"])
 def test_the_doctor_counts_on_the_kernels_where_there_is_metal(kind, monkeypatch):
-    from mlx_llama.core.system.gpus import Gpus
-    from mlx_llama.mlx_native import facts
-
     monkeypatch.setattr(facts.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(facts.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(facts, "_metal_memory", lambda: 16 << 30)
@@ -140,13 +136,8 @@ def test_the_doctor_counts_on_the_kernels_where_there_is_metal(kind, monkeypatch
     checkpoint = open_checkpoint(model_file(kind))
     mac, nvidia = (facts.plan_weights(checkpoint, each) for each in (on_mac, elsewhere))
     assert mac.low_bit_operand == nvidia.low_bit_operand == "float16"
-    assert (
-        mac.nbytes
-        <= 1.05 * checkpoint.nbytes
-        < 1.1 * checkpoint.nbytes
-        < nvidia.nbytes
-        <= 1.25 * checkpoint.nbytes
-    )
+    assert mac.nbytes <= 1.05 * checkpoint.nbytes
+    assert 1.1 * checkpoint.nbytes < nvidia.nbytes <= 1.25 * checkpoint.nbytes
 
 
 # Numbers
@@ -156,8 +147,6 @@ def test_the_doctor_counts_on_the_kernels_where_there_is_metal(kind, monkeypatch
 @pytest.mark.parametrize("kind", TWO_LEVEL)
 def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
     """Dequantised in float32, whole and by row; two matrices concatenated."""
-    import mlx.core as mx
-
     first, second = weight(kind, *shape), weight(kind, shape[0] + 1, shape[1])
     matrix = gpu_layout.pack([first[0], second[0]], mx.float32, mlx.device)
     assert isinstance(matrix, gpu_layout.TwoLevelMatrix)
@@ -166,9 +155,7 @@ def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
     rows = np.array([[0, 2 * shape[0]], [shape[0], 3]], np.int32)
     np.testing.assert_array_equal(np.array(matrix.rows(mx.array(rows))), judge[rows])
     x = np.random.default_rng(0).standard_normal((2, 3, shape[1])).astype(np.float32)
-    assert (
-        relative_rms(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64)) < 2e-6
-    )
+    assert product_error(matrix, x, judge) < 2e-6
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -177,19 +164,13 @@ def test_the_metal_kernels_read_what_gguf_reads(kind, shape, mlx, kernels):
     """Of a token, of a few rows and of a prompt. Products round operands to nothing, and results to
     x's dtype.
     """
-    import mlx.core as mx
-
     stored, judge = weight(kind, *shape)
     for dtype, bound in (("float32", 2e-6), ("float16", 4e-4)):
         matrix = kernels.pack([stored], getattr(mx, dtype), mlx.device)
         assert matrix.has_kernel
         for count in (1, 3, 20):
             x = np.random.default_rng(count).standard_normal((count, shape[1])).astype(dtype)
-            assert (
-                relative_rms(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64))
-                < bound
-            )
-    from mlx_llama.mlx_native.kernels import two_level
+            assert product_error(matrix, x, judge) < bound
 
     in_16_bits = two_level.dequantise(matrix.layout, matrix.parts, mx.float16)
     np.testing.assert_array_equal(np.array(in_16_bits), judge.astype(np.float16))
@@ -213,17 +194,14 @@ def test_any_scales_that_a_file_may_hold(kind, spread, mlx, kernels, monkeypatch
     """With the kernels, and with MLX's own product instead, whose scales are rounded to 16 bits or
     kept in 32.
     """
-    import mlx.core as mx
-
     stored, judge = weight(kind, 24, 512, SPREADS[spread])
     x = np.random.default_rng(3).standard_normal((24, 512)).astype(np.float32)
     wanted = x.astype(np.float64) @ judge.T.astype(np.float64)
     matrix = kernels.pack([stored], mx.float16, mlx.device)
-    assert relative_rms(product(matrix, x[:2]), wanted[:2]) < 2e-6
-    assert relative_rms(product(matrix, x), wanted) < 2e-6
+    assert max(product_error(matrix, part, judge) for part in (x[:2], x)) < 2e-6
     plain = kernels.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert isinstance(plain, kernels.QuantizedMatrix)
-    assert relative_rms(product(as_float32(plain), x), wanted) < 1e-3
+    assert product_error(as_float32(plain), x, judge) < 1e-3
     # dequantised for a prompt on a GPU
     chosen = kernels._product_dtype(stored, mx.float16, mlx.device, np.abs(judge).max())
     rounded = judge.astype(np.float16 if chosen == mx.float16 else np.float32).astype(np.float64)
@@ -234,8 +212,6 @@ def as_float32(matrix):
     """A QuantizedMatrix with its scales widened, since MLX's CPU device sums 16-bit products in 16
     bits.
     """
-    import mlx.core as mx
-
     return dataclasses.replace(
         matrix,
         scalings=tuple(tuple(part.astype(mx.float32) for part in pair) for pair in matrix.scalings),
@@ -251,10 +227,6 @@ def sources(mlx, gpu_layout):
     """A function: (format, dtype, "multiply" or "dequantise") -> Metal source as MLX generates
     it.
     """
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native.kernels import two_level
-
     if shutil.which("clang") is None:
         pytest.skip(
             "clang compiles the Metal source with its address spaces here, and is not installed"
@@ -286,10 +258,10 @@ def test_kernels_are_metal_and_shift_few_codes(kind, sources):
     longest on Apple's GPUs.
     """
     for dtype in ("float32", "float16", "bfloat16"):
-        for kernel, weights in (("multiply", 4 * 32), ("dequantise", 32)):
+        for kernel, codes in (("multiply", 4 * 32), ("dequantise", 32)):
             code = metal.compile_as_metal(sources(kind, dtype, kernel))
             shifts = len(re.findall(r" = (?:lshr|shl|ashr) ", code))
-            assert shifts <= weights * (3 if kind == "IQ4_XS" else 0.2)
+            assert shifts <= codes * (3 if kind == "IQ4_XS" else 0.2)
 
 
 @pytest.mark.parametrize(
@@ -315,9 +287,8 @@ def test_source_that_metal_would_refuse_is_refused(line, reason, sources):
 
 def logits(mlx, path: Path, dtype: str, length: int = 7) -> np.ndarray:
     tokens = np.random.default_rng(1).integers(3, 384, (1, length)).astype(np.int32)
-    model = mlx.load(open_checkpoint(path), dtype)
-    return mlx.runtime.to_numpy(
-        model.forward(tokens, 0, model.make_cache(length), all_positions=True)
+    return in_chunks(
+        mlx.load(open_checkpoint(path), dtype), mlx.runtime.to_numpy, tokens, (0, length)
     )
 
 
@@ -332,18 +303,14 @@ def test_a_models_logits_do_not_depend_on_the_layout(kind, mlx, monkeypatch, req
     assert relative_rms(logits(mlx, path, "float32"), wanted) < 1e-5
     # more rows than the kernel takes
     assert relative_rms(logits(mlx, path, "float32", 20)[:, :7], wanted) < 1e-5
-    assert (
-        relative_rms(logits(mlx, path, "auto"), wanted)
-        <= 1.2 * relative_rms(in_16_bits, wanted) + 1e-4
-    )
+    bound = 1.2 * relative_rms(in_16_bits, wanted) + 1e-4
+    assert relative_rms(logits(mlx, path, "auto"), wanted) <= bound
 
 
 def test_a_product_is_one_primitive_of_a_decode_step(mlx, kernels, monkeypatch):
     """As MLX would hand the step to Metal: groups of 16 too read their codes once, and nothing is
     dequantised but a row.
     """
-    import mlx.core as mx
-
     names = {}
     for kind in ("Q4_0", "Q6_K", "Q4_K"):
         model = mlx.load(open_checkpoint(model_file(kind)))
@@ -360,11 +327,8 @@ def test_a_product_is_one_primitive_of_a_decode_step(mlx, kernels, monkeypatch):
         ]
         monkeypatch.setattr(mx.fast, "metal_kernel", metal.metal_kernel)
         forget_kernels(monkeypatch)
-    assert (
-        names["Q4_0"].count("QuantizedMatmul")
-        == names["Q6_K"].count("CustomKernel")
-        == names["Q4_K"].count("CustomKernel")
-    )
+    products = names["Q4_0"].count("QuantizedMatmul")
+    assert products == names["Q6_K"].count("CustomKernel") == names["Q4_K"].count("CustomKernel")
     assert "QuantizedMatmul" not in names["Q6_K"] + names["Q4_K"]
     rows = 40  # operations that dequantise the embedding's row
     assert max(len(names["Q6_K"]), len(names["Q4_K"])) <= len(names["Q4_0"]) + rows
@@ -376,7 +340,6 @@ def test_a_product_is_one_primitive_of_a_decode_step(mlx, kernels, monkeypatch):
 @pytest.fixture
 def gpu(kernels, mlx, monkeypatch):
     """A device that says it is a GPU, and streams of which are the CPU's."""
-    import mlx.core as mx
 
     class Device:
         type = mx.gpu
@@ -408,10 +371,6 @@ def wrong_numbers(**settings):
     ],
 )
 def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, kernels, monkeypatch):
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native import facts, runtime, weights
-
     monkeypatch.setattr(runtime, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(weights, "_free_memory", lambda device: None)
     checkpoint = open_checkpoint(model_file("Q4_K_M"))
@@ -425,19 +384,14 @@ def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, ke
     assert "Q6_K" in weights_here.notices[0] + weights_here.notices[1]
     matrix = weights_here.linear("model.layers.0.self_attn.o_proj").weight
     assert isinstance(matrix, kernels.QuantizedMatrix) and matrix.scalings[0][0].dtype == mx.float16
-    held = (
-        weights_here.linear("lm_head").weight.nbytes
-        + weights_here.embedding("model.embed_tokens").weight.nbytes
-        + matrix.nbytes
-    )
-    names = (
-        "lm_head.weight",
-        "model.embed_tokens.weight",
-        "model.layers.0.self_attn.o_proj.weight",
-    )
-    assert held == sum(
-        facts.tensor_nbytes(checkpoint.tensors[name], "float16", True, False) for name in names
-    )
+    head, embedding = "lm_head", "model.embed_tokens"
+    for name, held in (
+        ("model.layers.0.self_attn.o_proj", matrix),
+        (head, weights_here.linear(head).weight),
+        (embedding, weights_here.embedding(embedding).weight),
+    ):
+        tensor = checkpoint.tensors[f"{name}.weight"]
+        assert held.nbytes == facts.tensor_nbytes(tensor, "float16", True, False)
 
 
 def low_bit(checkpoint):
@@ -446,8 +400,6 @@ def low_bit(checkpoint):
 
 @pytest.mark.parametrize("kind", K_TYPES)
 def test_without_kernels_16_bit_scales_are_close_enough(kind, mlx, gpu_layout):
-    import mlx.core as mx
-
     stored, judge = weight(kind, 64, 2048)
     matrix = gpu_layout.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert matrix.scalings[0][0].dtype == mx.float16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,10 @@ from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 mx = pytest.importorskip("mlx.core")
+
+from mlx_llama.mlx_native import weights
+from mlx_llama.mlx_native.kernels import wired
+from mlx_llama.mlx_native.weights import Weights
 
 SIZES = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
 MODELS = {
@@ -46,8 +51,6 @@ def path(request, tmp_path):
 
 
 def make_weights(mlx, path, dtype="auto"):
-    from mlx_llama.mlx_native.weights import Weights
-
     checkpoint = open_checkpoint(path)
     return Weights(
         checkpoint, mlx.runtime.pick_dtype(dtype, checkpoint.dtype, mlx.device), mlx.device
@@ -58,8 +61,6 @@ def make_weights(mlx, path, dtype="auto"):
 @pytest.mark.parametrize("path", MODELS, indirect=True)
 def test_the_bytes_planned_are_those_that_mlx_allocates(path, dtype, mlx):
     """Against MLX's own count, which rounds arrays up to a fraction of a page."""
-    import mlx.core as mx
-
     planned = make_weights(mlx, path, dtype).nbytes
     gc.collect()
     # a freed buffer of an earlier test counts whole when a smaller array reuses it
@@ -72,8 +73,6 @@ def test_the_bytes_planned_are_those_that_mlx_allocates(path, dtype, mlx):
 
 @pytest.mark.parametrize("path", MODELS, indirect=True)
 def test_weights_that_do_not_fit_are_refused_before_any_is_read(path, mlx, monkeypatch):
-    from mlx_llama.mlx_native.weights import Weights
-
     needed, read = make_weights(mlx, path).nbytes, []
     original = Weights._read
     monkeypatch.setattr(
@@ -105,10 +104,6 @@ def test_memory_of_a_model_that_was_dropped_counts_as_free(path, mlx, monkeypatc
 
 
 def test_a_working_set_that_metal_recommends_is_no_limit(mlx, monkeypatch):
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native import weights
-
     gpu = mx.Device(mx.gpu)
     monkeypatch.setattr(mlx.runtime, "free_memory", lambda device: 20 << 30)
     for info, least in (
@@ -141,8 +136,6 @@ FAILURES = [
 @pytest.mark.parametrize("failure", FAILURES, ids=str)
 @pytest.mark.parametrize("at", [0, 5, 9])
 def test_an_allocation_that_fails_while_loading(at, failure, path, toy, mlx, monkeypatch):
-    from mlx_llama.mlx_native.weights import Weights
-
     copied, original = [], Weights._dense
 
     def fail(self, parts):
@@ -163,8 +156,6 @@ def test_an_allocation_that_fails_while_loading(at, failure, path, toy, mlx, mon
 
 
 def test_other_errors_while_loading_are_unchanged(path, mlx, monkeypatch):
-    from mlx_llama.mlx_native.weights import Weights
-
     for error in (
         RuntimeError("[eval] Attempting to eval an array during function transformations"),
         ValueError("malloc]"),
@@ -205,10 +196,6 @@ def test_a_matrix_is_read_once(path, mlx):
     "gigabytes, recommended, wanted", [(8, 5.3, 4), (16, 10.7, 8), (24, 16, 16), (64, 48, 48)]
 )
 def test_memory_is_wired_until_the_last_model_goes(gigabytes, recommended, wanted, monkeypatch):
-    from types import SimpleNamespace
-
-    from mlx_llama.mlx_native.kernels import wired
-
     limits, gpu = [0], SimpleNamespace(type=mx.gpu)
     monkeypatch.setattr(wired.mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(

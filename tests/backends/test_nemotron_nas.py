@@ -15,7 +15,7 @@ from making import make_tokenizer, random_tensors, refusal
 from safetensors.numpy import save_file
 
 from backends.conftest import relative_error
-from backends.test_architectures import TOKENS, run
+from backends.test_architectures import TOKENS, check_steps, llama_cpp_logits, run
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -111,19 +111,7 @@ def test_logits_are_those_of_mlx_lm(compile, backend):
 
 
 def test_a_step_of_rows_chooses_the_likeliest(backend):
-    from mlx_llama.core.generation import options
-
-    folder, wanted = made()
-    compile = True if backend.name == "mlx" else None
-    model = backend.load(open_checkpoint(folder), "float32", compile=compile)
-    cache = model.make_cache(40, 2)
-    model.forward(TOKENS[:, :-1], 0, cache)
-    sampler = backend.sampling_batch([options.resolve({"temperature": 0}).options] * 2)
-    token = TOKENS[:, -1:]
-    for _ in range(3):
-        token = model.step(token, list(cache.lengths), cache, sampler)
-    chosen = [int(cache.state(row)["tokens"][30]) for row in (0, 1)]
-    assert chosen == list(wanted[:, -1].argmax(-1))
+    check_steps(backend, *made())
 
 
 def test_a_gguf_file_has_the_same_logits(backend):
@@ -136,16 +124,9 @@ def test_a_gguf_file_has_the_same_logits(backend):
 
 @pytest.mark.parametrize("format", ["F32", "Q8_0"])
 def test_llama_cpp_reads_the_file(format):
-    llama_cpp = pytest.importorskip(
-        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
-    )
     path = exported(format, IN_LLAMA_CPP)
-    settings = dict(n_ctx=32, n_threads=1, logits_all=True, verbose=False, flash_attn=False)
-    kept = dict(type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
-    peer = llama_cpp.Llama(str(path), **settings, **kept)
-    peer.eval(TOKENS[0].tolist())
     logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
-    assert relative_error(logits, peer.scores[:30]) < (0.1 if format == "Q8_0" else 1e-5)
+    assert relative_error(logits, llama_cpp_logits(path)) < (0.1 if format == "Q8_0" else 1e-5)
 
 
 def test_a_low_bit_folder_has_the_logits_of_mlx_lm(backend, tmp_path):

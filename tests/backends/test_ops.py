@@ -4,13 +4,20 @@ in float64.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers.activations import XIELUActivation
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from backends import conftest
+from mlx_llama.core import llama
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.models.spec import ExpertsSpec
 
 RNG = np.random.default_rng(5)
 B, H, G, D = 1, 4, 2, 16
@@ -41,16 +48,8 @@ def words(backend):
 
 def attention_of_transformers(query, keys, values, scale, mask, cap) -> np.ndarray:
     """Gemma 2's attention, [B, H, T, D]."""
-    from types import SimpleNamespace
-
-    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
-
     module = SimpleNamespace(head_dim=D, num_key_value_groups=H // G, training=False)
-    hidden = (
-        None
-        if mask is None
-        else torch.where(torch.from_numpy(mask), 0.0, -torch.inf).double()[None, None]
-    )
+    hidden = torch.where(torch.from_numpy(mask), 0.0, -torch.inf).double()[None, None]
     mixed, _ = eager_attention_forward(
         module, wide(query), wide(keys), wide(values), hidden, scaling=scale, softcap=cap
     )
@@ -69,21 +68,15 @@ def test_attention_is_that_of_transformers(T, L, window, cap, words):
     if ops.__name__.startswith("mlx_llama"):
         stored = [(part,) for part in stored]
     got = back(ops.attention(convert(query), *stored, 0.3, convert(mask), cap))
-    assert (
-        relative_error(got, attention_of_transformers(query, keys, values, 0.3, mask, cap)) < 2e-6
-    )
+    wanted = attention_of_transformers(query, keys, values, 0.3, mask, cap)
+    assert relative_error(got, wanted) < 2e-6
 
 
 def test_norms_gates_and_caps_are_torchs(words):
     ops, convert, back = words
     x, weight = made(2, 3, 24), made(24)
-    assert (
-        relative_error(
-            back(ops.rms_norm(convert(x), convert(weight), 1e-5)),
-            F.rms_norm(wide(x), (24,), wide(weight), 1e-5),
-        )
-        < 1e-6
-    )
+    normed = back(ops.rms_norm(convert(x), convert(weight), 1e-5))
+    assert relative_error(normed, F.rms_norm(wide(x), (24,), wide(weight), 1e-5)) < 1e-6
     total, normed = ops.add_rms_norm(convert(x), convert(2 * x), convert(weight), 1e-5)
     assert relative_error(back(normed), F.rms_norm(3 * wide(x), (24,), wide(weight), 1e-5)) < 1e-6
     assert relative_error(back(total), 3 * x) < 1e-6
@@ -94,24 +87,18 @@ def test_norms_gates_and_caps_are_torchs(words):
     ):
         assert relative_error(back(ops.gate(convert(x), activation)), function(gate) * up) < 1e-6
     # near 0, too, where a difference of exponentials would cancel
-    signs, sizes = (
-        np.array([[-1.0], [1.0]], np.float32),
-        np.logspace(-7, -0.5, 40, dtype=np.float32),
-    )
+    numbers_near_0 = np.float32([[-1], [1]]) * np.logspace(-7, -0.5, 40, dtype=np.float32)
     judge = XIELUActivation(dtype=torch.float64)
-    wanted = judge(wide(signs * sizes).double()).detach().numpy()
+    wanted = judge(wide(numbers_near_0)).detach().numpy()
     numbers = (F.softplus(judge.alpha_p), judge.beta + F.softplus(judge.alpha_n))
-    curve = back(ops.xielu(convert(signs * sizes), *(x.item() for x in numbers), 0.5, -1e-6))
+    curve = back(ops.xielu(convert(numbers_near_0), *(x.item() for x in numbers), 0.5, -1e-6))
     np.testing.assert_allclose(curve, wanted, rtol=2e-6)
-    assert (
-        relative_error(back(ops.softcap(convert(x), 0.7)), 0.7 * torch.tanh(wide(x) / 0.7)) < 1e-6
-    )
+    capped = back(ops.softcap(convert(x), 0.7))
+    assert relative_error(capped, 0.7 * torch.tanh(wide(x) / 0.7)) < 1e-6
 
 
 @pytest.mark.parametrize("normalises", [True, False])
 def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
-    from mlx_llama.core.models.spec import ExpertsSpec
-
     ops, convert, back = words
     scores = made(9, 6)
     spec = ExpertsSpec("", ("",) * 6, (), (), ("", "", ""), 2, normalises)
@@ -129,8 +116,6 @@ def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
 @pytest.mark.filterwarnings("error")
 def test_sigmoid_shares_of_extreme_scores(words):
     """As torch's, for scores whose exponential float32 does not hold."""
-    from mlx_llama.core.models.spec import ExpertsSpec
-
     ops, convert, back = words
     scores = np.float32([[-200, 3, -100], [95, -95, -300]])
     spec = ExpertsSpec("", ("",) * 3, (), (), ("", "", ""), 3, False, scoring="sigmoid")
@@ -141,17 +126,11 @@ def test_sigmoid_shares_of_extreme_scores(words):
 
 def test_a_fault_in_the_forward_shows_in_every_path(backend, toy, monkeypatch):
     """Prompts, single tokens and steps, compiled or plain, run the layers of core.llama."""
-    from mlx_llama.core import llama
-    from mlx_llama.core.files.checkpoint import open_checkpoint
-    from mlx_llama.core.generation.options import resolve
-
     tokens = RNG.integers(3, 300, (1, 9)).astype(np.int32)
 
     def prompt() -> np.ndarray:
         model = backend.load(open_checkpoint(toy), "float32")
-        return backend.runtime.to_numpy(
-            model.forward(tokens, 0, model.make_cache(20), all_positions=True)
-        )[0]
+        return conftest.in_chunks(model, backend.runtime.to_numpy, tokens, (0, 9))[0]
 
     sound = prompt()
     norm = llama.RMSNorm.__call__

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from making import make_checkpoint
+from transformers import AutoModelForCausalLM
 
 from backends import conftest
 from backends.conftest import in_chunks, probes, relative_error
@@ -80,9 +82,6 @@ def test_logits_are_those_of_transformers(feature, dtype, load):
 
 def test_dynamic_rope_with_a_cache_equals_transformers(load):
     """Past the trained length each call rotates by the length so far; cached keys are unchanged."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     folder = checkpoint("dynamic-rope")
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.from_numpy(tokens()).long()
@@ -112,9 +111,6 @@ def test_backends_agree_at_every_probe(feature, load):
 
 
 def test_the_probes_are_transformers_hidden_states(load):
-    import torch
-    from transformers import AutoModelForCausalLM
-
     peer = AutoModelForCausalLM.from_pretrained(checkpoint("llama2-grouped"), dtype=torch.float32)
     inside: dict[str, np.ndarray] = {}
 
@@ -150,9 +146,7 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
     """
     model = backend.load(open_checkpoint(checkpoint("llama2-grouped", dtype)), "auto")
     assert str(model.dtype).split(".")[-1] == ("float32" if backend.name == "cpu" else dtype)
-    got = backend.runtime.to_numpy(
-        model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True)
-    )
+    got = in_chunks(model, backend.runtime.to_numpy, tokens(), (0, LENGTH))
     bound = {"bfloat16": 4e-2, "float16": 6e-3}[dtype]
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < bound
 
@@ -165,10 +159,9 @@ def test_the_last_position_alone_is_the_last_of_all(feature, compile, backend):
     to_numpy = backend.runtime.to_numpy
     whole, last = model.make_cache(LENGTH, 2), model.make_cache(LENGTH, 2)
     for start, end in ((0, 13), (13, 14), (14, LENGTH)):
-        wanted = to_numpy(model.forward(tokens()[:, start:end], start, whole, all_positions=True))[
-            :, -1
-        ]
-        got = to_numpy(model.forward(tokens()[:, start:end], start, last))
-        assert relative_error(got, wanted) < 1e-5
+        part = tokens()[:, start:end]
+        wanted = to_numpy(model.forward(part, start, whole, all_positions=True))
+        got = to_numpy(model.forward(part, start, last))
+        assert relative_error(got, wanted[:, -1]) < 1e-5
     for name, part in whole.state().items():
         assert relative_error(last.state()[name].astype(float), part.astype(float)) < 1e-5

@@ -91,18 +91,14 @@ def test_all_others_end(backend, way, victim, size, tmp_path):
             time.sleep(0.1)
         if way == "SIGINT":
             # torchrun tells of a process that it did not end itself, in a traceback of its own.
-            assert (
-                "error: " not in said
-                and "/mlx_llama/" not in said
-                and "KeyboardInterrupt" not in said
-            ), said
+            unwanted = "error: ", "/mlx_llama/", "KeyboardInterrupt"
+            assert not any(text in said for text in unwanted), said
         else:
             # mlx.launch may end the others before they have said it, and says it then.
             launcher_said = f"Node with rank {victim} exited with code -9" in said
-            assert (
-                f"error: rank {victim} has " + ("been silent" if way == "SIGSTOP" else "ended")
-                in said
-            ) or (way == "SIGKILL" and launcher_said), said
+            ending = "been silent" if way == "SIGSTOP" else "ended"
+            is_said = f"error: rank {victim} has {ending}" in said
+            assert is_said or (way == "SIGKILL" and launcher_said), said
     finally:
         end(process)
         errors.close()

@@ -19,7 +19,7 @@ from mlx_llama.core.generation import options
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import call, computing, fewer_programs  # noqa: E402, F401
+from backends.triton_process import call, computing, fewer_programs  # noqa: F401
 
 PROMPT = [1, 17, 300, 45, 9]
 SAMPLING = {

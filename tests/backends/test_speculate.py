@@ -1,20 +1,19 @@
-"""Speculation changes only the speed: tokens, caches, ends and interrupts are those of plain
-decoding.
+"""Speculation changes only the speed: tokens and caches are those of plain decoding. Limits, ends
+and interrupts: core/engine/test_scheduler.py.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 
 import numpy as np
 import pytest
+from core.generation.test_session import check_consistency, rendered
 from machine import device_of
 from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
 
-from backends.evaluations import counted, watch_events
+from backends.evaluations import counted
 from mlx_llama import load
-from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.generation.options import GenerationOptions
 
 REPETITIVE = [5, 6, 7, 8] * 10
@@ -176,201 +175,17 @@ def test_launches_and_waits_are_counted_as_the_framework_sees_them(
         assert done.waits < 40 < done.launches
 
 
-def test_no_step_runs_ahead_where_a_draft_may_follow(backend, loaded, monkeypatch):
-    if not backend.runs_ahead:
-        pytest.skip(f"{backend.device_name} computes at once")
-    llm, _ = loaded("tied")
-    done = llm.generate(REPETITIVE, max_tokens=40, speculate="prompt")
-    assert done.launches == done.waits  # no launch without a read
-    # The prompt has no repetition to draft from, so its first tokens run ahead as without
-    # speculation.
-    events = watch_events(backend, monkeypatch)
-    loaded()[0].generate([1, 50, 60, 70], max_tokens=4, speculate="prompt")
-    assert events[:3] == ["launch", "launch", "read"]
-
-
-@pytest.mark.parametrize("kind", ["prompt", "model"])
-def test_every_limit_and_the_edge_of_the_context(kind, loaded):
-    llm = loaded("tied")[kind == "model"]
-    whole = llm.generate(REPETITIVE, max_tokens=40, speculate="none").tokens
-    for limit in range(1, 24):
-        done = llm.generate(REPETITIVE, max_tokens=limit, speculate=kind)
-        assert done.tokens == whole[:limit] and done.finish_reason == "length"
-    assert done.accepted > 10
-    for size in range(244, 256):
-        prompt = (REPETITIVE * 8)[:size]
-        done = llm.generate(prompt, max_tokens=1000, speculate=kind)
-        assert done.tokens == llm.generate(prompt, max_tokens=1000, speculate="none").tokens
-        assert (len(done.tokens), done.finish_reason) == (256 - size, "context")
-
-
-@pytest.mark.parametrize("kind", ["prompt", "model"])
-def test_an_end_token_and_a_stop_string_inside_a_draft_end_there(kind, loaded):
-    """Put the end token at every place of a text that repeats one token."""
-    llm = loaded("tied")[kind == "model"]
-    tokens = llm.generate(REPETITIVE, max_tokens=30, speculate="none").tokens
-    inside = 0
-    for token in dict.fromkeys(tokens):
-        ends = llm.engine.eos
-        llm.engine.eos = frozenset({token})
-        try:
-            wanted = llm.generate(REPETITIVE, max_tokens=30, speculate="none")
-            got = llm.generate(REPETITIVE, max_tokens=30, speculate=kind)
-        finally:
-            llm.engine.eos = ends
-        assert (got.tokens, got.text, got.finish_reason) == (wanted.tokens, wanted.text, "eos")
-        inside += got.accepted
-    text = llm.generate(REPETITIVE, max_tokens=30, speculate="none").text
-    for at in range(2, len(text) - 2, 3):
-        stop = text[at : at + 2]
-        wanted = llm.generate(REPETITIVE, max_tokens=30, stop=stop, speculate="none")
-        got = llm.generate(REPETITIVE, max_tokens=30, stop=stop, speculate=kind)
-        assert (got.tokens, got.text, got.stop) == (wanted.tokens, wanted.text, stop)
-        consistent(llm.chat())
-
-
-def chatting(llm, kind):
-    return llm.chat(max_tokens=14, speculate=kind, system="a b a b a b")
-
-
-def consistent(session):
-    """Compare the host's record of rows with the devices'."""
-    loop = session.loop
-    assert not loop.scheduler.rows.used
-    for row, tokens in loop.scheduler.rows.kept.items():
-        length = loop.scheduler.cache.lengths[row]
-        assert 0 < length <= len(tokens)
-        assert loop.call(loop.scheduler.cache.state, row)["tokens"].tolist() == tokens[:length]
-    for drafts in loop.scheduler.drafts:
-        loop.call(drafts.trim_guesses)
-        known = min(drafts.length, len(drafts.tokens))
-        if known:
-            assert (
-                loop.call(drafts.cache.state, drafts.row)["tokens"][:known].tolist()
-                == drafts.tokens[:known]
-            )
-
-
-def rendered(llm, session, question):
-    system = [{"role": "system", "content": session.system}] if session.system else []
-    return llm.encode([*system, *session.messages, {"role": "user", "content": question}])
-
-
-def goes_on(llm, session, kind):
-    consistent(session)
-    prompt = rendered(llm, session, "again a b a b")
-    wanted = llm.generate(prompt, max_tokens=14, speculate="none").tokens
-    assert session.send("again a b a b").tokens == wanted
-    consistent(session)
-    return prompt
-
-
-@pytest.mark.parametrize("kind", ["prompt", "model"])
-def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
-    """The consumer closes the stream, or taking a token fails, after each token of a short answer.
-    No drafts remain.
-    """
-    llm = loaded("tied")[kind == "model"]
-    prompt = rendered(llm, chatting(llm, kind), "hello")
-    whole = llm.generate(prompt, max_tokens=14, speculate="none").tokens
-    accepted = 0
-    for steps in range(len(whole) + 1):
-        for how in ("close", "throw"):
-            session = chatting(llm, kind)
-            stream = session.stream("hello")
-            take = Sequence.take
-
-            def watched(sequence, token, now, *rest):
-                if len(sequence.writer.completion.tokens) == steps:
-                    if how == "throw":
-                        raise ZeroDivisionError
-                    sequence.is_cancelled = True
-                return take(sequence, token, now, *rest)
-
-            with monkeypatch.context() as patch, suppress(ZeroDivisionError):
-                patch.setattr(Sequence, "take", watched)
-                stream.finish()
-            assert stream.completion.tokens == whole[:steps]
-            accepted += stream.completion.accepted
-            goes_on(llm, session, kind)
-    assert accepted > 10
-
-
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_a_conversation_reuses_its_prefix_and_regenerates(kind, loaded):
     llm = loaded("tied")[kind == "model"]
-    session = chatting(llm, kind)
+    session = llm.chat(max_tokens=14, speculate=kind, system="a b a b a b")
     for question in ("hello a b a b", "hello a b a b", "and c d c d?"):
         prompt = rendered(llm, session, question)
         done = session.send(question)
         assert done.tokens == llm.generate(prompt, max_tokens=14, speculate="none").tokens
-        consistent(session)
+        check_consistency(session)
     assert done.reused_tokens > 0
     again = session.regenerate().finish()
     assert again.tokens == done.tokens and again.reused_tokens > 0
     other = session.regenerate(temperature=1.0, seed=4, speculate="none").finish()
     assert session.regenerate(temperature=1.0, seed=4).finish().tokens == other.tokens
-
-
-def test_drafts_that_are_wrong_are_given_up(here, loaded, tmp_path):
-    """A draft model of other weights is wrong; random tokens repeat by chance only."""
-    main = loaded()[0].checkpoint.path
-    llm = load(main, **here, draft_model=make_checkpoint(tmp_path / "other", seed=5))
-    done = llm.generate([1, 50, 60], max_tokens=60, temperature=1.5, seed=1)
-    assert (
-        done.tokens
-        == llm.generate(
-            [1, 50, 60], max_tokens=60, temperature=1.5, seed=1, speculate="none"
-        ).tokens
-    )
-    assert 24 <= done.drafted < 40 and done.accepted < 0.3 * done.drafted
-    assert 10 < done.speculation_ended < len(done.tokens)
-    (notice,) = [notice for notice in done.notices if "switched off" in notice]
-    assert notice.startswith("speculation was switched off: ")
-    assert notice.endswith("drafted tokens were right")
-    assert notice in done.summary()
-    assert f"switched off after {done.speculation_ended} tokens" in done.summary()
-    random = np.random.default_rng(0).integers(3, 9, 150).tolist()
-    done = loaded()[0].generate(
-        random,
-        max_tokens=90,
-        speculate="prompt",
-        temperature=1.0,
-        seed=2,
-        logit_bias=dict.fromkeys(range(3, 9), 12.0),
-    )
-    assert done.speculation_ended and done.accepted < done.drafted / 2
-
-
-def test_dynamic_rope_is_not_speculated_with_and_says_so(here, tmp_path):
-    folder = make_checkpoint(
-        tmp_path / "m",
-        max_position_embeddings=64,
-        rope_scaling={"rope_type": "dynamic", "factor": 4.0},
-    )
-    llm = load(folder, **here, ctx_size=256)
-    wanted = llm.generate(REPETITIVE, max_tokens=60)
-    done = llm.generate(REPETITIVE, max_tokens=60, speculate="prompt")
-    assert done.tokens == wanted.tokens and done.drafted == 0
-    assert done.options["speculate"] == "none"
-    assert any("dynamic rope" in notice for notice in done.notices)
-    assert not any(
-        "dynamic rope turns" in notice and "speculation" in notice for notice in wanted.notices
-    )
-    # A draft model does not draft past its own maximum positions.
-    main = load(make_checkpoint(tmp_path / "main"), **here, draft_model=folder)
-    for prompt in (REPETITIVE[:38], REPETITIVE * 2):
-        wanted = main.generate(prompt, max_tokens=60, speculate="none").tokens
-        assert main.generate(prompt, max_tokens=60).tokens == wanted
-
-
-def test_a_long_draft_prompt_is_taken_in_chunks_within_its_context(here, loaded, tmp_path):
-    folder = near(tmp_path / "short", 0.0, max_position_embeddings=64)
-    main = loaded()[0].checkpoint.path
-    llm = load(main, **here, draft_model=folder)
-    for size in range(50, 70, 3):
-        prompt = (REPETITIVE * 2)[:size]
-        done = llm.generate(prompt, max_tokens=30, prefill_step_size=16)
-        assert done.tokens == llm.generate(prompt, max_tokens=30, speculate="none").tokens
-        assert (done.drafted > 0) == (size < 64)
-        assert done.accepted == done.drafted  # the draft model has the same weights

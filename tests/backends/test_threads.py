@@ -96,7 +96,7 @@ def test_a_row_filled_in_one_thread_goes_on_in_another(backend, toy):
     assert cache.state()["tokens"].tolist() == [*LONG, 7]
 
 
-@pytest.mark.parametrize("count", [4, 20])
+@pytest.mark.parametrize("count", [4, 50])
 def test_a_model_never_runs_with_the_weights_of_the_one_before(count, backend, tmp_path):
     """Two models of one shape in turn, each used in two threads and dropped."""
     if backend.name == "mlx" and device_of(backend) == "cpu":
@@ -107,8 +107,7 @@ def test_a_model_never_runs_with_the_weights_of_the_one_before(count, backend, t
     wanted = [load(path, backend="cpu").generate(LONG, max_tokens=4).tokens for path in paths]
     assert wanted[0] != wanted[1]
     threads = threading.active_count()
-    # the others' code is not known by addresses
-    for number in range(count if backend.name == "mlx" else 4):
+    for number in range(count):
         llm = load(
             paths[number % 2],
             backend=backend.name,

@@ -17,11 +17,15 @@ import pytest
 from making_gguf import LOW_BIT, dequantise, make_gguf, random_blocks
 
 from mlx_llama.core.backends.load_options import LoadOptions
+from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import FloatWeight, GGUFWeight, MLXWeight, Rows
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU, call, computing  # noqa: E402, F401
+from backends.triton_process import DEVICE, HAS_GPU, call, computing  # noqa: F401
+from cuda_fallback import kernels, quantized
+from cuda_fallback.model import Llama
+from cuda_fallback.quantized import QuantizedMatrix
 
 BITS = (2, 3, 4, 5, 6, 8)
 
@@ -62,7 +66,6 @@ class Made:
 
 def packed(weights, dtype: str = "float32"):
     from cuda_fallback.kernels import packed as kernels
-    from cuda_fallback.quantized import QuantizedMatrix
 
     assert HAS_GPU or type(kernels._multiply).__name__ == "InterpretedFunction"
     return QuantizedMatrix.pack(weights, getattr(torch, dtype), DEVICE, kernels)
@@ -228,8 +231,6 @@ def test_several_matrices_as_one(call):
 def logits(path, use_kernels: bool) -> np.ndarray:
     """Logits after a prompt of two tokens and after a decoded token, float32 [2, V]."""
     from cuda_fallback.kernels import packed
-    from cuda_fallback.model import Llama
-    from mlx_llama.core.files.checkpoint import open_checkpoint
 
     packed.try_out(DEVICE)
     with computing(use_kernels):
@@ -263,8 +264,6 @@ def test_a_model_of_mixed_formats(call, tmp_path):
 
 
 def test_without_triton_torch_computes_and_says_so(monkeypatch):
-    from cuda_fallback import kernels
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert kernels.find_kernels(torch.device("cpu")) == (None, None, ())
     monkeypatch.setitem(sys.modules, "triton", None)
@@ -279,8 +278,6 @@ def test_without_triton_torch_computes_and_says_so(monkeypatch):
 
 
 def test_a_gpu_older_than_8_0_computes_by_torchs_operations_and_says_so(monkeypatch):
-    from cuda_fallback import kernels
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     kernels_here = kernels.find_kernels.__wrapped__(torch.device("cuda"))
     assert (kernels_here.decode, kernels_here.packed) == (None, None)
@@ -288,8 +285,6 @@ def test_a_gpu_older_than_8_0_computes_by_torchs_operations_and_says_so(monkeypa
 
 
 def test_windows_has_triton_under_another_name(monkeypatch):
-    from cuda_fallback import kernels
-
     monkeypatch.setattr(sys, "platform", "win32")
     spec = importlib.util.spec_from_file_location(kernels.__name__, kernels.__file__)
     again = importlib.util.module_from_spec(spec)
@@ -301,7 +296,6 @@ def test_without_kernels_a_gpu_takes_few_launches(monkeypatch):
     """An 8B model has some 225 such products, of up to 8 blocks each."""
     from backends.test_capture import Watch
     from backends.test_machine_code import low_bit
-    from cuda_fallback import quantized
 
     monkeypatch.setitem(quantized._BLOCK, "meta", quantized._BLOCK["cuda"])
     matrix = low_bit("Q4_0", 28672, 4096)

@@ -25,7 +25,7 @@ from mlx_llama.core.ops import Ops
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE_NAME, call, computing  # noqa: E402, F401
+from backends.triton_process import DEVICE_NAME, call, computing  # noqa: F401
 
 ADAPTED = "a LoRA adapter"
 CASES = ("Gemma 2", "OLMo 2", "Hunyuan", "Apertus", "gpt-oss", "Granite 3", ADAPTED)

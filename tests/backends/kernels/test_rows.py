@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from backends.conftest import relative_rms
 from backends.kernels.models import load
+from cpu_fallback import pages
 from cpu_fallback.kernels.workspace import CHUNK
 from cpu_fallback.model import Llama
 from cpu_fallback.pages import PAGE, SPARE_BYTES, dequantise, quantise
@@ -267,8 +268,6 @@ def test_rows_share_the_pages_of_a_prefix_until_they_write():
 
 
 def test_a_thousand_requests_take_the_memory_of_a_few(monkeypatch):
-    from cpu_fallback import pages
-
     made = []
     init = pages.Page.__init__
     monkeypatch.setattr(
@@ -289,8 +288,6 @@ def test_a_thousand_requests_take_the_memory_of_a_few(monkeypatch):
 
 
 def test_large_pages_are_mapped_and_hold_the_same(monkeypatch):
-    from cpu_fallback import pages
-
     llama, ids, results = model(*CASES[4]), np.arange(3 * PAGE + 7)[None] % 300, []
     for size in (pages.HUGE_PAGE, 1):
         monkeypatch.setattr(pages, "HUGE_PAGE", size)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mlx_llama import doctor, generate, load
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.load_options import (
     MAX_ROWS,
@@ -17,6 +18,8 @@ from mlx_llama.core.backends.load_options import (
     parse_rows,
 )
 from mlx_llama.core.errors import BackendError, OptionsError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.system import machine
 
 
 def check(backend, **options):
@@ -79,8 +82,6 @@ NAMES = {
 def test_names_of_dtypes(name, dtype, backend, toy):
     import torch
 
-    from mlx_llama.core.files.checkpoint import open_checkpoint
-
     # where torch has the name too
     assert getattr(torch, dtype) == getattr(torch, name, getattr(torch, dtype))
     if backend.name == "cpu" and dtype != "float32":
@@ -110,8 +111,6 @@ def test_bits_that_do_not_depend_on_the_rest_of_the_batch(backend, toy):
     """Refused on mlx before anything is opened; true on the cpu backend unless it runs plain
     NumPy.
     """
-    from mlx_llama.core.files.checkpoint import open_checkpoint
-
     for value in (None, False):
         assert check(backend, batch_invariant=value) == check(backend)
     if backend.name == "mlx":
@@ -159,9 +158,6 @@ def test_threads_by_default():
 
 
 def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
-    from mlx_llama import doctor, generate, load
-    from mlx_llama.core.system import machine
-
     monkeypatch.setattr(machine, "physical_cores", lambda: 6)
     llm = load(toy, backend="cpu")
     if not llm.model.is_batch_invariant:

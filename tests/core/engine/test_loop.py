@@ -62,14 +62,6 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead, ctrl_c):
     assert line > 500
 
 
-@pytest.fixture
-def ctrl_c():
-    """Python's handler of SIGINT, which background jobs start without."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("width", [1, 10])
 def test_ctrl_c_ends_a_chunk_of_a_prompt_at_once_and_waits_for_a_step(width, ctrl_c):
     backend, loop = make(eos=())

@@ -4,7 +4,9 @@ transformers.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import time
 import tracemalloc
 
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from mlx_llama import load
 from mlx_llama.core.engine import scheduler as scheduling
+from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.errors import ContextError, OptionsError
 
 from .toy import (
@@ -105,9 +108,10 @@ def test_a_chunk_is_no_wider_than_a_model_takes_in_a_short_time():
 
 
 def test_a_device_works_while_the_consumer_looks_and_an_eager_one_shows_first(runs_ahead):
-    backend, loop = make(runs_ahead)
-    next(loop.submit(request(PROMPT, max_tokens=4)))
-    assert backend.events == (["launch", "launch", "read"] if runs_ahead else ["launch", "read"])
+    for kind in ("none", "prompt"):  # the prompt has no repetition to draft from
+        backend, loop = make(runs_ahead)
+        next(loop.submit(request(PROMPT, max_tokens=4, speculate=kind)))
+        assert backend.events == ["launch", *["launch"] * runs_ahead, "read"]
     # repeats itself, so the text offers drafts
     backend, loop = make(runs_ahead, model={"period": 3})
     next(loop.submit(request([1, 2, 3, 1, 2, 3, 1, 2], max_tokens=8, speculate="prompt")))
@@ -523,24 +527,37 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, pe
         assert_same(done, wanted)
         drafted, accepted = drafted + done.drafted, accepted + done.accepted
         assert done.accepted <= done.drafted
+        if done.speculation_ended:
+            assert 24 <= done.drafted < 40 and "drafted tokens were right" in done.notices[-1]
     if kind == "right model":
         assert accepted == drafted > 100
     elif kind == "prompt":
         assert accepted > 60 if period else drafted
+    elif not period:
+        assert any(handle.completion.speculation_ended for handle, *_ in handles)
     check_rows(loop)
 
 
-@given(st.integers(1, 30), st.integers(0, 4), st.booleans(), st.booleans())
-def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahead, by_model):
+@given(
+    st.integers(1, 30),
+    st.integers(0, 4),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1000, *range(18, 30)]),
+)
+def test_speculation_alone_saves_reads_and_keeps_the_tokens(
+    count, eos, runs_ahead, by_model, context
+):
     model, prompt = {"period": 4}, [0, 1, 2, 3] * 3
-    wanted = alone(prompt, model=model, eos=(eos,), max_tokens=count)
-    backend, loop = make(runs_ahead, model=model, eos=(eos,), draft=model if by_model else None)
+    how = dict(model=model, eos=(eos,), context=context)
+    wanted = alone(prompt, **how, max_tokens=count)
+    backend, loop = make(runs_ahead, draft=model if by_model else None, **how)
     speculate = "model" if by_model else "prompt"
     handle = loop.submit(request(prompt, max_tokens=count, speculate=speculate))
     assert list(handle.tokens()) == wanted.tokens
     done = handle.completion
     assert done.text == wanted.text and done.finish_reason == wanted.finish_reason
-    assert done.accepted == done.drafted
+    assert done.accepted == done.drafted and not done.notices
     assert by_model or done.waits <= len(done.tokens)
     assert sum(backend.read_sizes) == done.read_bytes
     assert backend.events.count("launch") == done.launches + by_model  # the draft model's prompt
@@ -550,18 +567,68 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     check_rows(loop)
 
 
-def test_a_stop_string_inside_a_verification_ends_there():
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_a_stop_string_inside_a_verification_ends_there(kind):
     model = {"period": 6}
     for stop in ("cd", "ea", "bcd"):
-        backend, loop = make(model=model, eos=())
+        backend, loop = make(model=model, eos=(), draft=model if kind == "model" else None)
         prompt = [0, 1, 2, 3, 4, 0]
-        how = dict(max_tokens=40, speculate="prompt", stop=stop)
+        how = dict(max_tokens=40, speculate=kind, stop=stop)
         done = loop.submit(request(prompt * 3, **how)).finish()
         wanted = alone(prompt * 3, model=model, eos=(), max_tokens=40, stop=stop)
         assert (done.tokens, done.text, done.stop) == (wanted.tokens, wanted.text, stop)
         check_rows(loop)
         row = next(iter(loop.scheduler.rows.kept))
         assert loop.scheduler.cache.lengths[row] <= 18 + len(done.tokens)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_an_answer_that_ends_among_its_drafts_leaves_none_of_them(kind, runs_ahead, monkeypatch):
+    """It is cancelled, or taking a token fails, after each of its tokens."""
+    model, prompt, accepted, take = {"period": 4}, [0, 1, 2, 3] * 3, 0, Sequence.take
+    for count, fails in itertools.product(range(15), (False, True)):
+        backend, loop = make(
+            runs_ahead, model=model, eos=(), draft=model if kind == "model" else None
+        )
+
+        def end(sequence, token, *rest, count=count, fails=fails):
+            if len(sequence.writer.completion.tokens) == count:
+                if fails:
+                    raise ToyError("no token")
+                sequence.is_cancelled = True
+            return take(sequence, token, *rest)
+
+        handle = loop.submit(request(prompt, max_tokens=15, speculate=kind))
+        with monkeypatch.context() as patch, contextlib.suppress(ToyError):
+            patch.setattr(Sequence, "take", end)
+            handle.finish()
+        assert handle.completion.tokens == (prompt * 2)[:count]
+        accepted += handle.completion.accepted
+        check_rows(loop)
+        again = loop.submit(request([*prompt, 0, 1, 5], max_tokens=9, speculate=kind)).finish()
+        assert again.tokens == alone([*prompt, 0, 1, 5], model=model, eos=(), max_tokens=9).tokens
+        check_rows(loop)
+    assert accepted > 10
+
+
+def test_dynamic_rope_is_not_speculated_with_and_says_so():
+    how = dict(model={"rope": "dynamic", "context": 64}, eos=(), context=256)
+    done = make(**how)[1].submit(request([5, 6] * 20, max_tokens=60, speculate="prompt")).finish()
+    assert done.tokens == alone([5, 6] * 20, **how, max_tokens=60).tokens
+    assert (done.drafted, done.options["speculate"]) == (0, "none")
+    assert any("no speculation: this model's dynamic rope" in notice for notice in done.notices)
+
+
+@pytest.mark.parametrize("rope", ["default", "dynamic"])
+def test_a_draft_model_reads_long_prompts_in_chunks_and_stops_at_its_trained_length(rope):
+    for length in range(50, 70, 3):
+        prompt = [token % EOS for token in range(length)]
+        backend, loop = make(draft={"context": 64, "rope": rope}, eos=())
+        done = loop.submit(request(prompt, max_tokens=30, prefill_step_size=16)).finish()
+        assert done.tokens == alone(prompt, max_tokens=30, eos=()).tokens
+        assert (done.drafted > 0) == (length < 64) and done.accepted == done.drafted
+        assert max(count for _, count in backend.calls) <= 16
+        check_rows(loop)
 
 
 def test_a_draft_model_that_fails_is_not_missed():

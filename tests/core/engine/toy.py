@@ -453,3 +453,7 @@ def check_rows(loop):
         assert cache.tokens[row][:length].tolist() == tokens[:length]
         assert row in rows.used or 0 < cache.lengths[row] <= len(tokens)
     assert rows.budget is None or rows.nbytes <= rows.budget
+    for drafts in loop.scheduler.drafts:
+        drafts.trim_guesses()
+        known = list(drafts.tokens[: drafts.length])
+        assert drafts.cache.tokens[drafts.row][: len(known)].tolist() == known

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from making import config_fields, refusal, shared_arithmetic
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
+    HunYuanDenseV1RotaryEmbedding,
+)
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.families import FAMILIES
@@ -54,12 +59,6 @@ MODELS["Llama 4 Maverick"] = LLAMA4 | {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_config_means_what_transformers_reads(name):
-    import transformers
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
-        HunYuanDenseV1RotaryEmbedding,
-    )
-
     raw = MODELS[name]
     ours = LlamaConfig.from_dict(raw)
     theirs = transformers.AutoConfig.for_model(**copy.deepcopy(raw))  # which it changes
@@ -96,14 +95,10 @@ def test_the_config_means_what_transformers_reads(name):
     ]
     # only layers with a window rotate
     is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window
-    rotates = [i not in ours.unrotated_layers for i in range(ours.num_hidden_layers)]
-    assert (
-        rotates == [kind == "sliding_attention" for kind in kinds]
-        if is_hybrid
-        else [
-            bool(flag) for flag in getattr(theirs, "no_rope_layers", [1] * theirs.num_hidden_layers)
-        ]
-    )
+    rotated = [kind == "sliding_attention" for kind in kinds]
+    if not is_hybrid:
+        rotated = list(map(bool, getattr(theirs, "no_rope_layers", [1] * len(kinds))))
+    assert [i not in ours.unrotated_layers for i in range(ours.num_hidden_layers)] == rotated
     if (parameters := theirs.rope_parameters).get("rope_type") == "longrope":
         for length in (4096, 4097):
             wanted, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", length)

@@ -31,11 +31,8 @@ def test_names_are_the_librarys_both_ways(name):
         | {"rope_scaling": {"rope_type": "default"}}
         | {"layer_types": ["full_attention"] * 13 if family.splits else None}
         | {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1}}] * 13}
-        | {
-            "model_type": family.model_type,
-            "tie_word_embeddings": is_tied,
-            "num_key_value_heads": 2,
-        }
+        | {"model_type": family.model_type, "tie_word_embeddings": is_tied}
+        | {"num_key_value_heads": 2}
     )
     shapes = config.tensor_shapes() if family.splits else config.stored_shapes()
     for bare in (name for name in shapes if name.endswith(".sinks")):  # as the converter names it
@@ -57,20 +54,15 @@ def test_names_are_the_librarys_both_ways(name):
 
 
 def test_experts_of_the_first_files_have_a_tensor_each():
-    names = FAMILIES["MixtralForCausalLM"].names
-    assert (
-        names.hugging_face("blk.3.ffn_gate.7.weight")
-        == "model.layers.3.block_sparse_moe.experts.7.w1.weight"
-    )
-    assert (
-        names.hugging_face("blk.3.ffn_down.0.weight")
-        == "model.layers.3.block_sparse_moe.experts.0.w2.weight"
-    )
-    assert (
-        names.hugging_face("blk.3.ffn_gate.weight")
-        is names.hugging_face("blk.3.attn_q.1.weight")
-        is None
-    )
+    experts = "model.layers.3.block_sparse_moe.experts"
+    for stored, wanted in (
+        ("ffn_gate.7", f"{experts}.7.w1.weight"),
+        ("ffn_down.0", f"{experts}.0.w2.weight"),
+        ("ffn_gate", None),
+        ("attn_q.1", None),
+    ):
+        names = FAMILIES["MixtralForCausalLM"].names
+        assert names.hugging_face(f"blk.3.{stored}.weight") == wanted
 
 
 def test_a_name_that_llama_has_not_is_none():

@@ -1,6 +1,8 @@
 """Rope frequencies of every type against transformers' own formulas."""
 
 import json
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -104,9 +106,6 @@ def test_tables_are_transformers_cos_and_sin(variant):
 
 
 def test_far_positions_stay_exact():
-    import math
-    from fractions import Fraction
-
     ours, _ = both("default")
     cos, sin = tables(ours, 10**6, 1)
     # pair 0 turns by exactly one radian per position

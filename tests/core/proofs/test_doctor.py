@@ -22,6 +22,7 @@ from core.files.test_gguf_export import ROPES
 from core.files.test_hub import cache, put_in_cache  # noqa: F401
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.diagnosis import Command
 from mlx_llama.core.proofs.doctor import diagnose
@@ -185,8 +186,6 @@ def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
 
 
 def test_quantised_matrices_of_mlx_lm_are_named_with_their_groups(tmp_path):
-    from mlx_llama.core.files.quantize import write_mlx
-
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16")
     write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)
     formats = {group["group"]: group["formats"] for group in diagnose(tmp_path / "out").groups}

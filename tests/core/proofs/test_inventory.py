@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cpu_fallback.kernels.compilation import find_target
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.proofs import doctor
@@ -21,7 +22,6 @@ def test_it_agrees_with_the_backends_here():
             runtime = backends.select(name, "gpu" if entry.gpu else "cpu").runtime
             assert runtime.has_gpu() is entry.gpu
     assert facts["cuda"].packages["torch"] == torch.__version__
-    from cpu_fallback.kernels.compilation import find_target
 
     target, _ = find_target()
     assert facts["cpu"].kernels == (target and target.name)
