@@ -10,7 +10,6 @@ loops. The gguf library quantises to simpler types.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from .quantized import IQ4_VALUES
 _SPREADS = dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1"), (0, 1))
 _SPREADS |= dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "IQ4_XS"), (256, 2)) | {"IQ4_NL": (32, 2)}
 
-_PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
+_PART = 1 << 16  # weights at a time: a few float32 arrays of this size fit an L2 cache
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
 IQ4_NUMBERS = IQ4_VALUES.astype(np.float32) - 128
 IQ4_MIDPOINTS = (IQ4_NUMBERS[1:] + IQ4_NUMBERS[:-1]) / 2
@@ -61,33 +60,13 @@ def quantize(
     return np.concatenate(parts)
 
 
-def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Uninitialised float32 [count, *shape] at a cache line, where products are twice as fast."""
-    size = count * math.prod(shape)
-    memory = np.empty(size + 16, np.float32)
-    start = -memory.ctypes.data % 64 // 4
-    return memory[start : start + size].reshape(count, *shape)
-
-
 def _groups(rows: np.ndarray, size: int) -> np.ndarray:
-    groups = rows.reshape(-1, size).T
-    (result,) = _scratch(1, groups.shape)
-    result[:] = groups
-    return result
+    return np.ascontiguousarray(rows.reshape(-1, size).T)
 
 
-def _add_rows(values: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Sum over the first axis in order, into `out`; np.add.reduce adds a single column pairwise."""
-    if values.shape[1] > 1:
-        return np.add.reduce(values, out=out)
-    out[:] = np.add.accumulate(values)[-1]
-    return out
-
-
-def _select(mask: np.ndarray, old: np.ndarray, new: np.ndarray) -> None:
-    """Overwrite old [n, G] by new [n, G] where mask [G], without branches to mispredict."""
-    old, new = old.view(np.int32), new.view(np.int32)
-    old ^= (old ^ new) & np.negative(mask, dtype=np.int32)
+def _sum(values: np.ndarray) -> np.ndarray:
+    """Sum over the first axis in order; np.add.reduce adds a single column pairwise."""
+    return np.add.reduce(values) if values.shape[1] > 1 else np.add.accumulate(values)[-1]
 
 
 def _weigh(rows: np.ndarray, importance: np.ndarray, kind: str) -> np.ndarray:
@@ -97,8 +76,7 @@ def _weigh(rows: np.ndarray, importance: np.ndarray, kind: str) -> np.ndarray:
     size, factor = _SPREADS[kind]
     size = size or rows.shape[1]
     squares = _groups(rows * rows, size)
-    mean = _add_rows(squares, np.empty(squares.shape[1], np.float32))
-    mean = mean * np.float32(factor) / np.float32(size)
+    mean = _sum(squares) * np.float32(factor) / np.float32(size)
     spread = rows * rows + np.repeat(mean, size).reshape(rows.shape)
     return importance * np.sqrt(spread)
 
@@ -140,7 +118,7 @@ def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
 
 def _fit_min(
     x: np.ndarray,
-    weighting: np.ndarray | None,
+    weights: Weights,
     low: np.ndarray,
     high: np.ndarray,
     top: int,
@@ -151,61 +129,35 @@ def _fit_min(
     """The search of `_search_min`; returns scales, minima, and the codes' inverse scales and
     origins, [4, G]. low, high: the range of each group, [G].
     """
-    weights, codes, weighted, product = _scratch(4, x.shape)
-    sum_w, sum_x, sum_l, sum_l2, sum_xl = _scratch(5, x.shape[1:])
+    if weights is None:
+        weights = np.abs(x) + np.sqrt(_sum(x * x) / np.float32(32))
+    sum_w, sum_x = _sum(weights), _sum(weights * x)
+
+    def measure(codes: np.ndarray, scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
+        difference = codes * scale + minimum - x
+        return _sum(difference * difference * weights)
+
     # The codes are those of inverse * (x - origin).
-    least, _, minimum, _, _ = state = _scratch(5, x.shape[1:])
-    error, new_scale, new_minimum, inverse, origin = trial = _scratch(5, x.shape[1:])
-    if weighting is None:
-        np.multiply(x, x, out=product)
-        np.abs(x, out=weights)
-        weights += np.sqrt(_add_rows(product, sum_x) / np.float32(32))
-    else:
-        weights[:] = weighting
-    np.multiply(weights, x, out=product)
-    _add_rows(weights, sum_w), _add_rows(product, sum_x)
-
-    def measure() -> None:
-        np.multiply(codes, new_scale, out=product)
-        np.add(product, new_minimum, out=product)
-        np.subtract(product, x, out=product)
-        np.multiply(product, product, out=product)
-        np.multiply(product, weights, out=product)
-        _add_rows(product, error)
-
-    def quantise() -> None:
-        np.subtract(x, origin, out=codes)
-        np.multiply(codes, inverse, out=codes)
-        _round(codes, 0, top)
-
-    np.divide(np.float32(top), high - low, out=inverse)
-    np.divide(np.float32(1), inverse, out=new_scale)
-    new_minimum[:] = origin[:] = low
-    quantise()
-    measure()
-    state[:] = trial
+    inverse = np.float32(top) / (high - low)
+    scale = np.float32(1) / inverse
+    error = measure(_round((x - low) * inverse, 0, top), scale, low)
+    best = np.stack([error, scale, low, inverse, low])
     for i in range(steps + 1):
-        # As in llama.cpp, codes count from the best minimum so far.
+        origin = best[2]  # as in llama.cpp, codes count from the best minimum so far
         offset = np.float32(first) + np.float32(delta) * np.float32(i) + np.float32(top)
-        origin[:] = minimum
-        np.divide(offset, high - origin, out=inverse)
-        quantise()
-        np.multiply(weights, codes, out=weighted)
-        _add_rows(weighted, sum_l)
-        np.multiply(weighted, codes, out=product)
-        _add_rows(product, sum_l2)
-        np.multiply(weighted, x, out=weighted)
-        _add_rows(weighted, sum_xl)
+        inverse = offset / (high - origin)
+        codes = _round((x - origin) * inverse, 0, top)
+        weighted = weights * codes
+        sum_l, sum_l2, sum_xl = _sum(weighted), _sum(weighted * codes), _sum(weighted * x)
         determinant = sum_w * sum_l2 - sum_l * sum_l
-        np.divide(sum_w * sum_xl - sum_x * sum_l, determinant, out=new_scale)
-        np.divide(sum_l2 * sum_x - sum_l * sum_xl, determinant, out=new_minimum)
-        is_above = new_minimum > 0
-        if is_above.any():
-            np.putmask(new_scale, is_above, sum_xl / sum_l2)
-            np.putmask(new_minimum, is_above, np.float32(0))
-        measure()
-        _select((determinant > 0) & (error < least), state, trial)
-    return state[1:]
+        minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
+        scale = np.where(minimum > 0, sum_xl / sum_l2, scale)
+        minimum = np.where(minimum > 0, np.float32(0), minimum)
+        error = measure(codes, scale, minimum)
+        is_better = (determinant > 0) & (error < best[0])
+        best = np.where(is_better, [error, scale, minimum, inverse, origin], best)
+    return best[1:]
 
 
 def _search_min(
@@ -281,10 +233,8 @@ def _descend(
             if is_better.any():
                 has_changed = True
                 codes[i] = np.where(is_better, new, code)
-                sum_lx, sum_l2 = (
-                    np.where(is_better, new_lx, sum_lx),
-                    np.where(is_better, new_l2, sum_l2),
-                )
+                sum_lx = np.where(is_better, new_lx, sum_lx)
+                sum_l2 = np.where(is_better, new_l2, sum_l2)
         if not has_changed:
             break
     return np.where(sum_l2 > 0, sum_lx / sum_l2, np.float32(0)), codes
@@ -292,8 +242,7 @@ def _descend(
 
 def _sum_weights(weights: np.ndarray, groups: int) -> np.ndarray:
     """Sums of each group's weights [size, G], contiguous [groups of a block, B]."""
-    sums = _add_rows(weights, np.empty(weights.shape[1], np.float32))
-    return np.ascontiguousarray(sums.reshape(-1, groups).T)
+    return np.ascontiguousarray(_sum(weights).reshape(-1, groups).T)
 
 
 def _with_min(
@@ -334,21 +283,25 @@ def _with_min(
     return np.concatenate([*head, packed], axis=1), codes.T.astype(np.uint8).reshape(-1, 256)
 
 
-def _q4_k(
-    rows: np.ndarray, weights: Weights, search: Search
-) -> np.ndarray:  # uint8 head[16], qs[128]
-    head, codes = _with_min(rows, 15, -1.0, 20, weights, search)
-    codes = codes.reshape(-1, 4, 2, 32)
-    return np.concatenate([head, (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], axis=1)
+def _pack_bits(bits: np.ndarray) -> np.ndarray:
+    """Bits [B, 256] -> uint8 [B, 32]: bit i of byte j is number 32 i + j."""
+    return np.packbits(bits.reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
+
+
+def _pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """Codes of 4 bits [B, 256] -> uint8 [B, 128]: those of two runs of 32 share a run of bytes."""
+    runs = codes.reshape(-1, 4, 2, 32)
+    return (runs[:, :, 0] | runs[:, :, 1] << 4).reshape(-1, 128)
+
+
+def _q4_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
+    head, codes = _with_min(rows, 15, -1.0, 20, weights, search)  # uint8 head[16], qs[128]
+    return np.concatenate([head, _pack_nibbles(codes)], axis=1)
 
 
 def _q5_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     head, codes = _with_min(rows, 31, -0.5, 15, weights, search)  # uint8 head[16], qh[32], qs[128]
-    high = np.packbits((codes >> 4).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
-    codes = (codes & 15).reshape(-1, 4, 2, 32)
-    return np.concatenate(
-        [head, high, (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], axis=1
-    )
+    return np.concatenate([head, _pack_bits(codes >> 4), _pack_nibbles(codes & 15)], axis=1)
 
 
 def _largest(values: np.ndarray, axis: int) -> np.ndarray:
@@ -362,13 +315,13 @@ def _largest(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _fit_scales(
-    x: np.ndarray, weighting: np.ndarray | None, largest: np.ndarray, top: int | None
+    x: np.ndarray, weights: Weights, largest: np.ndarray, top: int | None
 ) -> np.ndarray:
     """Search inverse scales for the least squared error weighted by x * x; returns scales and the
     inverse scales that gave the best values, [2, G].
 
     The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group,
-    [G]. top: for codes -top .. top - 1; None for IQ4_NUMBERS. weighting: in place of x * x.
+    [G]. top: for codes -top .. top - 1; None for IQ4_NUMBERS. weights: in place of x * x.
     """
     if top is None:
         trials = [np.float32(1) / (-largest / IQ4_NUMBERS[0])]
@@ -376,35 +329,22 @@ def _fit_scales(
     else:
         offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
         trials = [-(np.float32(top) + offset) / largest for offset in offsets]
-    weights, weighted_x, values, product = _scratch(4, x.shape)
-    (sum_lx, sum_l2), state, trial = (
-        _scratch(2, x.shape[1:]),
-        *_scratch(6, x.shape[1:]).reshape(2, 3, -1),
-    )
-    weights[:] = x * x if weighting is None else weighting
-    np.multiply(weights, x, out=weighted_x)
+    weights = x * x if weights is None else weights
+    best = np.stack([trials[0], *np.zeros((2, x.shape[1]), np.float32)])
     for i, inverse in enumerate(trials):
-        trial[0] = inverse
-        np.multiply(x, trial[0], out=values)
         if top is None:
-            whole = _nearest(values, _NEAREST_VALUE)
-            np.multiply(weights, whole, out=product)
-            _add_rows(np.multiply(product, x, out=values), sum_lx)
+            whole = _nearest(x * inverse, _NEAREST_VALUE)
+            sum_lx = _sum(weights * whole * x)
         else:
-            whole = _round(values, -top, top - 1)
-            _add_rows(np.multiply(weighted_x, whole, out=product), sum_lx)
-            np.multiply(weights, whole, out=product)
-        _add_rows(np.multiply(product, whole, out=product), sum_l2)
-        np.divide(sum_lx, sum_l2, out=trial[1])
-        np.multiply(trial[1], sum_lx, out=trial[2])
+            whole = _round(x * inverse, -top, top - 1)
+            sum_lx = _sum(weights * x * whole)
+        sum_l2 = _sum(weights * whole * whole)
+        scale = sum_lx / sum_l2
         is_better = sum_l2 > 0
         if i:
-            is_better &= sum_lx * sum_lx > state[2] * sum_l2
-        else:
-            state[:] = 0
-            state[0] = inverse
-        _select(is_better, state, trial)
-    return state[1::-1]
+            is_better &= sum_lx * sum_lx > best[2] * sum_l2
+        best = np.where(is_better, [inverse, scale, scale * sum_lx], best)
+    return best[1::-1]
 
 
 def _fit_symmetric(
@@ -475,13 +415,16 @@ def _q3_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     sub_scales = six_bits.T.astype(np.float32) - 32
     codes = _requantize(x, _widen(half) * sub_scales, before, -4, 3)
     codes = (codes.T + np.float32(4)).astype(np.uint8).reshape(-1, 256)
-    mask = np.packbits((codes >> 2).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
-    low = (codes & 3).reshape(-1, 2, 4, 32)
-    low = low[:, :, 0] | low[:, :, 1] << 2 | low[:, :, 2] << 4 | low[:, :, 3] << 6
+    low = _pack_pairs((codes & 3).reshape(-1, 2, 4, 32), 2).reshape(-1, 64)
     nibbles = six_bits[:8] & 15 | (six_bits[8:] & 15) << 4
-    high = (six_bits >> 4).reshape(4, 4, -1)
-    high = high[0] | high[1] << 2 | high[2] << 4 | high[3] << 6
-    return np.concatenate([mask, low.reshape(-1, 64), nibbles.T, high.T, half], axis=1)
+    high = _pack_pairs((six_bits >> 4).reshape(4, 4, -1), 0)
+    return np.concatenate([_pack_bits(codes >> 2), low, nibbles.T, high.T, half], axis=1)
+
+
+def _pack_pairs(codes: np.ndarray, axis: int) -> np.ndarray:
+    """Codes of 2 bits, four along an axis -> bytes without it."""
+    parts = np.moveaxis(codes, axis, 0)
+    return parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
 
 
 def _q6_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
@@ -498,15 +441,8 @@ def _q6_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     codes = _requantize(x, _widen(d) * eight_bits, before, -32, 31)
     codes = (codes.T + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = codes[:, :, :2] & 15 | (codes[:, :, 2:] & 15) << 4
-    high = (
-        codes[:, :, 0] >> 4
-        | codes[:, :, 1] >> 4 << 2
-        | codes[:, :, 2] >> 4 << 4
-        | codes[:, :, 3] >> 4 << 6
-    )
-    blocks = np.concatenate(
-        [low.reshape(-1, 128), high.reshape(-1, 64), eight_bits.view(np.uint8), d], axis=1
-    )
+    high = _pack_pairs(codes >> 4, 2).reshape(-1, 64)
+    blocks = np.concatenate([low.reshape(-1, 128), high, eight_bits.view(np.uint8), d], axis=1)
     blocks[np.abs(largest) < _EPSILON] = 0
     return blocks
 
@@ -536,10 +472,8 @@ def _pack_iq4(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return (codes[:16] | codes[16:] << 4).T
 
 
-def _iq4_nl(
-    rows: np.ndarray, weights: Weights, search: Search
-) -> np.ndarray:  # half d; uint8 qs[16]
-    x = _groups(rows, 32)
+def _iq4_nl(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
+    x = _groups(rows, 32)  # half d; uint8 qs[16]
     scales = _fit_iq4(x, weights, search)
     return np.concatenate([_half(scales), _pack_iq4(x, scales)], axis=1)
 
