@@ -63,7 +63,6 @@ class PageLayout:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the numbers."""
         return np.dtype({None: np.float32, 16: np.float16, 8: np.int8}[self.bits])
 
     @property
@@ -87,12 +86,10 @@ class PageLayout:
 
     @property
     def tokens(self) -> int:
-        """Offset of the token ids."""
         return self.scales(self.layers, 0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a page."""
         return self.tokens + 4 * PAGE
 
 
@@ -117,7 +114,6 @@ class Page:
         self.holders = 0  # number of rows that have the page
 
     def copy_from(self, other: Page, count: int) -> None:
-        """Copy the first `count` positions of another page."""
         self.numbers[:, :, :, :count] = other.numbers[:, :, :, :count]
         self.scales[:, :, :, :count] = other.scales[:, :, :, :count]
         self.tokens[:count] = other.tokens[:count]
@@ -169,7 +165,6 @@ class Row:
         self._make_table(0)
 
     def append(self, pages: list[Page]) -> None:
-        """Add pages at the end."""
         first, last = len(self.pages), len(self.pages) + len(pages)
         if last > len(self.table):
             self._make_table(max(8, 2 * last))

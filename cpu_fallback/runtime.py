@@ -22,7 +22,6 @@ HAS_ONE_THREAD = False
 
 
 def has_gpu() -> bool:
-    """False: NumPy has no GPU."""
     return False
 
 

@@ -147,7 +147,6 @@ class Weights(BaseWeights):
             file.save(arena)
 
     def _fill(self, pool: Executor) -> None:
-        """Fill all panels from the file."""
         slabs = [slab for matrix in self._panels.values() for slab in matrix.slabs()]
         advance = progress.meter(sum(slab.nbytes for slab in slabs))
 

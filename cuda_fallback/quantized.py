@@ -164,7 +164,6 @@ class QuantizedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and biases."""
         parts = self.low, self.high, *self._scalings
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -237,13 +236,11 @@ class QuantizedStack:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(count, N, K)."""
         rows, K = self.matrix.shape
         return self.count, rows // self.count, K
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and biases."""
         return self.matrix.nbytes
 
     def dequantize(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -39,7 +39,6 @@ void, pointer = ir.VoidType(), ir.PointerType()
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
-    """The vector type of `lanes` elements."""
     return ir.VectorType(element, lanes)
 
 
@@ -491,6 +490,5 @@ class Function:
         builder.position_at_end(after)
 
     def finish(self) -> Function:
-        """End the function."""
         self.builder.ret_void()
         return self

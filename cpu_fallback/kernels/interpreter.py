@@ -12,7 +12,6 @@ from .records import COMMON, CONTEXT, WORDS
 
 
 def write_module(recipe: Recipe) -> Module:
-    """Write the LLVM code for a recipe."""
     module = Module()
     module.triple = recipe.target.triple
     for source in recipe.sources:

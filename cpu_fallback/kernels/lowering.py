@@ -96,7 +96,6 @@ class Product(Symbol):
 
     @property
     def last(self) -> int:
-        """The last operation."""
         return max([self.operations[-1], *(operation for operation, _ in self.additions)])
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
@@ -133,7 +132,6 @@ class Adjusted(Symbol):
 
     @property
     def first(self) -> int:
-        """The product's first operation."""
         return self.product.first
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:

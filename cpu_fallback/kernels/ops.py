@@ -96,7 +96,6 @@ def xielu(x: Product, positive: float, negative: float, beta: float, eps: float)
 
 
 def _direct(product: Product, *buffers: Buffer) -> None:
-    """Write each part of a product to a buffer."""
     for operation, (at, _), buffer in zip(product.operations, product.parts, buffers, strict=True):
         additions = [addition for addition, column in product.additions if column == at]
         for number in (operation, *additions):

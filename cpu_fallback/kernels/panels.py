@@ -62,7 +62,6 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a panel."""
         return -(-self.tensor.shape[1] // self.layout.block)
 
     @property
@@ -111,12 +110,10 @@ class Panels:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
         return self.plan.tensor.shape
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the panels."""
         return self.plan.nbytes
 
     def slabs(self) -> list[Slab]:
@@ -143,7 +140,6 @@ def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """A stored matrix's layout."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
     fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")

@@ -70,7 +70,6 @@ class ClockedTeam:
     def run(
         self, program: Program, context: np.ndarray, first: int = 0, last: int | None = None
     ) -> None:
-        """As Team.run."""
         last = len(program) if last is None else last
         ticks = np.zeros((self.threads, 1 + 2 * (last - first)), np.int64)
         started = time.perf_counter()
@@ -117,7 +116,6 @@ def measure_clock(code: Code) -> float:
 
 
 def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
-    """Add one run to the profile."""
     ticks = run.ticks / second
     # seconds [threads, operations]
     begun, done, released = ticks[:, :-1:2], ticks[:, 1::2], ticks[:, 2::2]

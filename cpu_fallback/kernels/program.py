@@ -24,8 +24,6 @@ from .workspace import Buffer
 
 
 class Code:
-    """The machine code for a recipe."""
-
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
         # numbers of the operations

@@ -110,10 +110,8 @@ class Operation(Function):
         return self.load(f32, self.op, 8 * self.fields[name])
 
     def load_context(self, name: str) -> Value:
-        """A word of the context."""
         return self.load_word(self.context, CONTEXT[name])
 
     def place(self, token: Value) -> dict[str, Value]:
-        """A token's record of PLACE."""
         record = self.load_context("places") + token * (8 * len(PLACE))
         return {name: self.load_word(record, index) for name, index in PLACE.items()}

@@ -74,13 +74,11 @@ def _store(f: Function, values: list[Value], address: Value, groups: Value) -> N
 
 
 def _replace(condition: Value, variables: list[Variable], values: list[Value]) -> None:
-    """Set variables where the condition holds."""
     for variable, value in zip(variables, values):
         variable.set(condition.select(value, variable.get()))
 
 
 def _sum(values: Iterable[Value]) -> Value:
-    """Sum in order."""
     return functools.reduce(operator.add, values)
 
 

@@ -139,7 +139,6 @@ class Target:
         return self.name.startswith("avx512")
 
     def prefetch(self, layout_name: str) -> Prefetch:
-        """The prefetches of a layout's weights."""
         known = dict(self.prefetches)
         return known.get(layout_name, known["any"])
 
@@ -271,7 +270,6 @@ def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llv
 
 
 def emit_object_code(for_target: Target, module: ir.Module) -> bytes:
-    """Compile to an object file."""
     parsed, machine = optimise(for_target, module)
     return machine.emit_object(parsed)
 
@@ -290,7 +288,6 @@ def _digest(for_target: Target, key: str) -> bytes:
 
 
 def _frame(digest: bytes, code: bytes) -> bytes:
-    """The contents of a cache file."""
     return _MAGIC + digest + hashlib.sha256(digest + code).digest() + code
 
 

@@ -107,7 +107,6 @@ def _end(events: list[threading.Event], ending: list[bool]) -> None:
 
 
 def write(module: Module) -> None:
-    """Write `start` and `serve`."""
     start(module, public=True)
     serve(module, public=True)
 
@@ -162,7 +161,6 @@ def serve(f: Function, box, thread, threads) -> None:
 
 
 def _state(f: Function, number: Value) -> Value:
-    """Address of a follower's state."""
     return f.box + number * (8 * _LINE)
 
 

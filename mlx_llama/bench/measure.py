@@ -83,8 +83,6 @@ def random_tokens(count: int, vocabulary: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model."""
-
     checkpoint: Checkpoint
     backend: Backend
     model: Model
@@ -92,7 +90,6 @@ class Loaded:
 
     @property
     def dtype(self) -> str:
-        """Width of the activations."""
         return self.backend.runtime.dtype_name(self.model.dtype)
 
     def facts(self, repetitions: int) -> dict[str, Any]:
@@ -185,7 +182,6 @@ class Case:
 
     @property
     def positions(self) -> int:
-        """Positions in the cache at the end."""
         return self.depth + self.length
 
     def facts(self) -> dict[str, Any]:
@@ -196,8 +192,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A case and its repetitions."""
-
     case: Case
     per_token: list[list[float]]  # seconds of each token, or of the whole prompt, per repetition
 
@@ -281,8 +275,6 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A batch and its repetitions."""
-
     case: Batch
     seconds: list[tuple[float, float]]  # of all prompts and of all decoded tokens, per repetition
 

@@ -22,8 +22,6 @@ SAMPLING, HOST = "sampling", "host: loop, bookkeeping"
 
 @dataclass(frozen=True)
 class Profiled:
-    """A profiled case."""
-
     case: Case
     rows: int
     count: int  # steps, or prompts

@@ -95,7 +95,6 @@ def profiles(f: dict[str, Any], kind: str) -> str:
 
 
 def as_json(figures: dict[str, Any]) -> str:
-    """The figures as one JSON object."""
     return json.dumps(figures, indent=1)
 
 

@@ -45,8 +45,6 @@ Outcome = str | Stream | Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the REPL."""
-
     run: Callable[[Session, str], Outcome]  # takes the session and the text after the name
     argument: str  # as in /help, in brackets if it is optional
     help: str
@@ -144,7 +142,6 @@ def _model(session: Session, argument: str) -> Outcome:
 
 
 def shorten(text: str) -> str:
-    """The first line of `text`, cut to SHORT characters."""
     line = text.strip().partition("\n")[0][:SHORT]
     return line if line == text.strip() else line + "..."
 
@@ -296,7 +293,6 @@ def file_path(text: str) -> str:
 
 
 def unquote(text: str) -> str:
-    """`text` without a pair of quotes around it."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 

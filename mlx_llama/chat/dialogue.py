@@ -66,7 +66,6 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """Stop drawing."""
         self._is_over.set()
         self._thread.join()
 

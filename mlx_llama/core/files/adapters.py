@@ -71,12 +71,10 @@ class Pair:
 
     @property
     def rank(self) -> int:
-        """Rank r."""
         return self.stored_a.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape [N, K] of the matrix."""
         return self.stored_b.shape[0], self.stored_a.shape[1]
 
     def a(self) -> np.ndarray:
@@ -92,8 +90,6 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An opened adapter."""
-
     name: str  # of its folder; requests select it by this name
     path: Path
     pairs: Mapping[str, Pair] = field(repr=False)  # by module
@@ -321,7 +317,6 @@ def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
 
 
 def _read_mlx(settings: Mapping[str, Any], config: Path) -> Scale:
-    """As `_read_peft`."""
     kind = settings.get("fine_tune_type", "lora")
     if kind != "lora":
         raise CheckpointError(

@@ -289,7 +289,6 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
 
 
 def _write_importance(writer: Any, importance: Importance) -> None:
-    """Write llama-quantize's fields about the matrix that it used."""
     writer.add_string("quantize.imatrix.dataset", (importance.datasets or ("text",))[-1])
     writer.add_int32("quantize.imatrix.entries_count", len(importance.sums))
     writer.add_int32("quantize.imatrix.chunks_count", importance.chunks)

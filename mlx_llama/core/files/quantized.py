@@ -614,7 +614,6 @@ class GGUFFormat:
 
     @property
     def bits(self) -> int:
-        """As in AffineWeight."""
         widths = sum(field.width for field in self.fields)
         return {"": widths, "iq4": 8, "fp4": 5}[self.table]
 

@@ -31,8 +31,6 @@ _SPARE = 16 << 20  # bytes for headers, vocabularies and the file system
 
 @dataclass(frozen=True)
 class Written:
-    """Result of writing a model."""
-
     path: Path
     nbytes: int  # of tensors
     weights: int  # their number
@@ -112,7 +110,6 @@ class TensorPlan:
         return (len(self.parts), *shape) if self.is_stack else shape
 
     def release(self) -> None:
-        """Let the system evict the source."""
         for part in self.parts:
             part.release()
 

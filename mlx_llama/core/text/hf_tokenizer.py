@@ -33,7 +33,6 @@ PrefixScheme = Literal["first", "always", "never"]
 
 
 def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
-    """True if a model's folder contains a tokenizer."""
     return any((Path(folder) / name).exists() for name in (_JSON, _TEKKEN, _MODEL))
 
 
@@ -92,7 +91,6 @@ class _Settings:
         return "always" if self.values.get("legacy") is True else "first"
 
     def _text(self, field: str, value: Any) -> str:
-        """The text of a token. Raises TokenizerError."""
         text = _content(value)
         if not _is_text(text) or (not text and field in _NAMED):
             raise TokenizerError(f"{self.path}: {field} is {show(value)}, expected a token's text")

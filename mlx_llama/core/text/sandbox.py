@@ -156,7 +156,6 @@ def _strftime_now(form: str) -> str:
 
 
 def answer_line(line: bytes) -> bytes:
-    """Answer a request."""
     source, values, seconds, longest = json.loads(line)
     _limit_seconds(seconds)
     kind, text = answer(source, values)

@@ -185,8 +185,6 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 class TemplateText(NamedTuple):
-    """A stored template."""
-
     source: str
     name: str  # of the file, for errors
     notice: str = ""  # about the choice among several
@@ -299,7 +297,6 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
 
 
 def missing_template(name: str) -> str:
-    """Message for a model without a template."""
     return (
         f"model {name} has no chat template; choose the format that it was trained on with "
         f"`template` ({', '.join(BUILTIN)}, or a .jinja file), or continue plain text: "
@@ -456,7 +453,6 @@ def _prefixes_and_suffixes(literals: tuple[str, ...]) -> tuple[frozenset[str], f
 
 
 def _spans(literal: str, text: str, border: int) -> bool:
-    """True if the literal occurs across the border."""
     return text.find(literal, max(0, border - len(literal) + 1), border + len(literal) - 1) >= 0
 
 

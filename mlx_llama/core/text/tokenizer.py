@@ -40,8 +40,6 @@ class Piece(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Text to ids and back."""
-
     path: Path  # of the tokenizer's file
     # ids that the tokenizer knows; at most the model's, whose embedding may be padded
     vocab_size: int
@@ -230,7 +228,6 @@ class StreamDecoder:
         return bool(self._pending or self._utf8.getstate()[0])
 
     def data(self, token: int) -> bytes:
-        """The bytes of a token in the vocabulary."""
         piece = self.tokenizer.piece(token)
         return piece.data if piece else b""
 

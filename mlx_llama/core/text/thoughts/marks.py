@@ -19,7 +19,6 @@ class Marks(ThoughtFormat):
         self.marks = (start, end)
 
     def matches(self, source: str) -> bool:
-        """True if the template contains the marks."""
         return all(mark in source for mark in (self.start, *self.answer))
 
     def parser(self, state: State = "before") -> ThoughtParser:
@@ -35,7 +34,6 @@ class MarkParser(ThoughtParser):
         self._is_fresh = state != "text"  # white space at the beginning of a part is dropped
 
     def push(self, text: str, is_last: bool = False) -> list[Thought | str]:
-        """Read a piece."""
         self.waiting += text
         pieces: list[Thought | str] = []
         if self.state == "before":
