@@ -260,19 +260,12 @@ def _open(
     pairs = _expand(_pair(weights, part, scale_of), config)
     modules = {module for group in _groups(config) for module in group}
     for module, pair in pairs.items():
-        shape = tensors[f"{module}.weight"].shape if f"{module}.weight" in tensors else None
-        if fault := _misfit(module, pair, module in modules, shape):
-            names = " and ".join(
-                f"{x.name} {list(x.shape)}" for x in (pair.stored_a, pair.stored_b)
-            )
-            raise CheckpointError(f"{weights}: {names}{fault}")
+        if fault := _misfit(module, pair, module in modules, tensors.get(f"{module}.weight")):
+            parts = (f"{x.name} {list(x.shape)}" for x in (pair.stored_a, pair.stored_b))
+            raise CheckpointError(f"{weights}: {' and '.join(parts)}{fault}")
+        order = config.row_order(module, pair.shape[0])
+        pairs[module] = replace(pair, scale=pair.scale * scale, order=order)
     name = path.name or path.resolve().name
-    pairs = {
-        module: replace(
-            pair, scale=pair.scale * scale, order=config.row_order(module, pair.shape[0])
-        )
-        for module, pair in pairs.items()
-    }
     return Adapter(name, path, pairs, _digest(settings, scale, weights), scale)
 
 
@@ -450,18 +443,20 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
     return expanded
 
 
-def _misfit(module: str, pair: Pair, is_projection: bool, shape: Sequence[int] | None) -> str:
-    """The fault of a pair for a module that it does not fit; "" for none. shape: the module's."""
-    if shape is None:
+def _misfit(
+    module: str, pair: Pair, is_projection: bool, matrix: Tensor | AffineWeight | None
+) -> str:
+    """The fault of a pair for a module that it does not fit; "" for none. matrix: the module's."""
+    if matrix is None:
         return f": the model has no {show(module)}; the adapter was made for another model"
     if not is_projection:
         return (
             f": adapters change projections of layers, and {module} is none: train the adapter "
             "without it, or merge it with the tool that wrote it"
         )
-    if pair.shape != tuple(shape):
+    if pair.shape != tuple(matrix.shape):
         return (
-            f" are for a matrix {list(pair.shape)}, and {module}.weight is {list(shape)}; the "
-            "adapter was made for another model"
+            f" are for a matrix {list(pair.shape)}, and {module}.weight is {list(matrix.shape)}; "
+            "the adapter was made for another model"
         )
     return ""

@@ -73,11 +73,7 @@ _TYPES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-_PLAIN: dict[str, np.dtype] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
+_PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 # type -> (weights per block, bytes per block)
 _BLOCKS = {name: (1, storage.itemsize) for name, storage in _PLAIN.items()} | {
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
@@ -127,11 +123,7 @@ class StringArray(Sequence[str]):
         try:
             return [data[begin + 8 : end].decode() for begin, end in pairwise(starts)]
         except UnicodeDecodeError as e:
-            i = next(
-                i
-                for i, (begin, end) in enumerate(pairwise(starts))
-                if data[begin + 8 : end] == e.object
-            )
+            i = [data[begin + 8 : end] for begin, end in pairwise(starts)].index(e.object)
             raise CheckpointError(
                 f"{self._where}[{first + i}] is {show(e.object)}, expected UTF-8 text; fetch "
                 "the file again"

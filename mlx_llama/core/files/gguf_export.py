@@ -197,19 +197,14 @@ class _TensorPlan(writing.TensorPlan):
     def values(self, advance: Callable[[int], None], search: Search | None) -> np.ndarray:
         """The values to write, of `written`. Raises CheckpointError."""
         result = np.empty(self.shape, self.written)
-        for i, (part, rows) in enumerate(zip(self.parts, result if self.is_stack else (result,))):
-            weights = None if self.importance is None else self.importance[i]
-            self._fill(rows, part, weights, advance, search)
+        for i, rows in enumerate(result if self.is_stack else (result,)):
+            self._fill(rows, i, advance, search)
         return result
 
     def _fill(
-        self,
-        result: np.ndarray,
-        tensor: Tensor | AffineWeight,
-        importance: np.ndarray | None,
-        advance: Callable[[int], None],
-        search: Search | None,
+        self, result: np.ndarray, i: int, advance: Callable[[int], None], search: Search | None
     ) -> None:
+        tensor, importance = self.parts[i], None if self.importance is None else self.importance[i]
         if isinstance(tensor, GGUFWeight) and self.keeps_blocks(tensor):
             writing.convert_slabs(tensor, lambda *_: None, advance)  # raises if not finite
             order = tensor.order if self.order is None else self.order
@@ -508,14 +503,8 @@ def _write_space_prefix(
 
     prefix = spell("a").startswith(_SPACE)
     writer.add_add_space_prefix(prefix)
-    special = next(
-        (
-            text
-            for text, token in tokenizer.special_ids.items()
-            if vocabulary.types[token] == spm.CONTROL
-        ),
-        "",
-    )
+    specials = tokenizer.special_ids.items()
+    special = next((text for text, i in specials if vocabulary.types[i] == spm.CONTROL), "")
     missing = [
         where
         for text, spelled, where in (

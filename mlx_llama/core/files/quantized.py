@@ -30,8 +30,6 @@ from .tensor import Mapped, Pages, as_numbers
 _Scaling = dict[str, np.ndarray]  # fields of Rows
 
 _SLAB = 1 << 18  # weights dequantised at once; fits a core's cache
-# others: float16
-_SCALE_DTYPES = {"Q8_K": "float32", "MXFP4": "bfloat16", "NVFP4": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -130,9 +128,6 @@ class AffineWeight(Mapped, ABC):
             result[start:stop] = self.rows(start, stop).float32()
         return result
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self.shape}, {self.description!r})"
-
 
 class _StoredRows(AffineWeight):
     """A matrix whose rows are those of arrays in the file."""
@@ -194,10 +189,9 @@ class GGUFWeight(_StoredRows):
         self.factors, self.arrays = factors, (blocks,) if factors is None else (blocks, factors)
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
-        self.scale_dtype, self.table = _SCALE_DTYPES.get(format, "float16"), layout.table
-        if factors is not None:
-            self.scale_dtype = "float32"
-        elif format in ("MXFP4", "NVFP4"):
+        self.scale_dtype = layout.scale_dtype if factors is None else "float32"
+        self.table = layout.table
+        if factors is None and format in ("MXFP4", "NVFP4"):
             self.mode = format.lower()
         self.nbytes = blocks.nbytes
         self.layout, self.column_unit = layout, layout.block_size
@@ -354,21 +348,6 @@ class FloatWeight(_StoredRows):
         _FP4_NEIGHBOURS.take(packed.view(np.uint8).reshape(pairs.shape), out=pairs)
         scales = FP8_NUMBERS[stored] / 2 if self.mode == "nvfp4" else _e8m0(stored)
         return Rows(pairs.view(np.uint8), scales, None, self.offset)
-
-
-def mxfp4_weight(
-    name: str,
-    blocks: np.ndarray,
-    scales: np.ndarray,
-    order: np.ndarray | None = None,
-    pages: Pages = (),
-) -> FloatWeight:
-    """An expert's matrix as gpt-oss's safetensors hold it, without a copy. blocks: uint8 [N, K /
-    32, 16], neighbours in a byte each, the first in its low bits. scales: uint8 [N, K / 32], E8M0.
-    order, pages: as in `Mapped`.
-    """
-    packed = blocks.reshape(len(blocks), -1).view(np.uint32)
-    return FloatWeight(name, "mxfp4", packed, scales, order, pages)
 
 
 def unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
@@ -611,6 +590,7 @@ class GGUFFormat:
     has_biases: bool = False
     two_level: bool = False
     table: str = ""  # name in TABLES: the codes are its values
+    scale_dtype: str = "float16"
 
     @property
     def bits(self) -> int:
@@ -639,6 +619,7 @@ class GGUFFormat:
                 spread(_words(blocks, field.first, last), codes, field.run // 8, field.width)
 
 
+_FP4 = "fp4", "bfloat16"  # table, and dtype of scales
 # Comments list the fields of a block's struct.
 GGUF_FORMATS: dict[str, GGUFFormat] = {
     # half d; uint8 qs[16]
@@ -664,13 +645,13 @@ GGUF_FORMATS: dict[str, GGUFFormat] = {
         256, 210, 16, 32, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4)), False, True
     ),
     # float d; int8 qs[256]; int16 sums[16]
-    "Q8_K": GGUFFormat(256, 292, 128, 128, _q8_k, (Field(4, 8, 256),)),
+    "Q8_K": GGUFFormat(256, 292, 128, 128, _q8_k, (Field(4, 8, 256),), scale_dtype="float32"),
     # half d; uint8 qs[16]
     "IQ4_NL": GGUFFormat(32, 18, 32, 128, _scale, (Field(2, 4, 16),), table="iq4"),
     # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
     "IQ4_XS": GGUFFormat(256, 136, 32, 128, _iq4_xs, (Field(8, 4, 16),), False, True, "iq4"),
     # uint8 e; uint8 qs[16]
-    "MXFP4": GGUFFormat(32, 17, 32, 16, _mxfp4, (Field(1, 4, 16),), table="fp4"),
+    "MXFP4": GGUFFormat(32, 17, 32, 16, _mxfp4, (Field(1, 4, 16),), False, False, *_FP4),
     # uint8 e[4]; uint8 qs[32]
-    "NVFP4": GGUFFormat(64, 36, 16, 16, _nvfp4, (Field(4, 4, 8),), table="fp4"),
+    "NVFP4": GGUFFormat(64, 36, 16, 16, _nvfp4, (Field(4, 4, 8),), False, False, *_FP4),
 }

@@ -452,17 +452,14 @@ def _prefixes_and_suffixes(literals: tuple[str, ...]) -> tuple[frozenset[str], f
     return frozenset(prefix for prefix, _ in splits), frozenset(suffix for _, suffix in splits)
 
 
-def _spans(literal: str, text: str, border: int) -> bool:
-    return text.find(literal, max(0, border - len(literal) + 1), border + len(literal) - 1) >= 0
-
-
 def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
     """Remove the edges, and split the chunk at those that lie within a literal."""
     pieces = chunk.split(edge)
     text, parts, start, border = "".join(pieces), [], 0, 0
     for piece in pieces[:-1]:
         border += len(piece)
-        if any(_spans(literal, text, border) for literal in literals):
+        around = ((x, max(0, border - len(x) + 1), border + len(x) - 1) for x in literals)
+        if any(text.find(*span) >= 0 for span in around):
             parts.append(text[start:border])
             start = border
     return [*parts, text[start:]]

@@ -35,8 +35,8 @@ class Piece(NamedTuple):
     @classmethod
     def of_byte(cls, text: str, is_special: bool = False) -> Piece | None:
         """The piece of a token like <0xE2>; None for other tokens."""
-        byte = parse_byte_token(text)
-        return None if byte is None else cls(bytes([byte]), is_byte=True, is_special=is_special)
+        match = _BYTE_TOKEN.fullmatch(text)
+        return cls(bytes.fromhex(match[1]), is_byte=True, is_special=is_special) if match else None
 
 
 class Tokenizer(ABC):
@@ -279,20 +279,10 @@ def library_faults(
         raise TokenizerError(f"{path}: {fault} ({show(str(e))}); {remedy}") from None
 
 
-def parse_byte_token(text: str) -> int | None:
-    """The byte that a token like <0xE2> stands for; None for other tokens."""
-    match = _BYTE_TOKEN.fullmatch(text)
-    return int(match[1], 16) if match else None
-
-
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable characters of the 256 bytes (openai/gpt-2, encoder.py), by byte."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
+    printable = [*range(ord("!"), 0x7F), *range(ord("¡"), 0xAD), *range(ord("®"), 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
         chr(256 + i): byte for i, byte in enumerate(others)
