@@ -20,11 +20,17 @@ class Codes:
         f: Function,
         target: Target,
         layout: LowBitLayout,
-        address: Value,
-        gfni: bool,
-        rows: range,
+        block: Value,
+        group: Value | int,
+        tokens: int,
+        rows: range = range(LANES),
     ):
-        self.f, self.target, self.address, self.gfni, self.rows = f, target, address, gfni, rows
+        """tokens: that they are multiplied with."""
+        # One or two tokens are limited by memory; fewer instructions help. More tokens are limited
+        # by the units that multiply, which Zen 4 also uses for gfni, but not for shifts.
+        self.gfni = target.gfni and tokens <= 2
+        self.address = block + (group * layout.group_bytes + layout.offsets["codes"])
+        self.f, self.target, self.rows = f, target, rows
         self.bits, self.table = layout.bits, layout.table
         self.loaded: dict[int, Value] = {}
 
@@ -44,23 +50,6 @@ class Codes:
     def order(self) -> list[int]:
         """Chunk numbers, grouped by the vector that holds them."""
         return sorted(range(8), key=lambda k: FIELDS[self.bits][k][-1][0])
-
-
-def codes_of(
-    f: Function,
-    target: Target,
-    layout: LowBitLayout,
-    block: Value,
-    group: Value | int,
-    tokens: int,
-    rows: range = range(LANES),
-) -> Codes:
-    """Codes of a block's group."""
-    # One or two tokens are limited by memory; fewer instructions help. More tokens are limited by
-    # the units that multiply, which Zen 4 also uses for gfni, but not for shifts.
-    gfni = target.gfni and tokens <= 2
-    address = block + (group * layout.group_bytes + layout.offsets["codes"])
-    return Codes(f, target, layout, address, gfni, rows)
 
 
 def look_up(f: Function, target: Target, table: str, indices: Value) -> Value:
@@ -180,7 +169,7 @@ def dequantise(
     tokens: int,
 ) -> Iterator[tuple[int, Value]]:
     """Dequantise a group as the file format defines: yield (input, float32 [16 rows])."""
-    codes = codes_of(f, target, layout, block, group, tokens)
+    codes = Codes(f, target, layout, block, group, tokens)
     scales, bias = Scales(f, layout, block, subs=subs), None
     for half in range(2):
         if half == 0 or layout.group_size == 16:

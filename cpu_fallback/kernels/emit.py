@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -156,9 +156,8 @@ class Value:
 
     def emit(self, instruction: str, *operands: Any) -> Value:
         """Append an instruction of llvmlite's IRBuilder, whose first operand is this value."""
-        return Value(
-            self.function, getattr(self.function.builder, instruction)(self.raw, *operands)
-        )
+        append = getattr(self.function.builder, instruction)
+        return Value(self.function, append(self.raw, *operands))
 
     __add__ = __radd__ = _operator("add", "fadd")
     __sub__ = _operator("sub", "fsub")
@@ -176,10 +175,9 @@ class Value:
     def compare(self, operator: str, other: Value | int | float) -> Value:
         """Compare as signed integers or ordered floats: "<", "<=", ">", ">=", "==", "!="."""
         builder = self.function.builder
-        comparison = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
-        return Value(
-            self.function, comparison(operator, self.raw, self.function.raw(other, self.type))
-        )
+        compare = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
+        right = self.function.raw(other, self.type)
+        return Value(self.function, compare(operator, self.raw, right))
 
     def select(self, yes: Value, no: Value | int | float) -> Value:
         """`yes` where this condition holds, else `no`."""
@@ -445,23 +443,17 @@ class Function:
         builder.branch(body)
         builder.position_at_end(after)
 
-    @contextmanager
-    def if_then(self, condition: Value) -> Iterator[None]:
-        with self.builder.if_then(condition.raw):
-            yield
+    def if_then(self, condition: Value) -> AbstractContextManager:
+        return self.builder.if_then(condition.raw)
 
-    @contextmanager
-    def if_else(self, condition: Value) -> Iterator[tuple]:
+    def if_else(self, condition: Value) -> AbstractContextManager[tuple]:
         """Branch: `with f.if_else(c) as (yes, no):`, then `with yes:` and `with no:`."""
-        with self.builder.if_else(condition.raw) as branches:
-            yield branches
+        return self.builder.if_else(condition.raw)
 
     def atomic_add(self, address: Value, value: Value | int) -> Value:
         """Add to an i64 in memory; returns its former value."""
-        return Value(
-            self,
-            self.builder.atomic_rmw("add", self._pointer(address), self.raw(value, i64), "acq_rel"),
-        )
+        place, raw = self._pointer(address), self.raw(value, i64)
+        return Value(self, self.builder.atomic_rmw("add", place, raw, "acq_rel"))
 
     def atomic_load(self, address: Value) -> Value:
         return Value(self, self.builder.load_atomic(self._pointer(address), "acquire", 8, typ=i64))

@@ -163,12 +163,8 @@ def fill_block(
                 f.store(value, out, layout.offsets[part] + number * ROWS * layout.width(part), 16)
         for g in range(groups):
             chunks = [_read_codes(block, file, c) for c in range(GROUP * g, GROUP * (g + 1), 4)]
-            _store_group(
-                f,
-                layout.bits,
-                chunks,
-                out + (i * groups + g) * layout.group_bytes + layout.offsets["codes"],
-            )
+            codes = out + (i * groups + g) * layout.group_bytes + layout.offsets["codes"]
+            _store_group(f, layout.bits, chunks, codes)
 
 
 def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
@@ -198,12 +194,7 @@ def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
                 part = part & ((1 << field.width) - 1) * _EVERY_BYTE
         part = part << field.at if field.at else part
         chunk = part if chunk is None else chunk | part
-    return chunk ^ _signed(file.flip * _EVERY_BYTE) if file.flip else chunk
-
-
-def _signed(word: int) -> int:
-    """The int32 with the bits of a uint32."""
-    return word - (1 << 32) if word >> 31 else word
+    return chunk ^ -0x7F7F7F80 if file.flip else chunk  # 0x80 in every byte
 
 
 def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> None:
@@ -229,14 +220,6 @@ def _bytes(word: Value) -> list[Value]:
     return [word >> 8 * i if i else word for i in range(4)]
 
 
-def _one_level(block: _Block) -> _Scales:
-    return {"scales": [block.half(0)]}
-
-
-def _one_level_biases(block: _Block) -> _Scales:
-    return {"scales": [block.half(0)], "biases": [block.half(2)]}
-
-
 def _two_levels(
     scale: Value,
     scales: list[Value],
@@ -244,10 +227,9 @@ def _two_levels(
     biases: list[Value] | None = None,
 ) -> _Scales:
     parts = {"super_scales": [scale], "scales": scales}
-    # A bias is the negated minimum: flip its sign bit.
-    return (
-        parts if minimum is None else parts | {"super_biases": [minimum ^ 0x8000], "biases": biases}
-    )
+    if minimum is not None:  # a bias is its negation: flip the sign bit
+        parts |= {"super_biases": [minimum ^ 0x8000], "biases": biases}
+    return parts
 
 
 def _q2_k(block: _Block) -> _Scales:
@@ -305,8 +287,8 @@ def _nvfp4(block: _Block) -> _Scales:
 
 
 _SCALES: dict[str, Callable[[_Block], _Scales]] = {
-    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"), _one_level),
-    **dict.fromkeys(("Q4_1", "Q5_1"), _one_level_biases),
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"), lambda b: {"scales": [b.half(0)]}),
+    **dict.fromkeys(("Q4_1", "Q5_1"), lambda b: {"scales": [b.half(0)], "biases": [b.half(2)]}),
     **dict.fromkeys(("Q4_K", "Q5_K"), _q4_k),
     **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs},
     **{"Q8_K": lambda block: {"scales": [block.word(0)] * 2}, "MXFP4": _mxfp4, "NVFP4": _nvfp4},

@@ -10,7 +10,7 @@ from . import attention, layouts, norms, packing, paging, products, rope, routin
 from .emit import Function, Module, Value, Variable, f32, i64
 from .layouts import GROUP, ActivationLayout, Layout
 from .recipe import Recipe, expert_tiles, tiles
-from .records import Operation, experts_kind, gather_kind, pack_kind, product_kind
+from .records import Operation, kind_of
 from .target import Target
 
 Writer = Callable[[Module, str], Function]  # writes an operation's function of this name
@@ -23,17 +23,18 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
     packed = [(x_layout, source) for x_layout in recipe.activations for source in sources]
     tile_sizes, head_dim, bits = expert_tiles(target), recipe.head_dim, recipe.cache_bits
     writers: dict[str, tuple] = {
-        product_kind(pair[0]): (_product, target, *pair) for pair in layouts_of
+        kind_of("product", pair[0]): (_product, target, *pair) for pair in layouts_of
     }
     writers |= {
-        pack_kind(x_layout, source): (_pack, x_layout, source, tiles(target, x_layout))
+        kind_of("pack", source, x_layout): (_pack, x_layout, source, tiles(target, x_layout))
         for x_layout, source in packed
     }
     if recipe.has_experts:
         writers |= {
-            experts_kind(pair[0]): (_experts, target, *pair, tile_sizes) for pair in layouts_of
+            kind_of("experts", pair[0]): (_experts, target, *pair, tile_sizes)
+            for pair in layouts_of
         }
-        writers |= {gather_kind(*pair): (_gather, *pair) for pair in packed}
+        writers |= {kind_of("gather", *pair[::-1]): (_gather, *pair) for pair in packed}
         writers |= {"route": (routing.route, tile_sizes), "combine": (routing.combine,)}
     simple = norms.adjust, norms.softcap, norms.select, norms.norm_heads, norms.scale_heads
     writers |= {write.__name__: (write,) for write in simple}

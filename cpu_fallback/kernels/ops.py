@@ -134,7 +134,7 @@ def norm_heads(
     heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec
 ) -> Columns:
     trace = heads.trace
-    query, key, _ = _place_heads(heads, spec)
+    query, key, _ = split_heads(heads, spec)
     operands = dict(qkv=query.buffer, keys_at=4 * key.at, eps=spec.eps)
     operands |= dict(query_width=len(query_weight), query_weight=trace.copy_vector(query_weight))
     operands |= dict(key_width=len(key_weight), key_weight=trace.copy_vector(key_weight))
@@ -151,11 +151,17 @@ def scale_heads(query: Columns, weight: np.ndarray, spec: LayerSpec) -> Columns:
 
 
 def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
-    return _place_heads(heads, spec)
+    """As in core.ops; directs the heads' product to these columns if it has no buffer."""
+    parts = heads.trace.head_columns(spec)
+    if isinstance(heads, Product) and heads.buffer is None:
+        if heads.parts != [(part.at, part.width) for part in parts]:
+            raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
+        heads.place(parts[0].buffer)
+    return parts
 
 
 def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
-    query, key, value = _place_heads(heads, spec)
+    query, key, value = split_heads(heads, spec)
     operands = _page_offsets(heads.trace, spec) | dict(qkv=query.buffer, rotates=int(spec.rotates))
     operands |= dict(heads=spec.heads, keys_at=4 * key.at, values_at=4 * value.at)
     tables = dict(table_at=4 * spec.angles.start, query_table_at=4 * spec.query_angles.start)
@@ -174,16 +180,6 @@ def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
         "key_scales": pages.scales(i, 0),
         "value_scales": pages.scales(i, 1),
     }
-
-
-def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
-    """The columns of query, key and value; directs their product there if it has no buffer."""
-    parts = heads.trace.head_columns(spec)
-    if isinstance(heads, Product) and heads.buffer is None:
-        if heads.parts != [(part.at, part.width) for part in parts]:
-            raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
-        heads.place(parts[0].buffer)
-    return parts
 
 
 def attend(query: Columns, view: View, spec: LayerSpec, sinks: np.ndarray | None = None) -> Columns:

@@ -12,7 +12,7 @@ import operator
 from llvmlite import ir
 
 from . import layouts
-from .codes import Scales, codes_of, dequantise, scale_group_of, unpack_subs
+from .codes import Codes, Scales, dequantise, scale_group_of, unpack_subs
 from .emit import (
     LANES,
     Function,
@@ -165,7 +165,7 @@ def _integer_sums(
 
         def add_group(block, subs, g, span_group, rows: range, inner: list[Variable]) -> None:
             """g: number of the group in its block; span_group: in the span; inner: by token."""
-            codes = codes_of(f, target, layout, block, g, tokens, rows)
+            codes = Codes(f, target, layout, block, g, tokens, rows)
             scales = Scales(f, layout, block, rows, subs)
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)

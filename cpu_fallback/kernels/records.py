@@ -73,20 +73,9 @@ _PLACE = "position pages cosine sine adapter"
 PLACE = {name: index for index, name in enumerate(_PLACE.split())}
 
 
-def product_kind(layout: Layout) -> str:
-    return f"product {layout.name}"
-
-
-def pack_kind(x_layout: ActivationLayout, source: str) -> str:
-    return f"pack {source} {x_layout.name}"
-
-
-def experts_kind(layout: Layout) -> str:
-    return f"experts {layout.name}"
-
-
-def gather_kind(x_layout: ActivationLayout, source: str) -> str:
-    return f"gather {source} {x_layout.name}"
+def kind_of(word: str, *parts: Layout | ActivationLayout | str) -> str:
+    """The name of an operation for these layouts: "product float32", "pack norm float_0_0"."""
+    return " ".join([word, *(getattr(part, "name", part) for part in parts)])
 
 
 class Operation(Function):

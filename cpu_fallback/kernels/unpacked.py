@@ -8,7 +8,7 @@ panels. Sums have the order of `products.product`, hence the same bits.
 
 from __future__ import annotations
 
-from .codes import Scales, codes_of, scale_group_of, unpack_subs
+from .codes import Codes, Scales, scale_group_of, unpack_subs
 from .emit import Function, Value, Variable, f32, f32s, i32, i32s, kernel
 from .layouts import FIELDS, SPAN, ActivationLayout, Layout, LowBitLayout
 from .products import dot, dot_offset, store_output
@@ -113,7 +113,7 @@ def _unpack(
             f.prefetch(block + ahead, layout.offsets["codes"])
             subs = unpack_subs(f, layout, block)
             with f.loop(layout.groups) as g:
-                codes = codes_of(f, target, layout, block, g, target.tile)
+                codes = Codes(f, target, layout, block, g, target.tile)
                 scales = Scales(f, layout, block, subs=subs)
                 skip = g * layout.group_bytes + layout.offsets["codes"] + ahead
                 f.prefetch(block + skip, layout.group_bytes)

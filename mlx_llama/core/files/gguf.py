@@ -73,7 +73,7 @@ _TYPES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-_PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_PLAIN = dict[str, np.dtype](F32=np.dtype("<f4"), F16=np.dtype("<f2"), BF16=np.dtype("<u2"))
 # type -> (weights per block, bytes per block)
 _BLOCKS = {name: (1, storage.itemsize) for name, storage in _PLAIN.items()} | {
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
