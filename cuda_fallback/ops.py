@@ -7,6 +7,7 @@ kernels/ops.py has the vocabulary of decoded tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -296,16 +297,9 @@ def attention(
     )
 
 
-def _unfused_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    mask: Tensor | str | None,
-    cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _unfused_attention(query: Tensor, keys: Tensor, values: Tensor, *how: Any) -> Tensor:
     """`attention` with a softcap or sinks, which fused kernels lack: 256 queries at a time."""
+    scale, mask, cap, sinks = how
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []
     for first in range(0, T, 256):

@@ -115,19 +115,9 @@ class QuantizedMatrix:
         scalings = [
             None if i % 2 and not has_biases else empty(*kind) for i, kind in enumerate(kinds)
         ]
-        matrix = cls(
-            (N, K),
-            bits,
-            first.group_size,
-            offset,
-            plane(widths[0]),
-            plane(widths[1]),
-            *scalings,
-            *[None] * (4 - len(scalings)),
-            dtype,
-            kernels,
-            exponent,
-        )
+        scalings += [None] * (4 - len(scalings))
+        planes, layout = map(plane, widths), ((N, K), bits, first.group_size, offset)
+        matrix = cls(*layout, *planes, *scalings, dtype, kernels, exponent)
         at, step = 0, max(1, _SLAB // K)
         # Few threads, since each allocates a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

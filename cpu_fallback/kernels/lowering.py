@@ -392,11 +392,8 @@ class Trace:
         if bias is not None:
             biases.array[:, : plan.rows] = bias
             self.vectors.append(biases)
-        part = min(
-            max(1, (1 << 17) // plan.panel_bytes),
-            -(-plan.panels * used // (2 * self.threads)),
-            plan.panels,
-        )
+        largest, share = max(1, (1 << 17) // plan.panel_bytes), 2 * self.threads
+        part = min(largest, -(-plan.panels * used // share), plan.panels)
         part = pad(part, panels_at_once(self.code.recipe.target, plan.layout, 1))
         operands = dict(weights=addresses, panels=plan.panels, part=part, out=out)
         operands["tiles"] = self.workspace.routing.tiles

@@ -106,7 +106,7 @@ def _product(f: Operation, target: Target, layout: Layout, x_layout: ActivationL
     count = (tokens + (full - 1 - largest)) // full
     first = Variable(f, f.lo)  # panel to multiply tile by tile
     if unpacked.applies(target, layout, x_layout):
-        kernel = unpacked.product(f.module, target, layout, x_layout, unpacked.PANELS)
+        kernel = unpacked.product(f.module, target, layout, x_layout)
         with f.if_then(count.compare(">=", unpacked.MIN_TILES)):
             first.set(f.lo + (f.hi - f.lo) // unpacked.PANELS * unpacked.PANELS)
             with f.loop(first.get(), f.lo, unpacked.PANELS) as p:

@@ -113,9 +113,6 @@ class Workspace:
 
 def _is_adjusted(spec: LayerSpec) -> bool:
     """True if the layer norms, scales or sums its additions to the stream."""
-    return bool(
-        spec.post_attention_norm
-        or spec.post_ffn_norm
-        or spec.residual_multiplier != 1
-        or (spec.experts and spec.experts.shared)
-    )
+    is_normed = spec.post_attention_norm or spec.post_ffn_norm
+    is_summed = spec.experts and spec.experts.shared
+    return bool(is_normed or is_summed or spec.residual_multiplier != 1)

@@ -39,22 +39,13 @@ _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
 Scale = Callable[[str, int], float]
-# Unsupported fields of PEFT's config that change the arithmetic, with their values for "off"
-_PEFT_REFUSED: dict[str, tuple[object, ...]] = {
-    "use_dora": (False,),
-    "lora_bias": (False,),
-    "fan_in_fan_out": (False,),
-    "use_qalora": (False,),
-    "bias": ("none",),
-    "modules_to_save": ([],),
-    "layer_replication": ([],),
-    "trainable_token_indices": ([], {}),
-    "target_parameters": ([],),
-    "alora_invocation_tokens": ([],),
-    "arrow_config": (),
-    "use_bdlora": (False,),
-    "megatron_config": (),
-}
+# Unsupported fields of PEFT's config that change the arithmetic, and values for "off"
+_PEFT_REFUSED = (
+    "use_dora lora_bias fan_in_fan_out use_qalora bias modules_to_save layer_replication "
+    "trainable_token_indices target_parameters alora_invocation_tokens arrow_config use_bdlora "
+    "megatron_config"
+).split()
+_OFF: tuple[object, ...] = (None, False, "none", [], {})
 # Initialisations that change the base, which the pair no longer fits as it is stored
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -285,8 +276,8 @@ def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
             f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is supported: "
             "merge the adapter with PEFT"
         )
-    for name, allowed in _PEFT_REFUSED.items():
-        if settings.get(name) is not None and settings[name] not in allowed:
+    for name in _PEFT_REFUSED:
+        if settings.get(name) not in _OFF:
             raise CheckpointError(
                 f"{config}: {name} is {show(settings[name])}, which is not supported: merge the "
                 "adapter with PEFT"

@@ -37,17 +37,10 @@ SHARD_BYTES = 5 << 30  # mlx_lm's largest file
 
 # Copied along with config.json and the weights
 _COMPANIONS = (
-    "tokenizer.json",
-    "tekken.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    *map(NAMED_FILE.format, NAMES),
-    "chat_template.json",
-    "generation_config.json",
-)
+    "tokenizer.json tekken.json tokenizer.model tokenizer_config.json special_tokens_map.json "
+    "added_tokens.json chat_template.jinja chat_template.json generation_config.json"
+).split()
+_COMPANIONS += map(NAMED_FILE.format, NAMES)
 _COMPANION_LIMIT = 1 << 28  # bytes of each
 # Between E2M1's numbers; a tie takes the smaller magnitude
 _FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
@@ -162,17 +155,13 @@ def write_mlx(
         packing = used.most_common(1)[0][0] if used else None
     else:
         packings = _router_packings(checkpoint) if packing else {}
-    plan = {
-        name: _TensorPlan(
-            parts,
-            name.rpartition(".")[0] in stacks,
-            _pick_dtype(parts[0], checkpoint, config),
-            packings.get(name.removesuffix(".weight"), packing),
-            offset if name.endswith("norm.weight") else 0.0,
-            keep,
-        )
-        for name, parts in tensors.items()
-    }
+    plan = {}
+    for name, parts in tensors.items():
+        dtype = _pick_dtype(parts[0], checkpoint, config)
+        chosen = packings.get(name.removesuffix(".weight"), packing)
+        shift = offset if name.endswith("norm.weight") else 0.0
+        is_stack = name.rpartition(".")[0] in stacks
+        plan[name] = _TensorPlan(parts, is_stack, dtype, chosen, shift, keep)
     odd = [
         name
         for name, item in plan.items()
@@ -221,10 +210,8 @@ def write_mlx(
                         write(array, values)
                     plan[name].release()
             weight_map |= dict.fromkeys(here, file)
-        index = {
-            "metadata": {"total_size": nbytes, "total_parameters": weights},
-            "weight_map": dict(sorted(weight_map.items())),
-        }
+        metadata = {"total_size": nbytes, "total_parameters": weights}
+        index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
         _write_json(folder / "model.safetensors.index.json", index)
     return writing.Written(Path(out), nbytes, weights, tuple(notices))
 

@@ -148,18 +148,15 @@ class Tokenizer(ABC):
     def token_bytes(self) -> list[bytes | None]:
         """The bytes that each id adds to a text; None for special, unknown and padding ids."""
         specials, added = set(self.special_ids.values()), set(self.added_ids.values())
-        pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
-        return [
-            # Excludes sentencepiece's unknown token, which keeps its space but is not an added
-            # token.
-            None
-            if piece is None
-            or piece.is_special
-            or token in specials
-            or (piece.keeps_space and token not in added)
-            else piece.data
-            for token, piece in enumerate(pieces)
-        ]
+
+        def find(token: int) -> bytes | None:
+            piece = self.piece(token)
+            if piece is None or piece.is_special or token in specials:
+                return None
+            # sentencepiece's unknown token keeps its space, but is no added token
+            return None if piece.keeps_space and token not in added else piece.data
+
+        return [find(token) for token in range(max(self._model_vocab, self.vocab_size))]
 
     def find_special(self, marks: Iterable[str]) -> frozenset[int]:
         """Ids of those marks that are special tokens."""
