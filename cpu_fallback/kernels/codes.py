@@ -56,21 +56,14 @@ def look_up(f: Function, target: Target, table: str, indices: Value) -> Value:
     """Replace each byte of `indices`, int32 [rows], by its value in a table of TABLES."""
     nbytes = 4 * indices.type.count
     width = min(nbytes, {"avx2": 32, "neon": 16}.get(target.name, 64))
-    name = {
-        16: "llvm.x86.ssse3.pshuf.b.128",
-        32: "llvm.x86.avx2.pshuf.b",
-        64: "llvm.x86.avx512.pshuf.b.512",
-    }[width]
-    if target.name == "neon":
-        name = "llvm.aarch64.neon.tbl1.v16i8"
+    name = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}[width]
+    name = "llvm.aarch64.neon.tbl1.v16i8" if target.name == "neon" else f"llvm.x86.{name}"
     kind, bytes_ = vector(i8, width), indices.bitcast(vector(i8, nbytes))
-    values = f.constant(
-        kind, [int(value) - 256 * (value > 127) for value in TABLES[table]] * (width // 16)
-    )
+    signed = [int(value) - 256 * (value > 127) for value in TABLES[table]]
+    values = f.constant(kind, signed * (width // 16))
     parts = [bytes_.shuffle(list(range(at, at + width))) for at in range(0, nbytes, width)]
-    return concatenate([f.intrinsic(name, kind, values, part) for part in parts]).bitcast(
-        indices.type
-    )
+    looked_up = concatenate([f.intrinsic(name, kind, values, part) for part in parts])
+    return looked_up.bitcast(indices.type)
 
 
 def _extract_field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int) -> Value:

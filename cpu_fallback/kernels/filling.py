@@ -7,6 +7,7 @@ lanes are the rows. Stores are whole cache lines, in order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
@@ -220,15 +221,10 @@ def _bytes(word: Value) -> list[Value]:
     return [word >> 8 * i if i else word for i in range(4)]
 
 
-def _two_levels(
-    scale: Value,
-    scales: list[Value],
-    minimum: Value | None = None,
-    biases: list[Value] | None = None,
-) -> _Scales:
+def _two_levels(scale: Value, scales: list[Value], *minima: Any) -> _Scales:
     parts = {"super_scales": [scale], "scales": scales}
-    if minimum is not None:  # a bias is its negation: flip the sign bit
-        parts |= {"super_biases": [minimum ^ 0x8000], "biases": biases}
+    if minima:  # a bias is the negated minimum: flip the sign bit
+        parts |= {"super_biases": [minima[0] ^ 0x8000], "biases": minima[1]}
     return parts
 
 

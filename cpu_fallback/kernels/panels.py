@@ -254,13 +254,10 @@ class Slab:
             with np.errstate(over="ignore"):  # a file may hold infinite scales
                 values = values.astype(dtype, copy=False)
         width = values.itemsize
-        target = np.ndarray(
-            (count, plan.blocks, per_block, ROWS),
-            values.dtype,
-            self.matrix.arena.bytes,
-            self.matrix.start + self.first * plan.panel_bytes + layout.offsets[part],
-            (plan.panel_bytes, layout.block_bytes, ROWS * width, width),
-        )
+        shape = count, plan.blocks, per_block, ROWS
+        strides = plan.panel_bytes, layout.block_bytes, ROWS * width, width
+        at = self.matrix.start + self.first * plan.panel_bytes + layout.offsets[part]
+        target = np.ndarray(shape, values.dtype, self.matrix.arena.bytes, at, strides)
         target[...] = values.reshape(count, ROWS, plan.blocks, per_block).transpose(0, 2, 3, 1)
 
 

@@ -11,6 +11,7 @@ sums in the same order, so a decoded token, a few rows and a prompt get the same
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import numpy as np
 
@@ -33,18 +34,14 @@ class Code:
         if recipe.embedding:
             public.append((embedding.embed, recipe.target, *recipe.embedding))
         names = [kernel.name(*constants) for kernel, *constants in public]
-        self.compiled: Compiled = compile_module(
-            recipe.target,
-            repr(recipe),
-            ["run", "run_clocked", *names],
-            lambda: write_module(recipe),
+        key, write = repr(recipe), partial(write_module, recipe)
+        everything = ["run", "run_clocked", *names]
+        self.compiled: Compiled = compile_module(recipe.target, key, everything, write)
+        kernels = (
+            self.compiled.function(name, x[0].parameters()) for name, x in zip(names, public)
         )
-        functions = [
-            self.compiled.function(name, kernel.parameters())
-            for name, (kernel, *_) in zip(names, public)
-        ]
         # for a team; of panels
-        self.start, self.serve, self.checksum, *functions = functions
+        self.start, self.serve, self.checksum, *functions = kernels
         self.fill = dict(zip(recipe.sources, functions))
         self.embed = functions[-1] if recipe.embedding else None
         # the interpreter, with a clock

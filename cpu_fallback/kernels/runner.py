@@ -9,7 +9,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,11 +134,7 @@ class Runner:
         self._words[CONTEXT[name]] = value
 
     def forward(
-        self,
-        tokens: np.ndarray,
-        view: cache.View,
-        all_positions: bool,
-        probe: Callable | None = None,
+        self, tokens: np.ndarray, view: cache.View, all_positions: bool, probe: Any = None
     ) -> np.ndarray:
         """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V].
         Stores keys and values in `view`.

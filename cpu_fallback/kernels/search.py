@@ -22,8 +22,8 @@ def compiled_search(target: Target) -> Search:
     return Search(*(functools.partial(run, target) for run in (fit_min, fit_scales, descend)))
 
 
-def fit_min(target, x, weights, low, high, top, first, steps, delta) -> np.ndarray:
-    constants = len(x), top, first, steps, delta, weights is not None
+def fit_min(target, x, weights, low, high, grid) -> np.ndarray:
+    constants = len(x), *grid, weights is not None
     return _run(target, _fit_min, constants, 4, x, x if weights is None else weights, low, high)
 
 

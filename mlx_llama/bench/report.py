@@ -191,17 +191,13 @@ def _profile_block(profile: dict[str, Any], kind: str) -> list[str]:
         f"{profile['nbytes'] / 1e9:.3f} GB at {profile['bytes_per_second'] / 1e9:.1f} GB/s, "
         f"{profile['bandwidth_share']:.0%} of the measured {profile['bandwidth'] / 1e9:.1f}"
     )
+    rate = ("Gflop/s", "flops_per_second") if is_prompt else ("GB/s", "bytes_per_second")
     columns = {  # header: (figure, form, unit)
-        "calls": ("calls", ".0f", 1),
-        "us": ("us", ".0f", 1),
+        **{name: (name, ".0f", 1) for name in ("calls", "us")},
         "share": ("share", ".1%", 1),
         "waiting": ("waiting_us", ".0f", 1),
         "MB": ("nbytes", ".1f", 1e6),
-        **(
-            {"Gflop/s": ("flops_per_second", ".1f", 1e9)}
-            if is_prompt
-            else {"GB/s": ("bytes_per_second", ".1f", 1e9)}
-        ),
+        rate[0]: (rate[1], ".1f", 1e9),
         "bandwidth": ("bandwidth_share", ".0%", 1),
     }
     cells: Cells = [("operation", *columns)]

@@ -116,10 +116,6 @@ def _help(session: Session, argument: str) -> str:
     return "\n".join([*(f"  {usage:<23} {help}" for usage, help in usages.items()), "", KEYS])
 
 
-def _resume(session: Session, argument: str) -> Stream:
-    return session.resume()
-
-
 def _undo(session: Session, argument: str) -> str:
     question = session.undo()[0]["content"]
     count = len(session.messages)
@@ -309,7 +305,9 @@ NULLABLE.add("max_tokens")
 
 COMMANDS = {
     "help": Command(_help, "", "list the commands"),
-    "resume": Command(_resume, "", "continue an answer that was cut off or stopped"),
+    "resume": Command(
+        lambda session, _: session.resume(), "", "continue an answer that was cut off or stopped"
+    ),
     "regen": Command(_regen, "", "answer the last message again"),
     "edit": Command(_edit, "[TEXT]", "edit the last message and answer it again"),
     "undo": Command(_undo, "", "remove the last message and its answer"),

@@ -393,12 +393,9 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         if vocabulary.types.get(token) not in (spm.UNKNOWN, spm.BYTE):
             special = text in tokenizer.special_ids
             # llama.cpp finds these in a text before it replaces spaces.
-            vocabulary.set(
-                token,
-                text if special else text.replace(_SPACE, " "),
-                spm.CONTROL if special else spm.USER_DEFINED,
-                -1000.0,
-            )
+            text = text if special else text.replace(_SPACE, " ")
+            kind = spm.CONTROL if special else spm.USER_DEFINED
+            vocabulary.set(token, text, kind, -1000.0)
     taken = Counter(vocabulary.texts.values())
     if len(taken) != len(vocabulary.texts):
         [(twice, _)] = taken.most_common(1)

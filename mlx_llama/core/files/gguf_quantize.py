@@ -31,6 +31,8 @@ _NEAREST_VALUE = IQ4_NUMBERS[_NEAREST]
 
 
 Weights = np.ndarray | None  # [n, K], of the squared errors; None for the format's own
+# The largest code; of the codes' ranges to try: the first's excess, further ones, their distance
+Grid = tuple[int, float, int, float]
 
 
 def quantize(
@@ -117,18 +119,12 @@ def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
 
 
 def _fit_min(
-    x: np.ndarray,
-    weights: Weights,
-    low: np.ndarray,
-    high: np.ndarray,
-    top: int,
-    first: float,
-    steps: int,
-    delta: float,
+    x: np.ndarray, weights: Weights, low: np.ndarray, high: np.ndarray, grid: Grid
 ) -> np.ndarray:
     """The search of `_search_min`; returns scales, minima, and the codes' inverse scales and
     origins, [4, G]. low, high: the range of each group, [G].
     """
+    top, first, steps, delta = grid
     if weights is None:
         weights = np.abs(x) + np.sqrt(_sum(x * x) / np.float32(32))
     sum_w, sum_x = _sum(weights), _sum(weights * x)
@@ -161,22 +157,17 @@ def _fit_min(
 
 
 def _search_min(
-    x: np.ndarray,
-    top: int,
-    first: float,
-    steps: int,
-    search: Search,
-    weighting: np.ndarray | None = None,
-    delta: float = 0.1,
+    x: np.ndarray, grid: Grid, search: Search, weights: Weights = None
 ) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G],
-    and a function of groups' indices [n] that returns their codes [size, n]. weighting: in place of
-    those weights, for make_qkx3_quants; delta: between steps.
+    and a function of groups' indices [n] that returns their codes [size, n]. weights: in place of
+    those weights, for make_qkx3_quants.
     """
+    top = grid[0]
     low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
     # equal values, or a width whose inverse overflows
     is_flat = ~np.isfinite(np.float32(top) / (high - low))
-    fit = search.fit_min(x, weighting, low, high, top, first, steps, delta)
+    fit = search.fit_min(x, weights, low, high, grid)
     scale, minimum, best, best_origin = fit
     scale[is_flat] = best[is_flat] = best_origin[is_flat] = 0
 
@@ -251,10 +242,10 @@ def _with_min(
     """Head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]) [B, 16]; codes [B, 256]."""
     x, head, six_bits, sums = _groups(rows, 32), [], [], None
     if weights is None:
-        scales, mins, before = _search_min(x, top, first, steps, search)
+        scales, mins, before = _search_min(x, (top, first, steps, 0.1), search)
     else:
         weights = _groups(weights, 32)
-        scales, mins, before = _search_min(x, top, -0.9, 36, search, weights, 0.05)
+        scales, mins, before = _search_min(x, (top, -0.9, 36, 0.05), search, weights)
         sums = _sum_weights(weights, 8)
     for values in (scales, mins):
         values = np.ascontiguousarray(values.reshape(-1, 8).T)
@@ -373,7 +364,8 @@ def _symmetric(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) 
 def _with_bias(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) -> np.ndarray:
     """Q4_1 or Q5_1, by `top` 15 or 31: half d, m; uint8 qh[4] of Q5_1, qs[16]."""
     x = _groups(rows, 32)
-    scales, mins, find = _search_min(x, top, -0.9, 36, search, _groups(weights, 32), 0.05)
+    grid = top, -0.9, 36, 0.05
+    scales, mins, find = _search_min(x, grid, search, _groups(weights, 32))
     return _pack_32([_half(scales), _half(-mins)], find(np.arange(x.shape[1])), has_high=top > 15)
 
 

@@ -90,13 +90,9 @@ def _read_gguf(path: Path) -> Importance:
         return reader.fields[name].contents() if name in reader.fields else default
 
     counts = {name: arrays[name + _COUNTS].reshape(-1) for name in names}
-    return Importance(
-        {name: arrays[name + _SUMS].reshape(len(counts[name]), -1) for name in names},
-        counts,
-        tuple(field("imatrix.datasets", ())),
-        int(field("imatrix.chunk_count", 1)),
-        int(field("imatrix.chunk_size", 512)),
-    )
+    sums = {name: arrays[name + _SUMS].reshape(len(counts[name]), -1) for name in names}
+    chunks = int(field("imatrix.chunk_count", 1)), int(field("imatrix.chunk_size", 512))
+    return Importance(sums, counts, tuple(field("imatrix.datasets", ())), *chunks)
 
 
 def _write_gguf(importance: Importance, path: Path) -> None:

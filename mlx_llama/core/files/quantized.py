@@ -446,20 +446,17 @@ def _q8_k(blocks: np.ndarray) -> _Scaling:
     return {"scales": blocks[:, :4].copy().view(np.float32).repeat(2, axis=1)}
 
 
-def _two_levels(
-    super_scales: np.ndarray,
-    sub_scales: np.ndarray,
-    dmin: np.ndarray | None = None,
-    sub_biases: np.ndarray | None = None,
-) -> _Scaling:
-    """Scaling of a format with super scales float16 [B, 1] and sub scales [B, groups]."""
+def _two_levels(super_scales: np.ndarray, sub_scales: np.ndarray, *minima: np.ndarray) -> _Scaling:
+    """Scaling of a format with super scales float16 [B, 1] and sub scales [B, groups]. minima: the
+    same of the negated biases.
+    """
     scaling: _Scaling = {
         "scales": super_scales.astype(np.float32) * sub_scales,
         "super_scales": super_scales,
         "sub_scales": sub_scales.view(np.int8),
     }
-    if dmin is not None and sub_biases is not None:
-        super_biases = -dmin
+    if minima:
+        super_biases, sub_biases = -minima[0], minima[1]
         scaling |= {
             "biases": super_biases.astype(np.float32) * sub_biases,
             "super_biases": super_biases,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -509,11 +510,8 @@ class ByteLevelVocabulary(GGUFTokenizer):
             ids = self.library.encode(text, add_special_tokens=False).ids
         if self._unmergeable.isdisjoint(ids):
             return ids
-        return [
-            i
-            for token in ids
-            for i in (self._spell(token) if token in self._unmergeable else (token,))
-        ]
+        spelled = (self._spell(i) if i in self._unmergeable else (i,) for i in ids)
+        return list(itertools.chain.from_iterable(spelled))
 
     def _spell(self, token: int) -> list[int]:
         """Encode a token's text with other tokens: its first character and the rest, or the bytes
