@@ -179,6 +179,12 @@ class Value:
         right = self.function.raw(other, self.type)
         return Value(self.function, compare(operator, self.raw, right))
 
+    def __lt__(self, other: Value | float) -> Value:
+        return self.compare("<", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return self.compare(">", other)
+
     def select(self, yes: Value, no: Value | int | float) -> Value:
         """`yes` where this condition holds, else `no`."""
         return self.emit("select", yes.raw, self.function.raw(no, yes.type))

@@ -10,8 +10,9 @@ loops. The gguf library quantises to simpler types.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -118,42 +119,48 @@ def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.clip(values, low, high, out=values)
 
 
-def _fit_min(
-    x: np.ndarray, weights: Weights, low: np.ndarray, high: np.ndarray, grid: Grid
-) -> np.ndarray:
+# The searches run on NumPy's arrays, or on symbols that become machine code (kernels/search.py):
+# `words` has their arithmetic, x and weights have a row for each weight of a group, a column for
+# each group.
+
+
+def fit_min(
+    words: Any, x: Any, weights: Any, low: Any, high: Any, *grid: float
+) -> Sequence[np.ndarray]:
     """The search of `_search_min`; returns scales, minima, and the codes' inverse scales and
-    origins, [4, G]. low, high: the range of each group, [G].
+    origins. low, high: the range of each group.
     """
-    top, first, steps, delta = grid
+    (top, first, steps, delta), number, total = grid, words.number, words.total
     if weights is None:
-        weights = np.abs(x) + np.sqrt(_sum(x * x) / np.float32(32))
-    sum_w, sum_x = _sum(weights), _sum(weights * x)
+        weights = words.abs(x) + words.sqrt(total(x * x) / number(len(x)))
+    sum_w, sum_x = total(weights), total(weights * x)
 
-    def measure(codes: np.ndarray, scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
+    def measure(codes: Any, scale: Any, minimum: Any) -> Any:
         difference = codes * scale + minimum - x
-        return _sum(difference * difference * weights)
+        return total(difference * difference * weights)
 
-    # The codes are those of inverse * (x - origin).
-    inverse = np.float32(top) / (high - low)
-    scale = np.float32(1) / inverse
-    error = measure(_round((x - low) * inverse, 0, top), scale, low)
-    best = np.stack([error, scale, low, inverse, low])
-    for i in range(steps + 1):
+    def improve(i: Any, best: Sequence) -> Sequence:
         origin = best[2]  # as in llama.cpp, codes count from the best minimum so far
-        offset = np.float32(first) + np.float32(delta) * np.float32(i) + np.float32(top)
-        inverse = offset / (high - origin)
-        codes = _round((x - origin) * inverse, 0, top)
+        inverse = (number(first) + i * number(delta) + number(top)) / (high - origin)
+        codes = words.round((x - origin) * inverse, 0, top)
         weighted = weights * codes
-        sum_l, sum_l2, sum_xl = _sum(weighted), _sum(weighted * codes), _sum(weighted * x)
+        sum_l, sum_l2, sum_xl = total(weighted), total(weighted * codes), total(weighted * x)
         determinant = sum_w * sum_l2 - sum_l * sum_l
         minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
         scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
-        scale = np.where(minimum > 0, sum_xl / sum_l2, scale)
-        minimum = np.where(minimum > 0, np.float32(0), minimum)
+        is_above = minimum > number(0)
+        scale = words.select(is_above, sum_xl / sum_l2, scale)
+        minimum = words.select(is_above, number(0), minimum)
         error = measure(codes, scale, minimum)
-        is_better = (determinant > 0) & (error < best[0])
-        best = np.where(is_better, [error, scale, minimum, inverse, origin], best)
-    return best[1:]
+        is_better = (determinant > number(0)) & (error < best[0])
+        trial = error, scale, minimum, inverse, origin
+        return [words.select(is_better, new, old) for new, old in zip(trial, best)]
+
+    # The codes are those of inverse * (x - origin).
+    inverse = number(top) / (high - low)
+    scale = number(1) / inverse
+    error = measure(words.round((x - low) * inverse, 0, top), scale, low)
+    return words.repeat(steps + 1, improve, [error, scale, low, inverse, low])[1:]
 
 
 def _search_min(
@@ -167,8 +174,7 @@ def _search_min(
     low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
     # equal values, or a width whose inverse overflows
     is_flat = ~np.isfinite(np.float32(top) / (high - low))
-    fit = search.fit_min(x, weights, low, high, grid)
-    scale, minimum, best, best_origin = fit
+    scale, minimum, best, best_origin = search.run(fit_min, x, weights, (low, high), *grid)
     scale[is_flat] = best[is_flat] = best_origin[is_flat] = 0
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -196,39 +202,37 @@ def _fit_positive(
         is_better = trial < error
         best, error = np.where(is_better, inverse, best), np.where(is_better, trial, error)
     codes = np.minimum(np.rint(best * values), top)
-    scale, codes = search.descend(values, codes, weights, -np.inf, top)
-    codes = np.where(is_zero, 0, codes).astype(np.int32).astype(np.uint8)
+    scale, *changed = search.run(descend, values, weights, (codes,), -np.inf, top)
+    codes = np.where(is_zero, 0, np.stack(changed)).astype(np.int32).astype(np.uint8)
     return np.where(is_zero, np.float32(0), scale), codes
 
 
-def _descend(
-    x: np.ndarray, codes: np.ndarray, weights: np.ndarray, low: float, high: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Change single codes [n, G] while the best scale's error falls; returns scales [G], codes. The
-    part that make_q3_quants and make_qp_quants share.
+def descend(
+    words: Any, x: Any, weights: Any, codes: Any, low: float, high: float
+) -> Sequence[np.ndarray]:
+    """Change single codes while the best scale's error falls; returns scales, then codes. The part
+    that make_q3_quants and make_qp_quants share.
     """
-    codes, weighted = codes.copy(), weights * x
-    sum_lx = np.add.accumulate(weighted * codes)[-1]
-    sum_l2 = np.add.accumulate(weights * codes * codes)[-1]
-    for _ in range(5):
-        has_changed = False
-        for i in range(len(x)):
-            code = codes[i]
+    number, weighted = words.number, weights * x
+    sums = words.total(weighted * codes), words.total(weights * codes * codes)
+
+    def improve(_: Any, state: Sequence) -> Sequence:
+        sum_lx, sum_l2, *codes = state
+        for i, code in enumerate(codes):
             rest_lx = sum_lx - weighted[i] * code
             rest_l2 = sum_l2 - weights[i] * code * code
-            new = np.clip(np.rint(x[i] * rest_l2 / rest_lx), low, high)
+            new = words.round(x[i] * rest_l2 / rest_lx, low, high)
             new_lx, new_l2 = rest_lx + weighted[i] * new, rest_l2 + weights[i] * new * new
-            is_better = (rest_lx > 0) & (new != code)
-            is_better &= (new_l2 if np.isfinite(low) else rest_l2) > 0  # as either function does
+            is_better = (rest_lx > number(0)) & ((new < code) | (new > code))
+            is_better &= (new_l2 if np.isfinite(low) else rest_l2) > number(0)  # as either does
             is_better &= new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
-            if is_better.any():
-                has_changed = True
-                codes[i] = np.where(is_better, new, code)
-                sum_lx = np.where(is_better, new_lx, sum_lx)
-                sum_l2 = np.where(is_better, new_l2, sum_l2)
-        if not has_changed:
-            break
-    return np.where(sum_l2 > 0, sum_lx / sum_l2, np.float32(0)), codes
+            codes[i] = words.select(is_better, new, code)
+            sum_lx = words.select(is_better, new_lx, sum_lx)
+            sum_l2 = words.select(is_better, new_l2, sum_l2)
+        return [sum_lx, sum_l2, *codes]
+
+    sum_lx, sum_l2, *codes = words.repeat(5, improve, [*sums, *codes])
+    return [words.select(sum_l2 > number(0), sum_lx / sum_l2, number(0)), *codes]
 
 
 def _sum_weights(weights: np.ndarray, groups: int) -> np.ndarray:
@@ -305,37 +309,45 @@ def _largest(values: np.ndarray, axis: int) -> np.ndarray:
     return largest
 
 
-def _fit_scales(
-    x: np.ndarray, weights: Weights, largest: np.ndarray, top: int | None
-) -> np.ndarray:
+def fit_scales(
+    words: Any, x: Any, weights: Any, largest: Any, top: int | None
+) -> Sequence[np.ndarray]:
     """Search inverse scales for the least squared error weighted by x * x; returns scales and the
-    inverse scales that gave the best values, [2, G].
+    inverse scales that gave the best values.
 
-    The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group,
-    [G]. top: for codes -top .. top - 1; None for IQ4_NUMBERS. weights: in place of x * x.
+    The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group.
+    top: for codes -top .. top - 1; None for IQ4_NUMBERS. weights: in place of x * x.
     """
-    if top is None:
-        trials = [np.float32(1) / (-largest / IQ4_NUMBERS[0])]
-        trials += [(np.float32(i) + IQ4_NUMBERS[0]) / largest for i in range(-7, 8)]
-    else:
-        offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
-        trials = [-(np.float32(top) + offset) / largest for offset in offsets]
+    number, total = words.number, words.total
     weights = x * x if weights is None else weights
-    best = np.stack([trials[0], *np.zeros((2, x.shape[1]), np.float32)])
-    for i, inverse in enumerate(trials):
+
+    def attempt(inverse: Any, best: Sequence, is_first: bool = False) -> Sequence:
         if top is None:
-            whole = _nearest(x * inverse, _NEAREST_VALUE)
-            sum_lx = _sum(weights * whole * x)
+            codes = words.nearest(x * inverse)
+            sum_lx = total(weights * codes * x)
         else:
-            whole = _round(x * inverse, -top, top - 1)
-            sum_lx = _sum(weights * x * whole)
-        sum_l2 = _sum(weights * whole * whole)
+            codes = words.round(x * inverse, -top, top - 1)
+            sum_lx = total(weights * x * codes)
+        sum_l2 = total(weights * codes * codes)
         scale = sum_lx / sum_l2
-        is_better = sum_l2 > 0
-        if i:
+        is_better = sum_l2 > number(0)
+        if not is_first:
             is_better &= sum_lx * sum_lx > best[2] * sum_l2
-        best = np.where(is_better, [inverse, scale, scale * sum_lx], best)
-    return best[1::-1]
+        trial = inverse, scale, scale * sum_lx
+        return [words.select(is_better, new, old) for new, old in zip(trial, best)]
+
+    def improve(i: Any, best: Sequence) -> Sequence:
+        if top is None:
+            return attempt((i + number(IQ4_NUMBERS[0] - 7)) / largest, best)
+        tenths = words.select(i < number(9), i - number(9), i - number(8))
+        return attempt((number(0) - (tenths * number(0.1) + number(top))) / largest, best)
+
+    if top is None:
+        start = number(1) / ((number(0) - largest) / number(IQ4_NUMBERS[0]))
+    else:
+        start = number(-top) / largest
+    best = attempt(start, (start, number(0), number(0)), is_first=True)
+    return words.repeat(15 if top is None else 18, improve, best)[1::-1]
 
 
 def _fit_symmetric(
@@ -345,7 +357,7 @@ def _fit_symmetric(
     returns their codes, -top .. top - 1.
     """
     largest = _largest(x, 0)
-    scales, best = search.fit_scales(x, weights, largest, top)
+    scales, best = search.run(fit_scales, x, weights, (largest,), top)
     is_zero = np.abs(largest) < _EPSILON
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -387,7 +399,8 @@ def _q3_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
         is_zero, squares = ~(np.abs(largest) >= _EPSILON), x * x
         codes = np.clip(np.rint(np.float32(-4) / largest * x), -4, 3)
         codes[:, is_zero] = 0
-        scales, codes = search.descend(x, codes, squares, -4, 3)
+        scales, *changed = search.run(descend, x, squares, (codes,), -4, 3)
+        codes = np.stack(changed)
         codes[:, is_zero], scales[is_zero] = -4, 0
         levels = scales.reshape(-1, 16).T
         largest = _largest(levels, 0)
@@ -453,7 +466,7 @@ def _fit_iq4(x: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     """Scales [G] of quantize_row_iq4_nl_impl."""
     largest = _largest(x, 0)
     weights = None if weights is None else _groups(weights, 32)
-    scales, _ = search.fit_scales(x, weights, largest, None)
+    scales, _ = search.run(fit_scales, x, weights, (largest,), None)
     return np.where(np.abs(largest) < _EPSILON, np.float32(0), scales)
 
 
@@ -486,12 +499,38 @@ def _iq4_xs(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     )
 
 
-class Search(NamedTuple):
-    """Searches of groups' scales: of NumPy, or compiled with the same bits."""
+class _Words:
+    """The arithmetic of searches on NumPy's arrays."""
 
-    fit_min: Callable[..., np.ndarray] = _fit_min
-    fit_scales: Callable[..., np.ndarray] = _fit_scales
-    descend: Callable[..., tuple[np.ndarray, np.ndarray]] = _descend
+    number, abs, sqrt, select, total, round = np.float32, np.abs, np.sqrt, np.where, _sum, _round
+
+    @staticmethod
+    def nearest(values: np.ndarray) -> np.ndarray:
+        """The nearest of IQ4_NUMBERS."""
+        return _nearest(values, _NEAREST_VALUE)
+
+    @staticmethod
+    def repeat(count: int, body: Callable[..., Sequence], state: Sequence) -> Sequence:
+        """`state` after body(i, state) for each i."""
+        for i in range(count):
+            state = body(np.float32(i), state)
+        return state
+
+
+@dataclass(frozen=True)
+class Search:
+    """Runs searches of groups' scales in NumPy."""
+
+    def run(
+        self,
+        function: Callable[..., Sequence[np.ndarray]],
+        x: np.ndarray,
+        weights: Weights,
+        others: tuple[np.ndarray, ...],
+        *constants: float | None,
+    ) -> Sequence[np.ndarray]:
+        """The rows [G] that a search returns. x, weights: [size, G]; others: its further arrays."""
+        return function(_Words, x, weights, *others, *constants)
 
 
 _QUANTISERS: dict[str, Callable[..., np.ndarray]] = {
