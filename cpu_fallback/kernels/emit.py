@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -227,6 +229,19 @@ def concatenate(parts: list[Value]) -> Value:
         lanes = list(range(2 * parts[0].type.count))
         parts = [low.shuffle(lanes, high) for low, high in zip(parts[::2], parts[1::2])]
     return parts[0]
+
+
+class Rows(list):
+    """Values in a row; operators apply to each, with another row's or a single value."""
+
+    def _apply(self, operation: Callable, other: Any) -> Rows:
+        return Rows(map(operation, self, other if isinstance(other, Rows) else repeat(other)))
+
+    __add__ = functools.partialmethod(_apply, operator.add)
+    __sub__ = functools.partialmethod(_apply, operator.sub)
+    __mul__ = functools.partialmethod(_apply, operator.mul)
+    __and__ = functools.partialmethod(_apply, operator.and_)
+    __rshift__ = functools.partialmethod(_apply, operator.rshift)
 
 
 class Variable:

@@ -6,13 +6,26 @@ lanes are the rows. Stores are whole cache lines, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
 
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import LANES, Function, Value, Variable, f16, i8, i16, i32, i32s, i64, kernel, vector
+from .emit import (
+    LANES,
+    Function,
+    Rows,
+    Value,
+    Variable,
+    f16,
+    i8,
+    i16,
+    i32,
+    i32s,
+    i64,
+    kernel,
+    vector,
+)
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
 
 _EVERY_BYTE = 0x01010101
@@ -91,6 +104,31 @@ class _Block:
         word = self._load(start)[skip // 4]
         return word >> 16 if skip % 4 else word
 
+    # As core.files.quantized has them for NumPy, for functions of scales
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        return condition.select(yes, no)
+
+    def split(self, word: Value) -> Rows:
+        """The bytes of a word, in the low bits."""
+        return Rows(word >> 8 * i if i else word for i in range(4))
+
+    def join(self, parts: Iterable[Rows | Value]) -> Rows:
+        return Rows(value for p in parts for value in (p if isinstance(p, list) else [p]))
+
+    def bytes(self, at: int, count: int) -> Rows:
+        return self.join(self.split(self.word(at + i)) for i in range(0, count, 4))
+
+    def halve_e4m3(self, codes: Rows) -> Rows:
+        """Halves of E4M3's magnitudes in bfloat16; 127 means zero."""
+        values = Rows()
+        for code in codes:
+            bits = ((code & 0x7F) << 7).truncate(vector(i16)).bitcast(vector(f16))
+            half = (bits.widen_half() * 128.0).bitcast(i32s) >> 16
+            is_zero = (code & 0xFF).compare("==", 0x7F)
+            values.append(is_zero.select(self.f.zero(i32s), half))
+        return values
+
     def _find(self, offset: int, first: int = 0) -> tuple[int, int]:
         """(start of 16 bytes to load, position of `offset` in them)."""
         start = min(first + (offset - first) // 16 * 16, self.nbytes - 16)
@@ -154,10 +192,11 @@ def fill_block(
     per_block, groups = layout.block // file.block_size, file.block_size // GROUP
     for i in range(per_block):
         block = _Block(f, rows, b * (per_block * file.nbytes) + i * file.nbytes, file.nbytes)
-        parts = _SCALES[format](block)
+        parts = file.scales(block)
         if layout.packs_subs:
             parts["subs"] = _pack_subs(parts.pop("scales"), parts.pop("biases"))
         for part, values in parts.items():
+            values = values if isinstance(values, list) else [values]
             kind = i16 if layout.width(part) == 2 else i32 if layout.width(part) == 4 else i8
             for number, value in enumerate(values, i * len(values)):
                 value = value if kind is i32 else value.truncate(vector(kind))
@@ -209,83 +248,3 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
             vectors[at] = part if vectors[at] is None else vectors[at] | part
     for at, packed in enumerate(vectors):
         f.store(packed, out, 64 * at, 64)
-
-
-# Scales of a file's block, by part of the layout's block: a value per group, in the low bytes of
-# int32 [16]. The file's structs are in core/files/quantized.py.
-
-_Scales = dict[str, list[Value]]
-
-
-def _bytes(word: Value) -> list[Value]:
-    return [word >> 8 * i if i else word for i in range(4)]
-
-
-def _two_levels(scale: Value, scales: list[Value], *minima: Any) -> _Scales:
-    parts = {"super_scales": [scale], "scales": scales}
-    if minima:  # a bias is the negated minimum: flip the sign bit
-        parts |= {"super_biases": [minima[0] ^ 0x8000], "biases": minima[1]}
-    return parts
-
-
-def _q2_k(block: _Block) -> _Scales:
-    pairs = [pair for i in range(4) for pair in _bytes(block.word(4 * i))]
-    scale, scales = block.half(80), [pair & 15 for pair in pairs]
-    return _two_levels(scale, scales, block.half(82), [pair >> 4 & 15 for pair in pairs])
-
-
-def _q3_k(block: _Block) -> _Scales:
-    words, scales = [block.word(96 + 4 * i) for i in range(3)], []
-    for i in range(4):
-        low, high = words[i % 2] >> i // 2 * 4 & 0x0F0F0F0F, words[2] >> 2 * i & 0x03030303
-        scales += [scale - 32 for scale in _bytes(low | high << 4)]
-    return _two_levels(block.half(108), scales)
-
-
-def _q4_k(block: _Block) -> _Scales:
-    first, second, last = (block.word(4 + 4 * i) for i in range(3))
-
-    def pairs(lower: Value, shift: int) -> list[Value]:
-        upper = last >> shift & 0x0F0F0F0F | lower >> 2 & 0x30303030
-        return _bytes(lower & 0x3F3F3F3F) + _bytes(upper)
-
-    return _two_levels(block.half(0), pairs(first, 0), block.half(2), pairs(second, 4))
-
-
-def _q6_k(block: _Block) -> _Scales:
-    return _two_levels(
-        block.half(208), [scale for i in range(4) for scale in _bytes(block.word(192 + 4 * i))]
-    )
-
-
-def _iq4_xs(block: _Block) -> _Scales:
-    low, high = block.word(4), block.half(2)
-    return _two_levels(
-        block.half(0), [(low >> 4 * g & 15 | (high >> 2 * g & 3) << 4) - 32 for g in range(8)]
-    )
-
-
-def _mxfp4(block: _Block) -> _Scales:
-    """Half of 2**(e - 127) in bfloat16, subnormal for the smallest two exponents."""
-    e = block.word(0) & 255
-    return {"scales": [e.compare("<", 2).select(e + 1 << 5, e - 1 << 7)]}
-
-
-def _nvfp4(block: _Block) -> _Scales:
-    """Halves of E4M3's magnitudes in bfloat16; 127 means zero."""
-    values = []
-    for code in _bytes(block.word(0)):
-        bits = ((code & 0x7F) << 7).truncate(vector(i16)).bitcast(vector(f16))
-        half = (bits.widen_half() * 128.0).bitcast(i32s) >> 16
-        is_zero = (code & 0xFF).compare("==", 0x7F)
-        values.append(is_zero.select(block.f.zero(i32s), half))
-    return {"scales": values}
-
-
-_SCALES: dict[str, Callable[[_Block], _Scales]] = {
-    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"), lambda b: {"scales": [b.half(0)]}),
-    **dict.fromkeys(("Q4_1", "Q5_1"), lambda b: {"scales": [b.half(0)], "biases": [b.half(2)]}),
-    **dict.fromkeys(("Q4_K", "Q5_K"), _q4_k),
-    **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs},
-    **{"Q8_K": lambda block: {"scales": [block.word(0)] * 2}, "MXFP4": _mxfp4, "NVFP4": _nvfp4},
-}

@@ -21,7 +21,7 @@ from mlx_llama.core.files.gguf_quantize import (
     fit_min,
 )
 
-from .emit import LANES, Function, Module, Value, Variable, f32s, i32, i64
+from .emit import LANES, Function, Module, Rows, Value, Variable, f32s, i32, i64
 from .target import Target, compile_module
 
 
@@ -77,18 +77,6 @@ def _compile(
         return module
 
     return compile_module(target, name, [name], build).function(name, len(inputs) + 2)
-
-
-class Rows(list):
-    """A group's values, each in a vector; arithmetic with others or a single value."""
-
-    def _apply(self, operation: Callable, other: Rows | Value) -> Rows:
-        others = other if isinstance(other, Rows) else [other] * len(self)
-        return Rows(map(operation, self, others))
-
-    __add__ = functools.partialmethod(_apply, operator.add)
-    __sub__ = functools.partialmethod(_apply, operator.sub)
-    __mul__ = functools.partialmethod(_apply, operator.mul)
 
 
 class _Words:

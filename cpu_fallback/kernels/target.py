@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import llvmlite
 
+from mlx_llama.core import files
 from mlx_llama.core.system.cache_folder import cache_folder, is_private
 from mlx_llama.core.system.files import open_file, write_file
 
@@ -277,7 +278,10 @@ def emit_object_code(for_target: Target, module: ir.Module) -> bytes:
 @functools.cache
 def _hash_sources() -> bytes:
     hashed = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    formats = (
+        Path(files.__file__).with_name(f"{name}.py") for name in ("gguf_quantize", "quantized")
+    )
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), *formats):
         hashed.update(path.name.encode() + b"\0" + path.read_bytes())
     return hashed.digest()
 
