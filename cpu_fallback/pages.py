@@ -96,13 +96,10 @@ class PageLayout:
 class Page:
     """One page, at the start of a cache line."""
 
-    __slots__ = ("address", "holders", "memory", "numbers", "scales", "tokens")
-
     def __init__(self, layout: PageLayout):
         large = layout.nbytes >= HUGE_PAGE
-        self.memory = (
-            np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else allocate(layout.nbytes)
-        )
+        memory = map_huge(layout.nbytes) if large else allocate(layout.nbytes)
+        self.memory = np.frombuffer(memory, np.uint8)
         self.address = self.memory.ctypes.data
         shape = layout.layers, 2, layout.heads, PAGE
         first, last = layout.numbers(layout.layers, 0), layout.tokens
@@ -157,8 +154,6 @@ class Pages:
 
 class Row:
     """Pages of one sequence, in order."""
-
-    __slots__ = ("address", "pages", "table")
 
     def __init__(self) -> None:
         self.pages: list[Page] = []

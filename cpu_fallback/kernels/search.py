@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.files.gguf_quantize import (
-    IQ4_MIDPOINTS,
-    IQ4_NUMBERS,
-    Search,
-    descend,
-    fit_min,
-)
+from mlx_llama.core.files.gguf_quantize import IQ4_MIDPOINTS, IQ4_NUMBERS, Search, descend, fit_min
 
 from .emit import LANES, Function, Module, Rows, Value, Variable, f32s, i32, i64
 from .target import Target, compile_module

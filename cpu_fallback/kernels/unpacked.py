@@ -90,14 +90,7 @@ class _Scratch:
 
 @kernel
 def _unpack(
-    f: Function,
-    weights,
-    panel_bytes,
-    blocks,
-    out,
-    *,
-    target: Target,
-    layout: LowBitLayout,
+    f: Function, weights, panel_bytes, blocks, out, *, target: Target, layout: LowBitLayout
 ) -> None:
     """Unpack `blocks` blocks of each panel to `out`, and prefetch the next span."""
     parts, ahead = _Scratch(layout), SPAN // layout.groups * layout.block_bytes

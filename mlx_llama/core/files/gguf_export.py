@@ -133,9 +133,8 @@ def write_gguf(
             kept.setdefault(("float16", "blocks of 32"), []).append(name)
         elif is_fallback(item.kind, format) and item.tensor.shape[1] % 256:
             kept.setdefault((item.kind, "blocks of 256"), []).append(name)
-    for (kind, blocks), matrices in sorted(
-        kept.items(), key=lambda entry: (entry[0][0] != "float16", entry[0])
-    ):
+    for kind, blocks in sorted(kept, key=lambda key: (key[0] != "float16", key)):
+        matrices = kept[kind, blocks]
         notices += writing.notice_unquantised(matrices, checkpoint, kind, blocks)
 
     kept_blocks = {name for name, item in plan.items() if all(map(item.keeps_blocks, item.parts))}
@@ -170,9 +169,8 @@ class _TensorPlan(writing.TensorPlan):
     @property
     def written(self) -> np.dtype:
         """NumPy's dtype of the values to write: bytes for block formats, the bits of bfloat16."""
-        return np.dtype(
-            {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(self.kind, np.uint8)
-        )
+        dtypes = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+        return np.dtype(dtypes.get(self.kind, np.uint8))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -227,9 +225,8 @@ class _TensorPlan(writing.TensorPlan):
                         f"tensor {tensor.name}: holds weights too large for {self.kind}, whose "
                         f"scales are float16; write the MLX form, whose scales can be wider"
                     )
-            result[start : start + len(rows)] = (
-                rows + np.float32(self.offset) if self.offset else rows
-            )
+            rows = rows + np.float32(self.offset) if self.offset else rows
+            result[start : start + len(rows)] = rows
 
         writing.convert_slabs(tensor, convert, advance, self.order, dtype)
 
@@ -256,9 +253,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     config = checkpoint.config
     layers = config.num_hidden_layers
     # The name is a setting too: by it llama.cpp recognises Phi-3's white space.
-    writer.add_name(
-        str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name))
-    )
+    name = (checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)
+    writer.add_name(str(name))
     kind = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}.get(format, f"MOSTLY_{format}")
     writer.add_file_type(gguf.LlamaFileType[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -268,9 +264,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
         if isinstance(value, list):
             writer.add_array(f"{family.gguf}.{key}", value)
         elif value is not None or entry.gguf_default is not None:
-            (writer.add_uint32 if entry.kind is int else writer.add_float32)(
-                f"{family.gguf}.{key}", value or 0
-            )
+            add = writer.add_uint32 if entry.kind is int else writer.add_float32
+            add(f"{family.gguf}.{key}", value or 0)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
@@ -479,12 +474,9 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
             f"{'is' if len(ends) == 4 else 'are'} left out"
         )
     ids = {**tokenizer.added_ids, **tokenizer.special_ids}
-    for name, add in (
-        ("unk_token", writer.add_unk_token_id),
-        ("pad_token", writer.add_pad_token_id),
-    ):
-        if tokenizer.named.get(name) in ids:
-            add(ids[tokenizer.named[name]])
+    for name in ("unk", "pad"):
+        if (text := tokenizer.named.get(f"{name}_token")) in ids:
+            getattr(writer, f"add_{name}_token_id")(ids[text])
 
 
 def _write_space_prefix(
@@ -548,14 +540,11 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
             f"{path}: model is {show(model.get('type'))}, and a GGUF file for llama.cpp takes BPE "
             f"here; write the MLX form"
         )
-    merges: list[tuple[str, ...]] = [
-        tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair)
-        for pair in model["merges"]
-    ]
+    listed = (x.split(" ", 1) if isinstance(x, str) else x for x in model["merges"])
+    merges: list[tuple[str, ...]] = [tuple(pair) for pair in listed]
     if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
-        result = _Vocabulary(
-            "gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges]
-        )
+        pairs = [" ".join(pair) for pair in merges]
+        result = _Vocabulary("gpt2", _pre_tokenizer(raw, path), merges=pairs)
         for text, token in model["vocab"].items():
             result.set(token, text, spm.NORMAL)
         return result
@@ -635,11 +624,8 @@ def _from_merges(
                 "which llama.cpp's scores cannot express; write the MLX form"
             )
     for text, token in vocab.items():
-        kind, score = spm.NORMAL, 0.0
-        if text == "<unk>":
-            kind = spm.UNKNOWN
-        elif re.fullmatch(r"<0x..>", text, re.DOTALL):
-            kind = spm.BYTE
+        is_byte, score = re.fullmatch(r"<0x..>", text, re.DOTALL), 0.0
+        kind = spm.UNKNOWN if text == "<unk>" else spm.BYTE if is_byte else spm.NORMAL
         if text in ranks:
             score = -float(ranks[text][0] + 1)
         elif len(text) > 1 and kind != spm.BYTE:

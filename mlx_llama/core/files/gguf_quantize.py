@@ -37,10 +37,7 @@ Grid = tuple[int, float, int, float]
 
 
 def quantize(
-    rows: np.ndarray,
-    kind: str,
-    importance: np.ndarray | None = None,
-    search: Search | None = None,
+    rows: np.ndarray, kind: str, importance: np.ndarray | None = None, search: Search | None = None
 ) -> np.ndarray:
     """Quantise rows float32 [n, K], whole blocks, to uint8 [n, bytes per row]. kind: a type.
     importance: of each column, mean squares of its inputs, float32 [K]; None for the same. Weights

@@ -166,9 +166,10 @@ def replace_when_done(
                 out.rmdir()  # Windows renames only to an unused name
             os.replace(partial, out)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True) if folder else partial.unlink(
-                missing_ok=True
-            )
+            if folder:
+                shutil.rmtree(partial, ignore_errors=True)
+            else:
+                partial.unlink(missing_ok=True)
             raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise CheckpointError(
