@@ -11,21 +11,7 @@ from collections.abc import Iterable
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import (
-    LANES,
-    Function,
-    Rows,
-    Value,
-    Variable,
-    f16,
-    i8,
-    i16,
-    i32,
-    i32s,
-    i64,
-    kernel,
-    vector,
-)
+from .emit import Function, Rows, Value, Variable, f16, i8, i16, i32, i32s, i64, kernel, vector
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
 
 _EVERY_BYTE = 0x01010101
@@ -45,7 +31,7 @@ def fill(
 ) -> None:
     """Fill panels from rows of a GGUF format; "": numbers, or codes in a byte, without scales."""
     with f.loop(panels) as p, f.loop(blocks) as b:
-        of_panel, target = rows + p * (8 * LANES), out + p * panel_bytes + b * layout.block_bytes
+        of_panel, target = rows + p * (8 * ROWS), out + p * panel_bytes + b * layout.block_bytes
         if isinstance(layout, FloatLayout):
             _fill_from_floats(f, layout, of_panel, b, target)
         elif format:
@@ -176,7 +162,7 @@ def _fill_from_floats(f: Function, layout: FloatLayout, rows: Value, b: Value, o
     width = layouts.WIDTHS[layout.dtype]
     block = _Block(f, rows, b * (GROUP * width), GROUP * width)
     for i in range(GROUP * width // 4):
-        word, at = block.word(4 * i), 4 * LANES * i
+        word, at = block.word(4 * i), 4 * ROWS * i
         if width == 4:
             f.store(word, out, at, 64)
         else:  # two numbers

@@ -181,11 +181,8 @@ def _byte_level_json(tokenizer: ByteLevelVocabulary) -> str:
     library.decoder = decoders.ByteLevel()
     if tokenizer.adds_bos:
         bos = tokenizer.named["bos_token"]
-        library.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A",
-            pair=f"{bos} $A {bos}:1 $B:1",
-            special_tokens=[(bos, tokenizer.bos_id)],
-        )
+        single, pair, ids = f"{bos} $A", f"{bos} $A {bos}:1 $B:1", [(bos, tokenizer.bos_id)]
+        library.post_processor = processors.TemplateProcessing(single, pair, ids)
     return library.to_str()
 
 
