@@ -241,6 +241,8 @@ class Rows(list):
     __sub__ = functools.partialmethod(_apply, operator.sub)
     __mul__ = functools.partialmethod(_apply, operator.mul)
     __and__ = functools.partialmethod(_apply, operator.and_)
+    __or__ = functools.partialmethod(_apply, operator.or_)
+    __lshift__ = functools.partialmethod(_apply, operator.lshift)
     __rshift__ = functools.partialmethod(_apply, operator.rshift)
 
 

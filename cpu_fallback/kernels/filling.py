@@ -99,6 +99,9 @@ class _Block:
         """The bytes of a word, in the low bits."""
         return Rows(word >> 8 * i if i else word for i in range(4))
 
+    def fields(self, word: Value, bits: int) -> Rows:
+        return Rows(word >> bits * i & (1 << bits) - 1 for i in range(8))
+
     def join(self, parts: Iterable[Rows | Value]) -> Rows:
         return Rows(value for p in parts for value in (p if isinstance(p, list) else [p]))
 

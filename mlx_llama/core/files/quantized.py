@@ -457,6 +457,10 @@ class _Blocks:
         """The bytes of a word, uint8 [B, 4]."""
         return word.view(np.uint8)
 
+    def fields(self, word: np.ndarray, bits: int) -> np.ndarray:
+        """Eight fields of a word, the lowest first, [B, 8]."""
+        return word >> np.arange(0, 8 * bits, bits, dtype=word.dtype) & ((1 << bits) - 1)
+
     def join(self, parts: Iterable[np.ndarray]) -> np.ndarray:
         return np.concatenate(list(parts), axis=1)
 
@@ -516,9 +520,8 @@ def _q8_k(block: Any) -> Parts:
 
 
 def _iq4_xs(block: Any) -> Parts:
-    low, high = block.word(4), block.half(2)
-    codes = (low >> 4 * g & 15 | (high >> 2 * g & 3) << 4 for g in range(8))
-    return _two_levels(block.half(0), block.join(codes) - 32)
+    codes = block.fields(block.word(4), 4) | block.fields(block.half(2), 2) << 4
+    return _two_levels(block.half(0), codes - 32)
 
 
 def _mxfp4(block: Any) -> Parts:
