@@ -346,10 +346,8 @@ class Function:
         return self.builder.inttoptr(address.raw, pointer)
 
     def call(self, function: Function, *arguments: Value | int | float) -> Value:
-        raws = [
-            self.raw(value, type_)
-            for value, type_ in zip(arguments, function.ir.function_type.args, strict=True)
-        ]
+        types = function.ir.function_type.args
+        raws = [self.raw(value, type_) for value, type_ in zip(arguments, types, strict=True)]
         return Value(self, self.builder.call(function.ir, raws))
 
     def call_address(self, address: Value, types: list[ir.Type], *arguments: Value) -> None:

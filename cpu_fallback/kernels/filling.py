@@ -212,9 +212,8 @@ def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
     for field in file.fields:
         if field.run == 0:
             # Spread four bits to the lowest bits of four bytes.
-            part = (
-                (block.word(field.first + c // 32 * 4, field.first) >> c % 32 & 15) * 0x00204081
-            ) & _EVERY_BYTE
+            four = block.word(field.first + c // 32 * 4, field.first) >> c % 32 & 15
+            part = four * 0x00204081 & _EVERY_BYTE
         else:
             per_run = field.run * 8 // field.width
             word = block.word(field.first + c // per_run * field.run + c % field.run, field.first)

@@ -150,21 +150,14 @@ def _factor(f: Operation, source: str, a: Value, groups: Value) -> Value:
 
 
 def _call_pack(
-    f: Operation,
-    x_layout: ActivationLayout,
-    source: str,
-    numbers: tuple[Value, Value, Value],
-    groups: tuple[Value, Value],
-    first: Value,
-    index: Value,
-    size: Value,
+    f: Operation, x_layout: ActivationLayout, source: str, numbers: tuple, groups: tuple, *tile
 ) -> None:
     """Call packing.pack for a tile of one token, or for larger tiles.
 
     numbers: addresses of rows of a and b, and the factor; groups: first group and their count;
-    first: row of the tile.
+    tile: its first row, the token's index in it and its size.
     """
-    (a, b, factor), (start, count) = numbers, groups
+    (a, b, factor), (start, count), (first, index, size) = numbers, groups, tile
     at = start * (4 * GROUP)
     b = b if source == "xielu" else b + at
     out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))

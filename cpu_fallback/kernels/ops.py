@@ -173,13 +173,9 @@ def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
 def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
     """Offsets of the layer's keys and values in a page, as operands; and the number of heads."""
     pages, i = trace.workspace.pages, spec.index
-    return {
-        "key_heads": spec.key_value_heads,
-        "page_keys": pages.numbers(i, 0),
-        "page_values": pages.numbers(i, 1),
-        "key_scales": pages.scales(i, 0),
-        "value_scales": pages.scales(i, 1),
-    }
+    numbers = {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1)}
+    scales = {"key_scales": pages.scales(i, 0), "value_scales": pages.scales(i, 1)}
+    return {"key_heads": spec.key_value_heads} | numbers | scales
 
 
 def attend(query: Columns, view: View, spec: LayerSpec, sinks: np.ndarray | None = None) -> Columns:

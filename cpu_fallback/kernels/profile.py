@@ -81,9 +81,8 @@ def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Pro
     def embed(tokens: np.ndarray) -> None:
         started = time.perf_counter()
         Runner.embed(runner, tokens)
-        profile.lost[common.EMBEDDING] = (
-            profile.lost.get(common.EMBEDDING, 0.0) + time.perf_counter() - started
-        )
+        before = profile.lost.get(common.EMBEDDING, 0.0)
+        profile.lost[common.EMBEDDING] = before + time.perf_counter() - started
 
     runner.embed = embed
     try:

@@ -37,9 +37,8 @@ class Code:
         key, write = repr(recipe), partial(write_module, recipe)
         everything = ["run", "run_clocked", *names]
         self.compiled: Compiled = compile_module(recipe.target, key, everything, write)
-        kernels = (
-            self.compiled.function(name, x[0].parameters()) for name, x in zip(names, public)
-        )
+        find = self.compiled.function
+        kernels = (find(name, kernel.parameters()) for name, (kernel, *_) in zip(names, public))
         # for a team; of panels
         self.start, self.serve, self.checksum, *functions = kernels
         self.fill = dict(zip(recipe.sources, functions))

@@ -136,10 +136,7 @@ def merge(
         if name not in stored:
             name, first, _ = places[name]
         additions.setdefault(name, []).append((first, pair))
-    return {
-        name: _add(tensor, additions[name]) if name in additions else tensor
-        for name, tensor in stored.items()
-    }
+    return {**stored, **{name: _add(stored[name], parts) for name, parts in additions.items()}}
 
 
 def stack(
@@ -165,10 +162,7 @@ def stacked_nbytes(adapters: Sequence[Adapter], config: LlamaConfig, itemsize: i
     """Bytes of the `stack`s of all layers."""
     total, known = 0, config.tensor_shapes() if adapters else {}
     for modules in _groups(config) if adapters else ():
-        ranks = (
-            sum(adapter.pairs[name].rank for name in modules if name in adapter.pairs)
-            for adapter in adapters
-        )
+        ranks = (sum(x.pairs[name].rank for name in modules if name in x.pairs) for x in adapters)
         shapes = [known[f"{name}.weight"] for name in modules]
         width = shapes[0][1] + sum(rows for rows, _ in shapes)
         total += (1 + len(adapters)) * _round_up(max(ranks)) * width

@@ -76,11 +76,9 @@ def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[s
     if modules is None or not modules.fused_rows:
         return weights
     units = config.moe_intermediate_size
-    gates, ups = (
-        (slice(0, None, 2), slice(1, None, 2))
-        if modules.fused_rows == "in turn"
-        else (slice(0, units), slice(units, None))
-    )
+    gates, ups = slice(0, units), slice(units, None)
+    if modules.fused_rows == "in turn":
+        gates, ups = slice(0, None, 2), slice(1, None, 2)
     result = dict(weights)
     for spec in config.layers:
         if spec.experts is None:

@@ -195,10 +195,8 @@ class GGUFFile:
         K] all X N rows. Weights are not read. Raises ConfigError as `config`. Reading a tensor
         raises CheckpointError for a low-bit type of a vector, such as a norm.
         """
-        weights = {
-            name: replace(entry, decode=partial(self._decode, name))
-            for name, entry in self._tensors.items()
-        }
+        stored = self._tensors.items()
+        weights = {name: replace(x, decode=partial(self._decode, name)) for name, x in stored}
         # To llama.cpp each bias is optional; the config has all biases of a block or none. Absent
         # ones are zero.
         if any(name.endswith(".bias") for name in weights):

@@ -38,11 +38,8 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 
 def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
     """The config's fields. Later ones count only if set: hashes of the first traces stay valid."""
-    values = {
-        field.name: (getattr(config, field.name), field.default)
-        for field in fields(config)
-        if field.compare
-    }
+    compared = (field for field in fields(config) if field.compare)
+    values = {field.name: (getattr(config, field.name), field.default) for field in compared}
     values["rope"] = _describe_rope(config.rope), MISSING
     if isinstance(config.quantization, Quantization):
         values["quantization"] = _describe_quantization(config.quantization), MISSING

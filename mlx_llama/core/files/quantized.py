@@ -535,10 +535,8 @@ def _nvfp4(block: Any) -> Parts:
 
 
 # Table of both IQ4 types (kvalues_iq4nl), plus 128
-IQ4_VALUES = (
-    np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-    + 128
-)
+_IQ4 = -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+IQ4_VALUES = np.array(_IQ4, np.int16) + 128
 
 
 def _pair_tables(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -490,9 +490,8 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             if token is not None:
                 self.special_ids[text] = self.added_ids[text] = token
         self._specials = frozenset(self.special_ids.values())
-        self.adds_bos = (
-            self.bos_id is not None and settings.values.get("add_bos_token", True) is not False
-        )
+        adds_bos = settings.values.get("add_bos_token", True) is not False
+        self.adds_bos = adds_bos and self.bos_id is not None
         self._parsed_pattern = self._build_pattern(self.added_ids)
         above = {text for text, i in self.added_ids.items() if i >= self._size}
         ordinary = above - self.special_ids.keys()
@@ -514,9 +513,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         """Match added tokens, the longest first, with the white space that they absorb."""
         tokens = []
         for text in sorted(texts, key=len, reverse=True):
-            before, after = (
-                r"\s*" if text in absorbing else "" for absorbing in (self._lstrip, self._rstrip)
-            )
+            before, after = (r"\s*" * (text in strip) for strip in (self._lstrip, self._rstrip))
             tokens.append(f"{before}({re.escape(text)}){after}")
         return re.compile("|".join(tokens) or "(?!)")
 

@@ -46,11 +46,10 @@ class MarkParser(ThoughtParser):
                 self.state, self._is_fresh = "text", False
         if self.state == "thought":
             thought, mark, rest = self.waiting.partition(self._form.end)
-            self.waiting = (
-                "" if mark else thought[len(thought) - _count_withheld(thought, self._form.end) :]
-            )
+            count = 0 if mark else _count_withheld(thought, self._form.end)
+            self.waiting = thought[len(thought) - count :]
             if not mark and not is_last:
-                thought = thought[: len(thought) - len(self.waiting)]
+                thought = thought[: len(thought) - count]
                 # White space before the end mark is dropped with it.
                 kept = thought.rstrip()
                 self.waiting, thought = thought[len(kept) :] + self.waiting, kept

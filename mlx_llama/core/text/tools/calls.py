@@ -94,9 +94,8 @@ def split_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 {**message, "content": "" if number else message["content"], "tool_calls": [call]}
             )
             split += results.pop(call.get("id"), ())
-        split += (
-            [result for others in results.values() for result in others] if calls else [message]
-        )
+        rest = [result for others in results.values() for result in others]
+        split += rest if calls else [message]
     return split
 
 
