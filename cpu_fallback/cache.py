@@ -165,11 +165,8 @@ class Cache(Positions):
         keys, values = zip(
             *(self.read(self.page_rows[row].pages, layer, 0, length) for layer in layers)
         )
-        return {
-            "tokens": self.page_rows[row].tokens(0, length),
-            "keys": np.stack(keys),
-            "values": np.stack(values),
-        }
+        tokens = self.page_rows[row].tokens(0, length)
+        return {"tokens": tokens, "keys": np.stack(keys), "values": np.stack(values)}
 
     def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         pages = self.page_rows[row].pages

@@ -63,7 +63,6 @@ class PageLayout:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the numbers."""
         return np.dtype({None: np.float32, 16: np.float16, 8: np.int8}[self.bits])
 
     @property
@@ -87,25 +86,20 @@ class PageLayout:
 
     @property
     def tokens(self) -> int:
-        """Offset of the token ids."""
         return self.scales(self.layers, 0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a page."""
         return self.tokens + 4 * PAGE
 
 
 class Page:
     """One page, at the start of a cache line."""
 
-    __slots__ = ("address", "holders", "memory", "numbers", "scales", "tokens")
-
     def __init__(self, layout: PageLayout):
         large = layout.nbytes >= HUGE_PAGE
-        self.memory = (
-            np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else allocate(layout.nbytes)
-        )
+        memory = map_huge(layout.nbytes) if large else allocate(layout.nbytes)
+        self.memory = np.frombuffer(memory, np.uint8)
         self.address = self.memory.ctypes.data
         shape = layout.layers, 2, layout.heads, PAGE
         first, last = layout.numbers(layout.layers, 0), layout.tokens
@@ -117,7 +111,6 @@ class Page:
         self.holders = 0  # number of rows that have the page
 
     def copy_from(self, other: Page, count: int) -> None:
-        """Copy the first `count` positions of another page."""
         self.numbers[:, :, :, :count] = other.numbers[:, :, :, :count]
         self.scales[:, :, :, :count] = other.scales[:, :, :, :count]
         self.tokens[:count] = other.tokens[:count]
@@ -162,14 +155,11 @@ class Pages:
 class Row:
     """Pages of one sequence, in order."""
 
-    __slots__ = ("address", "pages", "table")
-
     def __init__(self) -> None:
         self.pages: list[Page] = []
         self._make_table(0)
 
     def append(self, pages: list[Page]) -> None:
-        """Add pages at the end."""
         first, last = len(self.pages), len(self.pages) + len(pages)
         if last > len(self.table):
             self._make_table(max(8, 2 * last))

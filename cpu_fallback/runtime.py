@@ -22,7 +22,6 @@ HAS_ONE_THREAD = False
 
 
 def has_gpu() -> bool:
-    """False: NumPy has no GPU."""
     return False
 
 
@@ -88,9 +87,9 @@ def find_search() -> Search:
     target, _ = compilation.find_target()
     if target is None:
         return Search()
-    from .kernels.search import compiled_search
+    from .kernels.search import CompiledSearch
 
-    return compiled_search(target)
+    return CompiledSearch(target)
 
 
 def measure_kernels(

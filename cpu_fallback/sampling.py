@@ -45,12 +45,9 @@ class SamplingBatch(BatchOptions):
             if self.logprobs is None:
                 return tokens
             if self.kind.rates_sampled:
-                logits = np.stack(
-                    [
-                        _rated(token, final, o) if rates_sampled(o) else row
-                        for (token, final), o, row in zip(draws, self.options, logits)
-                    ]
-                )
+                drawn = zip(draws, self.options, logits)
+                rows = [_rated(*draw, o) if rates_sampled(o) else row for draw, o, row in drawn]
+                logits = np.stack(rows)
             return pack(tokens, logits, self.logprobs)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
@@ -163,11 +160,9 @@ def _exclude_top(scores: np.ndarray, o: GenerationOptions) -> np.ndarray:
     """XTC: -inf for all likely tokens but the least likely of them."""
     shares = np.exp((scores - scores.max()) * np.float32(o.temperature))
     likely = (shares >= np.float32(o.xtc_threshold) * shares.sum()) & (scores > -np.inf)
-    return (
-        np.where(likely & (scores > scores[likely].min()), -np.inf, scores)
-        if likely.any()
-        else scores
-    ).astype(np.float32)
+    if likely.any():
+        scores = np.where(likely & (scores > scores[likely].min()), -np.inf, scores)
+    return scores.astype(np.float32)
 
 
 def _penalise(scores: np.ndarray, o: GenerationOptions, recent: np.ndarray) -> np.ndarray:

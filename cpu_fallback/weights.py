@@ -20,7 +20,7 @@ from . import ops, runtime
 from .kernels.compilation import Compilation
 
 if TYPE_CHECKING:
-    from .kernels.panels import Arena, Panels, Slab
+    from .kernels.panels import Panels, Slab
 
 READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk in advance
 
@@ -134,7 +134,10 @@ class Weights(BaseWeights):
         try:
             arena = file.open(pool) if file else None
             if is_packed := arena is None:
-                arena = _allocate(size)
+                try:
+                    arena = panels.allocate_arena(size)
+                except (OSError, MemoryError, OverflowError, ValueError):
+                    raise OutOfMemoryError.of(size) from None
             self._panels = {
                 name: panels.Panels(plan, arena, arena.take(plan.nbytes))
                 for name, plan in plans.items()
@@ -147,7 +150,6 @@ class Weights(BaseWeights):
             file.save(arena)
 
     def _fill(self, pool: Executor) -> None:
-        """Fill all panels from the file."""
         slabs = [slab for matrix in self._panels.values() for slab in matrix.slabs()]
         advance = progress.meter(sum(slab.nbytes for slab in slabs))
 
@@ -160,12 +162,3 @@ class Weights(BaseWeights):
 
         for nbytes in pool.map(fill, slabs, [*slabs[READ_AHEAD:], *[None] * READ_AHEAD]):
             advance(nbytes)
-
-
-def _allocate(nbytes: int) -> Arena:
-    from .kernels.panels import allocate_arena
-
-    try:
-        return allocate_arena(nbytes)
-    except (OSError, MemoryError, OverflowError, ValueError):
-        raise OutOfMemoryError.of(nbytes) from None

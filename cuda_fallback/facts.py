@@ -27,13 +27,9 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
         absence += "(https://pytorch.org/get-started)"
         if gpus.seen is False:
             absence = gpus.absence
-        return facts(
-            reason=f"no GPU: {absence}",
-            device="torch's CPU device",
-            options=(("device", "cpu"),),
-            memory_bytes=machine.free_memory(),
-            memory_is="free",
-        )
+        device = {"device": "torch's CPU device", "options": (("device", "cpu"),)}
+        memory = {"memory_bytes": machine.free_memory(), "memory_is": "free"}
+        return facts(reason=f"no GPU: {absence}", **device, **memory)
     if gpus.first is None:
         reason = "nvidia-smi does not name the GPU"
         return facts(reason=reason, gpu=None, device="a GPU, if torch sees one")
@@ -46,14 +42,8 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
         )
     elif "triton" not in packages:
         reason = "without the package triton decoding is slow: pip install triton"
-    return facts(
-        reason=reason,
-        gpu=True,
-        device=name,
-        memory_bytes=memory,
-        memory_is="free",
-        has_bfloat16=capability >= BFLOAT16_CAPABILITY,
-    )
+    facts = partial(facts, gpu=True, device=name, memory_bytes=memory, memory_is="free")
+    return facts(reason=reason, has_bfloat16=capability >= BFLOAT16_CAPABILITY)
 
 
 def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:

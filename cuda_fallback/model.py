@@ -75,13 +75,9 @@ class Llama(BaseLlama):
 
             from .kernels import ops as words
 
-            model._runner = Runner(
-                model.decoder.over(words),
-                build_view,
-                device,
-                Capture(device) if decoding.is_captured else None,
-                model.vocabulary,
-            )
+            capture = Capture(device) if decoding.is_captured else None
+            forward = model.decoder.over(words)
+            model._runner = Runner(forward, build_view, device, capture, model.vocabulary)
         return model
 
     @property
@@ -116,12 +112,8 @@ class Llama(BaseLlama):
             from .kernels import ops as kernel_ops
 
             words.append(kernel_ops)  # of decoded tokens
-        return clock_ops(
-            self,
-            words,
-            lambda results: torch.cuda.synchronize(self.device),
-            "no CUDA graph, and a wait after each operation: shares count, not sums",
-        )
+        note = "no CUDA graph, and a wait after each operation: shares count, not sums"
+        return clock_ops(self, words, lambda results: torch.cuda.synchronize(self.device), note)
 
     def _call(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Call without gradients, on the model's device. Raises OutOfMemoryError."""

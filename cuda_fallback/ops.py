@@ -7,6 +7,7 @@ kernels/ops.py has the vocabulary of decoded tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +82,7 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     if x.shape[1] == 1:
         mixed = []
         for row, numbers, share in zip(rows.view(len(chosen), -1, rows.shape[-1]), chosen, shares):
-            mixed.append(share @ _run_experts(_multiply_chosen, row, stacks, numbers).float())
+            mixed.append(share @ _run_experts(_multiply_each, row, stacks, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
     by_kernels = kernels.find_kernels(x.device)
     if (
@@ -100,7 +101,9 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
             # a new tensor would wait for its copy
             number, tokens = numbers[expert : expert + 1], pairs // spec.used
             inputs = rows[pairs if spec.scales_input else tokens]
-            outputs = _run_experts(_multiply_expert, inputs, stacks, number)
+            outputs = _run_experts(
+                lambda x, matrices: F.linear(x, matrices[0]), inputs, stacks, number
+            )
             # a token has an expert once
             out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]
     return out.to(x.dtype).view(x.shape)
@@ -125,37 +128,29 @@ def scale_inputs(rows: Tensor, shares: Tensor, spec: ExpertsSpec) -> tuple[Tenso
     return scaled.view(-1, rows.shape[-1]), torch.ones_like(shares)
 
 
-def _take(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrices by number, int64 [n], as [n, N, K]."""
-    if isinstance(stack, Tensor):
-        return stack.index_select(0, chosen)
-    return stack.dequantize(chosen, dtype)
-
-
 def _run_experts(
     multiply: Callable[..., Tensor], x: Tensor, stacks: ExpertStacks, numbers: Tensor
 ) -> Tensor:
-    """Outputs of the experts of these numbers, int64 [n], by products as of `multiply`."""
-    gate_bias, up_bias, down_bias = (
-        None if bias is None else bias.index_select(0, numbers) for bias in stacks.biases
-    )
-    gate_up = multiply(x, stacks.gate, numbers, gate_bias), multiply(x, stacks.up, numbers, up_bias)
+    """Outputs of the experts of these numbers, int64 [n], by multiply(x, matrices [n, N, K])."""
+
+    def project(x: Tensor, stack: Stack, bias: Tensor | None) -> Tensor:
+        if isinstance(stack, Tensor):
+            wide, matrices = x, stack.index_select(0, numbers)
+        else:
+            wide = x if x.is_cuda else x.float()
+            matrices = stack.dequantize(numbers, wide.dtype)
+        product = multiply(wide, matrices).to(x.dtype)
+        return product if bias is None else product + bias.index_select(0, numbers)
+
+    gate_bias, up_bias, down_bias = stacks.biases
+    gate_up = project(x, stacks.gate, gate_bias), project(x, stacks.up, up_bias)
     hidden = gate(torch.cat(gate_up, dim=-1), stacks.activation)
-    return multiply(hidden, stacks.down, numbers, down_bias)
+    return project(hidden, stacks.down, down_bias)
 
 
-def _multiply_chosen(x: Tensor, stack: Stack, chosen: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n or 1, K]; bias: [n, N]."""
-    wide = x if x.is_cuda or isinstance(stack, Tensor) else x.float()
-    product = (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
-    return product if bias is None else product + bias
-
-
-def _multiply_expert(x: Tensor, stack: Stack, number: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [n, K] with the matrix `number`, int64 [1]; bias: [1, N]; returns [n, N]."""
-    wide = x if x.is_cuda or isinstance(stack, Tensor) else x.float()
-    product = F.linear(wide, _take(stack, number, wide.dtype)[0]).to(x.dtype)
-    return product if bias is None else product + bias
+def _multiply_each(x: Tensor, matrices: Tensor) -> Tensor:
+    """Multiply row n of x, or its only row, with matrix n."""
+    return (matrices @ x[:, :, None])[:, :, 0]
 
 
 def adapt(product: Tensor, x: Tensor, adapters: Adapters, view: View) -> Tensor:
@@ -302,16 +297,9 @@ def attention(
     )
 
 
-def _unfused_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    mask: Tensor | str | None,
-    cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _unfused_attention(query: Tensor, keys: Tensor, values: Tensor, *how: Any) -> Tensor:
     """`attention` with a softcap or sinks, which fused kernels lack: 256 queries at a time."""
+    scale, mask, cap, sinks = how
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []
     for first in range(0, T, 256):

@@ -115,19 +115,9 @@ class QuantizedMatrix:
         scalings = [
             None if i % 2 and not has_biases else empty(*kind) for i, kind in enumerate(kinds)
         ]
-        matrix = cls(
-            (N, K),
-            bits,
-            first.group_size,
-            offset,
-            plane(widths[0]),
-            plane(widths[1]),
-            *scalings,
-            *[None] * (4 - len(scalings)),
-            dtype,
-            kernels,
-            exponent,
-        )
+        scalings += [None] * (4 - len(scalings))
+        planes, layout = map(plane, widths), ((N, K), bits, first.group_size, offset)
+        matrix = cls(*layout, *planes, *scalings, dtype, kernels, exponent)
         at, step = 0, max(1, _SLAB // K)
         # Few threads, since each allocates a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -164,7 +154,6 @@ class QuantizedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and biases."""
         parts = self.low, self.high, *self._scalings
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -237,13 +226,11 @@ class QuantizedStack:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(count, N, K)."""
         rows, K = self.matrix.shape
         return self.count, rows // self.count, K
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and biases."""
         return self.matrix.nbytes
 
     def dequantize(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -29,15 +29,7 @@ class Weights(BlockWeights):
     """
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
-    block_fields = (
-        "bits",
-        "group_size",
-        "offset",
-        "has_biases",
-        "two_level",
-        "scale_dtype",
-        "table",
-    )
+    block_fields = tuple("bits group_size offset has_biases two_level scale_dtype table".split())
     stack_type = QuantizedStack
 
     def __init__(

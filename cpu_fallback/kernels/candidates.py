@@ -32,17 +32,9 @@ NBYTES = 256 << 20  # of their panels
 ROUNDS = 15
 MARGIN = 1.03  # by which a candidate of a format must beat the general candidate
 CANDIDATES: tuple[Prefetch, ...] = (
-    (),
-    ((1, 256),),
-    ((1, 1024),),
-    ((1, 4096),),
-    ((2, 2048),),
-    ((2, 4096),),
-    ((0, 4096),),
-    ((0, 6144),),
-    ((1, 1024), (2, 3072)),
-    ((1, 1024), (2, 4096)),
-)
+    (), ((1, 256),), ((1, 1024),), ((1, 4096),), ((2, 2048),), ((2, 4096),), ((0, 4096),),
+    ((0, 6144),), ((1, 1024), (2, 3072)), ((1, 1024), (2, 4096)),
+)  # fmt: skip
 
 
 @kernel
@@ -100,23 +92,15 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
         if gains.max() >= MARGIN:
             best_by_format[name] = int(gains.argmax())
     in_use = dict(chosen)
-    return {
-        "processor": processor,
-        "target": target.name,
-        "threads": threads,
-        "candidates": [list(map(list, prefetch)) for prefetch in tried],
-        "formats": figures,
-        "mean": means,
-        "chosen": tried.index(in_use["any"]),
-        "chosen_own": {
-            name: tried.index(in_use[layout.name])
-            for name, layout in by_format.items()
-            if layout.name in in_use
-        },
-        "best": best,
-        "best_own": best_by_format,
-        "is_measured": is_measured,
+    chosen_own = {
+        name: tried.index(in_use[layout.name])
+        for name, layout in by_format.items()
+        if layout.name in in_use
     }
+    run = {"processor": processor, "target": target.name, "threads": threads}
+    run |= {"candidates": [list(map(list, prefetch)) for prefetch in tried], "formats": figures}
+    run |= {"mean": means, "chosen": tried.index(in_use["any"]), "chosen_own": chosen_own}
+    return run | {"best": best, "best_own": best_by_format, "is_measured": is_measured}
 
 
 def save(figures: dict[str, Any]) -> str:

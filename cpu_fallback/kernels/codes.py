@@ -20,11 +20,17 @@ class Codes:
         f: Function,
         target: Target,
         layout: LowBitLayout,
-        address: Value,
-        gfni: bool,
-        rows: range,
+        block: Value,
+        group: Value | int,
+        tokens: int,
+        rows: range = range(LANES),
     ):
-        self.f, self.target, self.address, self.gfni, self.rows = f, target, address, gfni, rows
+        """tokens: that they are multiplied with."""
+        # One or two tokens are limited by memory; fewer instructions help. More tokens are limited
+        # by the units that multiply, which Zen 4 also uses for gfni, but not for shifts.
+        self.gfni = target.gfni and tokens <= 2
+        self.address = block + (group * layout.group_bytes + layout.offsets["codes"])
+        self.f, self.target, self.rows = f, target, rows
         self.bits, self.table = layout.bits, layout.table
         self.loaded: dict[int, Value] = {}
 
@@ -46,42 +52,18 @@ class Codes:
         return sorted(range(8), key=lambda k: FIELDS[self.bits][k][-1][0])
 
 
-def codes_of(
-    f: Function,
-    target: Target,
-    layout: LowBitLayout,
-    block: Value,
-    group: Value | int,
-    tokens: int,
-    rows: range = range(LANES),
-) -> Codes:
-    """Codes of a block's group."""
-    # One or two tokens are limited by memory; fewer instructions help. More tokens are limited by
-    # the units that multiply, which Zen 4 also uses for gfni, but not for shifts.
-    gfni = target.gfni and tokens <= 2
-    address = block + (group * layout.group_bytes + layout.offsets["codes"])
-    return Codes(f, target, layout, address, gfni, rows)
-
-
 def look_up(f: Function, target: Target, table: str, indices: Value) -> Value:
     """Replace each byte of `indices`, int32 [rows], by its value in a table of TABLES."""
     nbytes = 4 * indices.type.count
     width = min(nbytes, {"avx2": 32, "neon": 16}.get(target.name, 64))
-    name = {
-        16: "llvm.x86.ssse3.pshuf.b.128",
-        32: "llvm.x86.avx2.pshuf.b",
-        64: "llvm.x86.avx512.pshuf.b.512",
-    }[width]
-    if target.name == "neon":
-        name = "llvm.aarch64.neon.tbl1.v16i8"
+    name = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}[width]
+    name = "llvm.aarch64.neon.tbl1.v16i8" if target.name == "neon" else f"llvm.x86.{name}"
     kind, bytes_ = vector(i8, width), indices.bitcast(vector(i8, nbytes))
-    values = f.constant(
-        kind, [int(value) - 256 * (value > 127) for value in TABLES[table]] * (width // 16)
-    )
+    signed = [int(value) - 256 * (value > 127) for value in TABLES[table]]
+    values = f.constant(kind, signed * (width // 16))
     parts = [bytes_.shuffle(list(range(at, at + width))) for at in range(0, nbytes, width)]
-    return concatenate([f.intrinsic(name, kind, values, part) for part in parts]).bitcast(
-        indices.type
-    )
+    looked_up = concatenate([f.intrinsic(name, kind, values, part) for part in parts])
+    return looked_up.bitcast(indices.type)
 
 
 def _extract_field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int) -> Value:
@@ -180,7 +162,7 @@ def dequantise(
     tokens: int,
 ) -> Iterator[tuple[int, Value]]:
     """Dequantise a group as the file format defines: yield (input, float32 [16 rows])."""
-    codes = codes_of(f, target, layout, block, group, tokens)
+    codes = Codes(f, target, layout, block, group, tokens)
     scales, bias = Scales(f, layout, block, subs=subs), None
     for half in range(2):
         if half == 0 or layout.group_size == 16:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,6 @@ void, pointer = ir.VoidType(), ir.PointerType()
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
-    """The vector type of `lanes` elements."""
     return ir.VectorType(element, lanes)
 
 
@@ -157,9 +158,8 @@ class Value:
 
     def emit(self, instruction: str, *operands: Any) -> Value:
         """Append an instruction of llvmlite's IRBuilder, whose first operand is this value."""
-        return Value(
-            self.function, getattr(self.function.builder, instruction)(self.raw, *operands)
-        )
+        append = getattr(self.function.builder, instruction)
+        return Value(self.function, append(self.raw, *operands))
 
     __add__ = __radd__ = _operator("add", "fadd")
     __sub__ = _operator("sub", "fsub")
@@ -177,10 +177,15 @@ class Value:
     def compare(self, operator: str, other: Value | int | float) -> Value:
         """Compare as signed integers or ordered floats: "<", "<=", ">", ">=", "==", "!="."""
         builder = self.function.builder
-        comparison = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
-        return Value(
-            self.function, comparison(operator, self.raw, self.function.raw(other, self.type))
-        )
+        compare = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
+        right = self.function.raw(other, self.type)
+        return Value(self.function, compare(operator, self.raw, right))
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self.compare("<", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return self.compare(">", other)
 
     def select(self, yes: Value, no: Value | int | float) -> Value:
         """`yes` where this condition holds, else `no`."""
@@ -224,6 +229,21 @@ def concatenate(parts: list[Value]) -> Value:
         lanes = list(range(2 * parts[0].type.count))
         parts = [low.shuffle(lanes, high) for low, high in zip(parts[::2], parts[1::2])]
     return parts[0]
+
+
+class Rows(list):
+    """Values in a row; operators apply to each, with another row's or a single value."""
+
+    def _apply(self, operation: Callable, other: Any) -> Rows:
+        return Rows(map(operation, self, other if isinstance(other, Rows) else repeat(other)))
+
+    __add__ = functools.partialmethod(_apply, operator.add)
+    __sub__ = functools.partialmethod(_apply, operator.sub)
+    __mul__ = functools.partialmethod(_apply, operator.mul)
+    __and__ = functools.partialmethod(_apply, operator.and_)
+    __or__ = functools.partialmethod(_apply, operator.or_)
+    __lshift__ = functools.partialmethod(_apply, operator.lshift)
+    __rshift__ = functools.partialmethod(_apply, operator.rshift)
 
 
 class Variable:
@@ -326,10 +346,8 @@ class Function:
         return self.builder.inttoptr(address.raw, pointer)
 
     def call(self, function: Function, *arguments: Value | int | float) -> Value:
-        raws = [
-            self.raw(value, type_)
-            for value, type_ in zip(arguments, function.ir.function_type.args, strict=True)
-        ]
+        types = function.ir.function_type.args
+        raws = [self.raw(value, type_) for value, type_ in zip(arguments, types, strict=True)]
         return Value(self, self.builder.call(function.ir, raws))
 
     def call_address(self, address: Value, types: list[ir.Type], *arguments: Value) -> None:
@@ -446,23 +464,17 @@ class Function:
         builder.branch(body)
         builder.position_at_end(after)
 
-    @contextmanager
-    def if_then(self, condition: Value) -> Iterator[None]:
-        with self.builder.if_then(condition.raw):
-            yield
+    def if_then(self, condition: Value) -> AbstractContextManager:
+        return self.builder.if_then(condition.raw)
 
-    @contextmanager
-    def if_else(self, condition: Value) -> Iterator[tuple]:
+    def if_else(self, condition: Value) -> AbstractContextManager[tuple]:
         """Branch: `with f.if_else(c) as (yes, no):`, then `with yes:` and `with no:`."""
-        with self.builder.if_else(condition.raw) as branches:
-            yield branches
+        return self.builder.if_else(condition.raw)
 
     def atomic_add(self, address: Value, value: Value | int) -> Value:
         """Add to an i64 in memory; returns its former value."""
-        return Value(
-            self,
-            self.builder.atomic_rmw("add", self._pointer(address), self.raw(value, i64), "acq_rel"),
-        )
+        place, raw = self._pointer(address), self.raw(value, i64)
+        return Value(self, self.builder.atomic_rmw("add", place, raw, "acq_rel"))
 
     def atomic_load(self, address: Value) -> Value:
         return Value(self, self.builder.load_atomic(self._pointer(address), "acquire", 8, typ=i64))
@@ -491,6 +503,5 @@ class Function:
         builder.position_at_end(after)
 
     def finish(self) -> Function:
-        """End the function."""
         self.builder.ret_void()
         return self

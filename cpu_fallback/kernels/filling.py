@@ -6,12 +6,12 @@ lanes are the rows. Stores are whole cache lines, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import LANES, Function, Value, Variable, f16, i8, i16, i32, i32s, i64, kernel, vector
+from .emit import Function, Rows, Value, Variable, f16, i8, i16, i32, i32s, i64, kernel, vector
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
 
 _EVERY_BYTE = 0x01010101
@@ -31,7 +31,7 @@ def fill(
 ) -> None:
     """Fill panels from rows of a GGUF format; "": numbers, or codes in a byte, without scales."""
     with f.loop(panels) as p, f.loop(blocks) as b:
-        of_panel, target = rows + p * (8 * LANES), out + p * panel_bytes + b * layout.block_bytes
+        of_panel, target = rows + p * (8 * ROWS), out + p * panel_bytes + b * layout.block_bytes
         if isinstance(layout, FloatLayout):
             _fill_from_floats(f, layout, of_panel, b, target)
         elif format:
@@ -90,6 +90,34 @@ class _Block:
         word = self._load(start)[skip // 4]
         return word >> 16 if skip % 4 else word
 
+    # As core.files.quantized has them for NumPy, for functions of scales
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        return condition.select(yes, no)
+
+    def split(self, word: Value) -> Rows:
+        """The bytes of a word, in the low bits."""
+        return Rows(word >> 8 * i if i else word for i in range(4))
+
+    def fields(self, word: Value, bits: int) -> Rows:
+        return Rows(word >> bits * i & (1 << bits) - 1 for i in range(8))
+
+    def join(self, parts: Iterable[Rows | Value]) -> Rows:
+        return Rows(value for p in parts for value in (p if isinstance(p, list) else [p]))
+
+    def bytes(self, at: int, count: int) -> Rows:
+        return self.join(self.split(self.word(at + i)) for i in range(0, count, 4))
+
+    def halve_e4m3(self, codes: Rows) -> Rows:
+        """Halves of E4M3's magnitudes in bfloat16; 127 means zero."""
+        values = Rows()
+        for code in codes:
+            bits = ((code & 0x7F) << 7).truncate(vector(i16)).bitcast(vector(f16))
+            half = (bits.widen_half() * 128.0).bitcast(i32s) >> 16
+            is_zero = (code & 0xFF).compare("==", 0x7F)
+            values.append(is_zero.select(self.f.zero(i32s), half))
+        return values
+
     def _find(self, offset: int, first: int = 0) -> tuple[int, int]:
         """(start of 16 bytes to load, position of `offset` in them)."""
         start = min(first + (offset - first) // 16 * 16, self.nbytes - 16)
@@ -137,7 +165,7 @@ def _fill_from_floats(f: Function, layout: FloatLayout, rows: Value, b: Value, o
     width = layouts.WIDTHS[layout.dtype]
     block = _Block(f, rows, b * (GROUP * width), GROUP * width)
     for i in range(GROUP * width // 4):
-        word, at = block.word(4 * i), 4 * LANES * i
+        word, at = block.word(4 * i), 4 * ROWS * i
         if width == 4:
             f.store(word, out, at, 64)
         else:  # two numbers
@@ -153,22 +181,19 @@ def fill_block(
     per_block, groups = layout.block // file.block_size, file.block_size // GROUP
     for i in range(per_block):
         block = _Block(f, rows, b * (per_block * file.nbytes) + i * file.nbytes, file.nbytes)
-        parts = _SCALES[format](block)
+        parts = file.scales(block)
         if layout.packs_subs:
             parts["subs"] = _pack_subs(parts.pop("scales"), parts.pop("biases"))
         for part, values in parts.items():
+            values = values if isinstance(values, list) else [values]
             kind = i16 if layout.width(part) == 2 else i32 if layout.width(part) == 4 else i8
             for number, value in enumerate(values, i * len(values)):
                 value = value if kind is i32 else value.truncate(vector(kind))
                 f.store(value, out, layout.offsets[part] + number * ROWS * layout.width(part), 16)
         for g in range(groups):
             chunks = [_read_codes(block, file, c) for c in range(GROUP * g, GROUP * (g + 1), 4)]
-            _store_group(
-                f,
-                layout.bits,
-                chunks,
-                out + (i * groups + g) * layout.group_bytes + layout.offsets["codes"],
-            )
+            codes = out + (i * groups + g) * layout.group_bytes + layout.offsets["codes"]
+            _store_group(f, layout.bits, chunks, codes)
 
 
 def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
@@ -187,9 +212,8 @@ def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
     for field in file.fields:
         if field.run == 0:
             # Spread four bits to the lowest bits of four bytes.
-            part = (
-                (block.word(field.first + c // 32 * 4, field.first) >> c % 32 & 15) * 0x00204081
-            ) & _EVERY_BYTE
+            four = block.word(field.first + c // 32 * 4, field.first) >> c % 32 & 15
+            part = four * 0x00204081 & _EVERY_BYTE
         else:
             per_run = field.run * 8 // field.width
             word = block.word(field.first + c // per_run * field.run + c % field.run, field.first)
@@ -198,12 +222,7 @@ def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
                 part = part & ((1 << field.width) - 1) * _EVERY_BYTE
         part = part << field.at if field.at else part
         chunk = part if chunk is None else chunk | part
-    return chunk ^ _signed(file.flip * _EVERY_BYTE) if file.flip else chunk
-
-
-def _signed(word: int) -> int:
-    """The int32 with the bits of a uint32."""
-    return word - (1 << 32) if word >> 31 else word
+    return chunk ^ -0x7F7F7F80 if file.flip else chunk  # 0x80 in every byte
 
 
 def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> None:
@@ -217,97 +236,3 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
             vectors[at] = part if vectors[at] is None else vectors[at] | part
     for at, packed in enumerate(vectors):
         f.store(packed, out, 64 * at, 64)
-
-
-# Scales of a file's block, by part of the layout's block: a value per group, in the low bytes of
-# int32 [16]. The file's structs are in core/files/quantized.py.
-
-_Scales = dict[str, list[Value]]
-
-
-def _bytes(word: Value) -> list[Value]:
-    return [word >> 8 * i if i else word for i in range(4)]
-
-
-def _one_level(block: _Block) -> _Scales:
-    return {"scales": [block.half(0)]}
-
-
-def _one_level_biases(block: _Block) -> _Scales:
-    return {"scales": [block.half(0)], "biases": [block.half(2)]}
-
-
-def _two_levels(
-    scale: Value,
-    scales: list[Value],
-    minimum: Value | None = None,
-    biases: list[Value] | None = None,
-) -> _Scales:
-    parts = {"super_scales": [scale], "scales": scales}
-    # A bias is the negated minimum: flip its sign bit.
-    return (
-        parts if minimum is None else parts | {"super_biases": [minimum ^ 0x8000], "biases": biases}
-    )
-
-
-def _q2_k(block: _Block) -> _Scales:
-    pairs = [pair for i in range(4) for pair in _bytes(block.word(4 * i))]
-    scale, scales = block.half(80), [pair & 15 for pair in pairs]
-    return _two_levels(scale, scales, block.half(82), [pair >> 4 & 15 for pair in pairs])
-
-
-def _q3_k(block: _Block) -> _Scales:
-    words, scales = [block.word(96 + 4 * i) for i in range(3)], []
-    for i in range(4):
-        low, high = words[i % 2] >> i // 2 * 4 & 0x0F0F0F0F, words[2] >> 2 * i & 0x03030303
-        scales += [scale - 32 for scale in _bytes(low | high << 4)]
-    return _two_levels(block.half(108), scales)
-
-
-def _q4_k(block: _Block) -> _Scales:
-    first, second, last = (block.word(4 + 4 * i) for i in range(3))
-
-    def pairs(lower: Value, shift: int) -> list[Value]:
-        upper = last >> shift & 0x0F0F0F0F | lower >> 2 & 0x30303030
-        return _bytes(lower & 0x3F3F3F3F) + _bytes(upper)
-
-    return _two_levels(block.half(0), pairs(first, 0), block.half(2), pairs(second, 4))
-
-
-def _q6_k(block: _Block) -> _Scales:
-    return _two_levels(
-        block.half(208), [scale for i in range(4) for scale in _bytes(block.word(192 + 4 * i))]
-    )
-
-
-def _iq4_xs(block: _Block) -> _Scales:
-    low, high = block.word(4), block.half(2)
-    return _two_levels(
-        block.half(0), [(low >> 4 * g & 15 | (high >> 2 * g & 3) << 4) - 32 for g in range(8)]
-    )
-
-
-def _mxfp4(block: _Block) -> _Scales:
-    """Half of 2**(e - 127) in bfloat16, subnormal for the smallest two exponents."""
-    e = block.word(0) & 255
-    return {"scales": [e.compare("<", 2).select(e + 1 << 5, e - 1 << 7)]}
-
-
-def _nvfp4(block: _Block) -> _Scales:
-    """Halves of E4M3's magnitudes in bfloat16; 127 means zero."""
-    values = []
-    for code in _bytes(block.word(0)):
-        bits = ((code & 0x7F) << 7).truncate(vector(i16)).bitcast(vector(f16))
-        half = (bits.widen_half() * 128.0).bitcast(i32s) >> 16
-        is_zero = (code & 0xFF).compare("==", 0x7F)
-        values.append(is_zero.select(block.f.zero(i32s), half))
-    return {"scales": values}
-
-
-_SCALES: dict[str, Callable[[_Block], _Scales]] = {
-    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"), _one_level),
-    **dict.fromkeys(("Q4_1", "Q5_1"), _one_level_biases),
-    **dict.fromkeys(("Q4_K", "Q5_K"), _q4_k),
-    **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs},
-    **{"Q8_K": lambda block: {"scales": [block.word(0)] * 2}, "MXFP4": _mxfp4, "NVFP4": _nvfp4},
-}

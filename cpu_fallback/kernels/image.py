@@ -13,9 +13,7 @@ import struct
 from collections.abc import Mapping
 
 _IDENTITY, _RELOCATABLE, _X86_64 = b"\x7fELF\x02\x01\x01", 1, 62
-_SECTION, _SYMBOL, _RELOCATION = (
-    struct.Struct(form) for form in ("<IIQQQQIIQQ", "<IBBHQQ", "<QQq")
-)
+_SECTION, _SYMBOL, _RELOCATION = map(struct.Struct, ("<IIQQQQIIQQ", "<IBBHQQ", "<QQq"))
 _SYMTAB, _RELA, _NOBITS, _ALLOC, _ADDRESS_64, _FUNCTION = 2, 4, 8, 2, 1, 2
 _READ_EXECUTE = 5  # PROT_READ | PROT_EXEC
 
@@ -67,19 +65,16 @@ class Image:
 
 def _read(code: bytes) -> tuple[list[tuple], list[tuple[str, int, int, int]]]:
     """Section headers, and (name, kind, section, value) of the symbols. Raises ValueError."""
-    if not code.startswith(_IDENTITY) or struct.unpack_from("<HH", code, 16) != (
-        _RELOCATABLE,
-        _X86_64,
-    ):
+    kind = _RELOCATABLE, _X86_64
+    if not code.startswith(_IDENTITY) or struct.unpack_from("<HH", code, 16) != kind:
         raise ValueError("not an x86-64 object file")
     at, count = struct.unpack_from("<Q", code, 40)[0], struct.unpack_from("<H", code, 60)[0]
     sections = list(_SECTION.iter_unpack(code[at : at + count * _SECTION.size]))
     (table,) = [section for section in sections if section[1] == _SYMTAB]
     texts = sections[table[6]][4]
     symbols = []
-    for name, kind, _, section, value, _ in _SYMBOL.iter_unpack(
-        code[table[4] : table[4] + table[5]]
-    ):
+    stored = code[table[4] : table[4] + table[5]]
+    for name, kind, _, section, value, _ in _SYMBOL.iter_unpack(stored):
         start = texts + name
         symbols.append((code[start : code.index(b"\0", start)].decode(), kind, section, value))
     return sections, symbols

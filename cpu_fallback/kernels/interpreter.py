@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from llvmlite import ir
 
 from . import embedding, filling, team
@@ -12,7 +14,6 @@ from .records import COMMON, CONTEXT, WORDS
 
 
 def write_module(recipe: Recipe) -> Module:
-    """Write the LLVM code for a recipe."""
     module = Module()
     module.triple = recipe.target.triple
     for source in recipe.sources:
@@ -43,9 +44,8 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], clo
         op = f.program + i * (8 * WORDS)
         items = f.load_word(op, at["items"])
         items = f.load_word(op, at["per_token"]).compare("!=", 0).select(items * tokens, items)
-        portion, kind, counters = (
-            f.load_word(op, at[name]) for name in ("portion", "kind", "counters")
-        )
+        common = (f.load_word(op, at[name]) for name in ("portion", "kind", "counters"))
+        portion, kind, counters = common
         # A thread starts with its share of the items, which stays in its caches, then helps others.
         with f.loop(f.threads) as turn:
             owner = (f.thread + turn) % f.threads
@@ -54,13 +54,8 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], clo
                 lo = begin + f.atomic_add(counters + owner * 64, portion)
                 break_if(lo.compare(">=", end))
                 hi = (lo + portion).minimum(end)
-                f.switch(
-                    kind,
-                    [
-                        lambda function=function: f.call(function, op, lo, hi, f.thread, f.context)
-                        for function in functions
-                    ],
-                )
+                arguments = op, lo, hi, f.thread, f.context
+                f.switch(kind, [partial(f.call, function, *arguments) for function in functions])
         if clocked:
             f.store(_read_clock(f), f.times, i * 16 + 8)
         with f.if_then(f.load_word(op, at["wait"]).compare("!=", 0)):

@@ -57,7 +57,6 @@ class FloatLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in one panel."""
         return GROUP * ROWS * WIDTHS[self.dtype]
 
 
@@ -129,7 +128,6 @@ class LowBitLayout:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Byte offset of each part of a block."""
         kinds = ("scales", "biases")[: 1 + self.has_biases]
         supers = [f"super_{kind}" for kind in kinds if self.two_level]
         sizes = {part: self.width(part) for part in supers}
@@ -146,7 +144,6 @@ class LowBitLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in one panel."""
         return self.offsets["codes"] + self.groups * self.group_bytes
 
 
@@ -191,7 +188,6 @@ class ActivationLayout:
         ] * tokens
 
     def at(self, part: str, tokens: int) -> int:
-        """Byte offset of a part in a record."""
         return SPAN * self.codes(tokens) + 32 * tokens * _PARTS[part]
 
 

@@ -22,7 +22,7 @@ from .panels import Panels, Plan
 from .products import panels_at_once
 from .program import Code, Program
 from .recipe import split_tokens
-from .records import experts_kind, gather_kind, pack_kind, product_kind
+from .records import kind_of
 from .workspace import WIDTH, Buffer, Workspace, pad
 
 
@@ -96,7 +96,6 @@ class Product(Symbol):
 
     @property
     def last(self) -> int:
-        """The last operation."""
         return max([self.operations[-1], *(operation for operation, _ in self.additions)])
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
@@ -133,7 +132,6 @@ class Adjusted(Symbol):
 
     @property
     def first(self) -> int:
-        """The product's first operation."""
         return self.product.first
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
@@ -333,10 +331,10 @@ class Trace:
         # at most eight parts, since each computes a norm's sum of squares
         part = max(8, pad(-(-groups // 8), 8))
         is_norm = source == "norm"
-        kind, parts, routed = pack_kind, -(-groups // part), {}
+        word, parts, routed = "pack", -(-groups // part), {}
         if of_experts:
             r, used = w.routing, self.config.num_experts_per_tok
-            kind, parts = gather_kind, parts * used
+            word, parts = "gather", parts * used
             is_sorted = int(isinstance(x, Gated))
             routed = {"tiles": r.tiles, "order": r.order, "used": used, "is_sorted": is_sorted}
             routed["shares"] = r.shares if scales else 0
@@ -349,7 +347,8 @@ class Trace:
         for layout in layouts:
             records = dict(x=w.activations[layout], x_bytes=groups // SPAN * layout.record(1))
             wait = layout is layouts[-1]
-            self.program.add(kind(layout, source), parts, True, wait=wait, **inputs, **records)
+            kind = kind_of(word, source, layout)
+            self.program.add(kind, parts, True, wait=wait, **inputs, **records)
         return a
 
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
@@ -393,16 +392,13 @@ class Trace:
         if bias is not None:
             biases.array[:, : plan.rows] = bias
             self.vectors.append(biases)
-        part = min(
-            max(1, (1 << 17) // plan.panel_bytes),
-            -(-plan.panels * used // (2 * self.threads)),
-            plan.panels,
-        )
+        largest, share = max(1, (1 << 17) // plan.panel_bytes), 2 * self.threads
+        part = min(largest, -(-plan.panels * used // share), plan.panels)
         part = pad(part, panels_at_once(self.code.recipe.target, plan.layout, 1))
         operands = dict(weights=addresses, panels=plan.panels, part=part, out=out)
         operands["tiles"] = self.workspace.routing.tiles
         operands |= dict(biases=0 if bias is None else biases, bias_bytes=biases.row_bytes)
-        kind, items = experts_kind(plan.layout), used * -(-plan.panels // part)
+        kind, items = kind_of("experts", plan.layout), used * -(-plan.panels // part)
         self.program.add(kind, items, True, wait=wait, **operands, **self._inputs(plan, columns))
 
     def _inputs(self, plan: Plan, columns: int) -> dict[str, int | Buffer]:
@@ -445,5 +441,5 @@ class Trace:
         operands = dict(weights=matrix.address, out=0, out_bytes=0, accumulate=0)
         operands["bias"] = 0 if bias is None else self.copy_vector(bias)
         operands |= self._inputs(plan, columns)
-        kind = product_kind(plan.layout)
+        kind = kind_of("product", plan.layout)
         return self.program.add(kind, plan.panels, portion=portion, wait=wait, **operands)

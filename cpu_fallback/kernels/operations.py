@@ -10,7 +10,7 @@ from . import attention, layouts, norms, packing, paging, products, rope, routin
 from .emit import Function, Module, Value, Variable, f32, i64
 from .layouts import GROUP, ActivationLayout, Layout
 from .recipe import Recipe, expert_tiles, tiles
-from .records import Operation, experts_kind, gather_kind, pack_kind, product_kind
+from .records import Operation, kind_of
 from .target import Target
 
 Writer = Callable[[Module, str], Function]  # writes an operation's function of this name
@@ -23,17 +23,18 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
     packed = [(x_layout, source) for x_layout in recipe.activations for source in sources]
     tile_sizes, head_dim, bits = expert_tiles(target), recipe.head_dim, recipe.cache_bits
     writers: dict[str, tuple] = {
-        product_kind(pair[0]): (_product, target, *pair) for pair in layouts_of
+        kind_of("product", pair[0]): (_product, target, *pair) for pair in layouts_of
     }
     writers |= {
-        pack_kind(x_layout, source): (_pack, x_layout, source, tiles(target, x_layout))
+        kind_of("pack", source, x_layout): (_pack, x_layout, source, tiles(target, x_layout))
         for x_layout, source in packed
     }
     if recipe.has_experts:
         writers |= {
-            experts_kind(pair[0]): (_experts, target, *pair, tile_sizes) for pair in layouts_of
+            kind_of("experts", pair[0]): (_experts, target, *pair, tile_sizes)
+            for pair in layouts_of
         }
-        writers |= {gather_kind(*pair): (_gather, *pair) for pair in packed}
+        writers |= {kind_of("gather", *pair[::-1]): (_gather, *pair) for pair in packed}
         writers |= {"route": (routing.route, tile_sizes), "combine": (routing.combine,)}
     simple = norms.adjust, norms.softcap, norms.select, norms.norm_heads, norms.scale_heads
     writers |= {write.__name__: (write,) for write in simple}
@@ -105,7 +106,7 @@ def _product(f: Operation, target: Target, layout: Layout, x_layout: ActivationL
     count = (tokens + (full - 1 - largest)) // full
     first = Variable(f, f.lo)  # panel to multiply tile by tile
     if unpacked.applies(target, layout, x_layout):
-        kernel = unpacked.product(f.module, target, layout, x_layout, unpacked.PANELS)
+        kernel = unpacked.product(f.module, target, layout, x_layout)
         with f.if_then(count.compare(">=", unpacked.MIN_TILES)):
             first.set(f.lo + (f.hi - f.lo) // unpacked.PANELS * unpacked.PANELS)
             with f.loop(first.get(), f.lo, unpacked.PANELS) as p:
@@ -149,21 +150,14 @@ def _factor(f: Operation, source: str, a: Value, groups: Value) -> Value:
 
 
 def _call_pack(
-    f: Operation,
-    x_layout: ActivationLayout,
-    source: str,
-    numbers: tuple[Value, Value, Value],
-    groups: tuple[Value, Value],
-    first: Value,
-    index: Value,
-    size: Value,
+    f: Operation, x_layout: ActivationLayout, source: str, numbers: tuple, groups: tuple, *tile
 ) -> None:
     """Call packing.pack for a tile of one token, or for larger tiles.
 
     numbers: addresses of rows of a and b, and the factor; groups: first group and their count;
-    first: row of the tile.
+    tile: its first row, the token's index in it and its size.
     """
-    (a, b, factor), (start, count) = numbers, groups
+    (a, b, factor), (start, count), (first, index, size) = numbers, groups, tile
     at = start * (4 * GROUP)
     b = b if source == "xielu" else b + at
     out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))

@@ -96,7 +96,6 @@ def xielu(x: Product, positive: float, negative: float, beta: float, eps: float)
 
 
 def _direct(product: Product, *buffers: Buffer) -> None:
-    """Write each part of a product to a buffer."""
     for operation, (at, _), buffer in zip(product.operations, product.parts, buffers, strict=True):
         additions = [addition for addition, column in product.additions if column == at]
         for number in (operation, *additions):
@@ -135,7 +134,7 @@ def norm_heads(
     heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec
 ) -> Columns:
     trace = heads.trace
-    query, key, _ = _place_heads(heads, spec)
+    query, key, _ = split_heads(heads, spec)
     operands = dict(qkv=query.buffer, keys_at=4 * key.at, eps=spec.eps)
     operands |= dict(query_width=len(query_weight), query_weight=trace.copy_vector(query_weight))
     operands |= dict(key_width=len(key_weight), key_weight=trace.copy_vector(key_weight))
@@ -152,11 +151,17 @@ def scale_heads(query: Columns, weight: np.ndarray, spec: LayerSpec) -> Columns:
 
 
 def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
-    return _place_heads(heads, spec)
+    """As in core.ops; directs the heads' product to these columns if it has no buffer."""
+    parts = heads.trace.head_columns(spec)
+    if isinstance(heads, Product) and heads.buffer is None:
+        if heads.parts != [(part.at, part.width) for part in parts]:
+            raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
+        heads.place(parts[0].buffer)
+    return parts
 
 
 def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
-    query, key, value = _place_heads(heads, spec)
+    query, key, value = split_heads(heads, spec)
     operands = _page_offsets(heads.trace, spec) | dict(qkv=query.buffer, rotates=int(spec.rotates))
     operands |= dict(heads=spec.heads, keys_at=4 * key.at, values_at=4 * value.at)
     tables = dict(table_at=4 * spec.angles.start, query_table_at=4 * spec.query_angles.start)
@@ -168,23 +173,9 @@ def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
 def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
     """Offsets of the layer's keys and values in a page, as operands; and the number of heads."""
     pages, i = trace.workspace.pages, spec.index
-    return {
-        "key_heads": spec.key_value_heads,
-        "page_keys": pages.numbers(i, 0),
-        "page_values": pages.numbers(i, 1),
-        "key_scales": pages.scales(i, 0),
-        "value_scales": pages.scales(i, 1),
-    }
-
-
-def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
-    """The columns of query, key and value; directs their product there if it has no buffer."""
-    parts = heads.trace.head_columns(spec)
-    if isinstance(heads, Product) and heads.buffer is None:
-        if heads.parts != [(part.at, part.width) for part in parts]:
-            raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
-        heads.place(parts[0].buffer)
-    return parts
+    numbers = {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1)}
+    scales = {"key_scales": pages.scales(i, 0), "value_scales": pages.scales(i, 1)}
+    return {"key_heads": spec.key_value_heads} | numbers | scales
 
 
 def attend(query: Columns, view: View, spec: LayerSpec, sinks: np.ndarray | None = None) -> Columns:

@@ -7,21 +7,7 @@ import numpy as np
 from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 from . import layouts
-from .emit import (
-    LANES,
-    Function,
-    Value,
-    Variable,
-    f32,
-    f32s,
-    i8,
-    i16,
-    i32,
-    i32s,
-    i64,
-    kernel,
-    vector,
-)
+from .emit import LANES, Function, Value, Variable, f32, f32s, i8, i16, i32, i64, kernel, vector
 from .layouts import GROUP, ActivationLayout
 
 
@@ -95,11 +81,13 @@ def pack(
         return
     scratch = f.allocate_stack(4 * GROUP * layouts.SPAN)
     with f.loop(groups // layouts.SPAN) as span:
-        largest = Variable(f, f.zero(i32s))  # compare as integers, so that NaN reaches the scale
+        largest = Variable(
+            f, f.zero(vector(i32))
+        )  # compare as integers, so that NaN reaches the scale
         with f.loop(layouts.SPAN) as i:
             for half, value in enumerate(load_values(span * layouts.SPAN + i)):
                 f.store(value, scratch, i * (4 * GROUP) + 4 * LANES * half)
-                magnitude = value.bitcast(i32s) & 0x7FFFFFFF
+                magnitude = value.bitcast(vector(i32)) & 0x7FFFFFFF
                 is_larger = magnitude.compare(">", largest.get())
                 largest.set(is_larger.select(magnitude, largest.get()))
         top = f.reduce_max(largest.get()).bitcast(f32)
@@ -129,7 +117,7 @@ def _xielu(f: Function, x: Value, numbers: Value) -> Value:
 
 def _round_to_bfloat16(f: Function, x: Value) -> Value:
     """Upper halves of float32, rounded to nearest, ties to even: int16 [16]."""
-    bits = x.bitcast(i32s)
+    bits = x.bitcast(vector(i32))
     rounded = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
     return x.compare("==", x).select(rounded, 0x7FC0).truncate(vector(i16))
 

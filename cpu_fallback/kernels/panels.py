@@ -62,7 +62,6 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a panel."""
         return -(-self.tensor.shape[1] // self.layout.block)
 
     @property
@@ -111,12 +110,10 @@ class Panels:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
         return self.plan.tensor.shape
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the panels."""
         return self.plan.nbytes
 
     def slabs(self) -> list[Slab]:
@@ -143,7 +140,6 @@ def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """A stored matrix's layout."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
     fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
@@ -258,13 +254,10 @@ class Slab:
             with np.errstate(over="ignore"):  # a file may hold infinite scales
                 values = values.astype(dtype, copy=False)
         width = values.itemsize
-        target = np.ndarray(
-            (count, plan.blocks, per_block, ROWS),
-            values.dtype,
-            self.matrix.arena.bytes,
-            self.matrix.start + self.first * plan.panel_bytes + layout.offsets[part],
-            (plan.panel_bytes, layout.block_bytes, ROWS * width, width),
-        )
+        shape = count, plan.blocks, per_block, ROWS
+        strides = plan.panel_bytes, layout.block_bytes, ROWS * width, width
+        at = self.matrix.start + self.first * plan.panel_bytes + layout.offsets[part]
+        target = np.ndarray(shape, values.dtype, self.matrix.arena.bytes, at, strides)
         target[...] = values.reshape(count, ROWS, plan.blocks, per_block).transpose(0, 2, 3, 1)
 
 

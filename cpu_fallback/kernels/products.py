@@ -12,23 +12,9 @@ import operator
 from llvmlite import ir
 
 from . import layouts
-from .codes import Scales, codes_of, dequantise, scale_group_of, unpack_subs
-from .emit import (
-    LANES,
-    Function,
-    Value,
-    Variable,
-    bf16,
-    concatenate,
-    f32,
-    f32s,
-    i8,
-    i16,
-    i32,
-    kernel,
-    vector,
-)
-from .layouts import GROUP, ActivationLayout, FloatLayout, LowBitLayout
+from .codes import Codes, Scales, dequantise, scale_group_of, unpack_subs
+from .emit import Function, Value, Variable, bf16, concatenate, f32, i8, i16, i32, kernel, vector
+from .layouts import GROUP, ROWS, ActivationLayout, FloatLayout, LowBitLayout
 from .target import Target
 
 CHAIN = 4  # dependent integer products of one token
@@ -82,9 +68,9 @@ def store_output(f: Function, value: Value, at: Value, panel: int) -> None:
     """Store a panel's 16 outputs of a token, plus bias and former outputs if asked for."""
     total = Variable(f, value)
     with f.if_then(f.bias.compare("!=", 0)):
-        total.set(total.get() + f.load(f32s, f.bias, 64 * panel))
+        total.set(total.get() + f.load(vector(f32), f.bias, 64 * panel))
     with f.if_then(f.accumulate.compare("!=", 0)):
-        total.set(total.get() + f.load(f32s, at))
+        total.set(total.get() + f.load(vector(f32), at))
     f.store(total.get(), at)
 
 
@@ -94,9 +80,9 @@ def _float_sums(
     """Products of float weights, 8 inputs at a time. pairs: of bfloat16 numbers, two inputs to an
     instruction, for which subnormal numbers count as zero; else of float32 numbers.
     """
-    unroll, width = 8, layouts.WIDTHS[layout.dtype] * layouts.ROWS
+    unroll, width = 8, layouts.WIDTHS[layout.dtype] * ROWS
     interleaved = [16 * half + row for row in range(16) for half in range(2)]
-    sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
+    sums = [Variable(f, f.zero(vector(f32))) for _ in range(tokens * panels)]
     steps, panel_bytes = f.blocks * (GROUP // unroll), f.blocks * layout.block_bytes
     with f.loop(steps) as i:
         weights = f.weights + i * (unroll * width)
@@ -121,7 +107,7 @@ def _float_sums(
                     value = value.splat()
                     if pairs:
                         name, both = "llvm.x86.avx512bf16.dpbf16ps.512", value.bitcast(w.type)
-                        total.set(f.intrinsic(name, f32s, total.get(), w, both))
+                        total.set(f.intrinsic(name, vector(f32), total.get(), w, both))
                     else:
                         total.set(f.fma(w, value, total.get()))
     return sums
@@ -143,10 +129,8 @@ def _integer_sums(
     """Integer products within a group; float32 sums over a span, and over the row."""
     # NEON multiplies a quarter of the rows at a time, whose sums for a tile its registers hold.
     quarters = 4 if target.dot == "sdot" else 1
-    parts = [
-        range(first, first + LANES // quarters) for first in range(0, LANES, LANES // quarters)
-    ]
-    zero = f.zero(vector(f32, LANES // quarters))
+    parts = [range(first, first + ROWS // quarters) for first in range(0, ROWS, ROWS // quarters)]
+    zero = f.zero(vector(f32, ROWS // quarters))
     sums = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
     halves = 2 if layout.group_size == 16 else 1
     flip, offset = flips_codes(target, layout), dot_offset(target, layout)
@@ -165,7 +149,7 @@ def _integer_sums(
 
         def add_group(block, subs, g, span_group, rows: range, inner: list[Variable]) -> None:
             """g: number of the group in its block; span_group: in the span; inner: by token."""
-            codes = codes_of(f, target, layout, block, g, tokens, rows)
+            codes = Codes(f, target, layout, block, g, tokens, rows)
             scales = Scales(f, layout, block, rows, subs)
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
@@ -305,7 +289,7 @@ def _dequantised_sums(
     f: Function, target: Target, layout: LowBitLayout, tokens: int, panels: int
 ) -> list[Variable]:
     """Products with float32 activations: dequantise every weight."""
-    sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
+    sums = [Variable(f, f.zero(vector(f32))) for _ in range(tokens * panels)]
     group_bytes, panel_bytes = layouts.FLOAT.codes(tokens), f.blocks * layout.block_bytes
     with f.loop(f.blocks) as i:
         first = f.weights + i * layout.block_bytes
@@ -315,10 +299,7 @@ def _dequantised_sums(
         subs = [unpack_subs(f, layout, block) for block in blocks]
         with f.loop(layout.groups) as group:
             x = f.x + (i * layout.groups + group) * group_bytes
-            columns = (
-                dequantise(f, target, layout, *of_panel, group, tokens)
-                for of_panel in zip(blocks, subs)
-            )
+            columns = (dequantise(f, target, layout, *x, group, tokens) for x in zip(blocks, subs))
             for weights in zip(*columns):
                 for panel, (column, weight) in enumerate(weights):
                     for t in range(tokens):

@@ -15,16 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.backends.profile import (
-    ADAPTERS,
-    ATTENTION,
-    EMBEDDING,
-    EXPERTS,
-    HEAD_NORMS,
-    ROPE,
-    Profile,
-    matrix_parts,
-)
+from mlx_llama.core.backends import profile as common
+from mlx_llama.core.backends.profile import Profile, matrix_parts
 
 from .program import Code, Program
 from .records import CONTEXT
@@ -34,17 +26,17 @@ from .team import Team
 WAKING = "waking threads and the caller"
 _CALIBRATION = 0.05  # seconds
 _NAMES = {
-    "rotate": ROPE,
-    "attend": ATTENTION,
-    "norm_heads": HEAD_NORMS,
-    "scale_heads": HEAD_NORMS,
+    "rotate": common.ROPE,
+    "attend": common.ATTENTION,
+    "norm_heads": common.HEAD_NORMS,
+    "scale_heads": common.HEAD_NORMS,
     "adjust": "norm or scale after a product",
     "softcap": "softcap",
-    "experts": EXPERTS,
+    "experts": common.EXPERTS,
     "route": "choice of experts",
     "gather": "packing for experts",
     "combine": "sum of experts",
-    "select": ADAPTERS,
+    "select": common.ADAPTERS,
 }
 _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
 
@@ -70,7 +62,6 @@ class ClockedTeam:
     def run(
         self, program: Program, context: np.ndarray, first: int = 0, last: int | None = None
     ) -> None:
-        """As Team.run."""
         last = len(program) if last is None else last
         ticks = np.zeros((self.threads, 1 + 2 * (last - first)), np.int64)
         started = time.perf_counter()
@@ -90,7 +81,8 @@ def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Pro
     def embed(tokens: np.ndarray) -> None:
         started = time.perf_counter()
         Runner.embed(runner, tokens)
-        profile.lost[EMBEDDING] = profile.lost.get(EMBEDDING, 0.0) + time.perf_counter() - started
+        before = profile.lost.get(common.EMBEDDING, 0.0)
+        profile.lost[common.EMBEDDING] = before + time.perf_counter() - started
 
     runner.embed = embed
     try:
@@ -117,7 +109,6 @@ def measure_clock(code: Code) -> float:
 
 
 def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
-    """Add one run to the profile."""
     ticks = run.ticks / second
     # seconds [threads, operations]
     begun, done, released = ticks[:, :-1:2], ticks[:, 1::2], ticks[:, 2::2]
@@ -151,7 +142,7 @@ def _name(index: int, described: list[tuple[str, dict[str, int]]], matrices: dic
         return _NAMES[kind[0]]
     product = next(operands for other, operands in described[index:] if other.startswith("product"))
     if product["weights"] not in matrices:
-        return ADAPTERS
+        return common.ADAPTERS
     name = matrices[product["weights"]][0]
     if kind[0] == "product":
         return name

@@ -11,6 +11,7 @@ sums in the same order, so a decoded token, a few rows and a prompt get the same
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import numpy as np
 
@@ -24,8 +25,6 @@ from .workspace import Buffer
 
 
 class Code:
-    """The machine code for a recipe."""
-
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
         # numbers of the operations
@@ -35,18 +34,13 @@ class Code:
         if recipe.embedding:
             public.append((embedding.embed, recipe.target, *recipe.embedding))
         names = [kernel.name(*constants) for kernel, *constants in public]
-        self.compiled: Compiled = compile_module(
-            recipe.target,
-            repr(recipe),
-            ["run", "run_clocked", *names],
-            lambda: write_module(recipe),
-        )
-        functions = [
-            self.compiled.function(name, kernel.parameters())
-            for name, (kernel, *_) in zip(names, public)
-        ]
+        key, write = repr(recipe), partial(write_module, recipe)
+        everything = ["run", "run_clocked", *names]
+        self.compiled: Compiled = compile_module(recipe.target, key, everything, write)
+        find = self.compiled.function
+        kernels = (find(name, kernel.parameters()) for name, (kernel, *_) in zip(names, public))
         # for a team; of panels
-        self.start, self.serve, self.checksum, *functions = functions
+        self.start, self.serve, self.checksum, *functions = kernels
         self.fill = dict(zip(recipe.sources, functions))
         self.embed = functions[-1] if recipe.embedding else None
         # the interpreter, with a clock

@@ -46,7 +46,6 @@ class Recipe:
 
     @property
     def activations(self) -> tuple[ActivationLayout, ...]:
-        """Layouts of activations for all weights."""
         return tuple(dict.fromkeys(self.activation_layout(layout) for layout in self.layouts))
 
     @property

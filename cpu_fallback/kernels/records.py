@@ -73,20 +73,9 @@ _PLACE = "position pages cosine sine adapter"
 PLACE = {name: index for index, name in enumerate(_PLACE.split())}
 
 
-def product_kind(layout: Layout) -> str:
-    return f"product {layout.name}"
-
-
-def pack_kind(x_layout: ActivationLayout, source: str) -> str:
-    return f"pack {source} {x_layout.name}"
-
-
-def experts_kind(layout: Layout) -> str:
-    return f"experts {layout.name}"
-
-
-def gather_kind(x_layout: ActivationLayout, source: str) -> str:
-    return f"gather {source} {x_layout.name}"
+def kind_of(word: str, *parts: Layout | ActivationLayout | str) -> str:
+    """The name of an operation for these layouts: "product float32", "pack norm float_0_0"."""
+    return " ".join([word, *(getattr(part, "name", part) for part in parts)])
 
 
 class Operation(Function):
@@ -110,10 +99,8 @@ class Operation(Function):
         return self.load(f32, self.op, 8 * self.fields[name])
 
     def load_context(self, name: str) -> Value:
-        """A word of the context."""
         return self.load_word(self.context, CONTEXT[name])
 
     def place(self, token: Value) -> dict[str, Value]:
-        """A token's record of PLACE."""
         record = self.load_context("places") + token * (8 * len(PLACE))
         return {name: self.load_word(record, index) for name, index in PLACE.items()}

@@ -118,19 +118,9 @@ def combine(f: Operation) -> None:
     """out = sum of shares times a token's rows of `outputs` (+ out, if accumulate). outputs: rows
     of float32 [vectors][16]; rows: int64 [tokens][used]; shares: float32 [tokens][used].
     """
-    outputs, outputs_bytes, rows, shares, used = (
-        f.outputs,
-        f.outputs_bytes,
-        f.rows,
-        f.shares,
-        f.used,
-    )
-    vectors, out, out_bytes, accumulates = (
-        f.vectors,
-        f.out,
-        f.out_bytes,
-        f.accumulate.compare("!=", 0),
-    )
+    outputs, outputs_bytes, rows, shares = f.outputs, f.outputs_bytes, f.rows, f.shares
+    used, vectors, out, out_bytes = f.used, f.vectors, f.out, f.out_bytes
+    accumulates = f.accumulate.compare("!=", 0)
     with f.loop(f.hi, f.lo) as token, f.loop(vectors) as i:
         at, total = i * (4 * LANES), Variable(f, f.zero(f32s))
         with f.loop(used) as place:

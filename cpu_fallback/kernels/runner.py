@@ -9,7 +9,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,11 +134,7 @@ class Runner:
         self._words[CONTEXT[name]] = value
 
     def forward(
-        self,
-        tokens: np.ndarray,
-        view: cache.View,
-        all_positions: bool,
-        probe: Callable | None = None,
+        self, tokens: np.ndarray, view: cache.View, all_positions: bool, probe: Any = None
     ) -> np.ndarray:
         """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V].
         Stores keys and values in `view`.
@@ -246,16 +242,12 @@ class Runner:
         """Tell the machine code where the cache has each of `tokens`, (sequence, index in it)."""
         cosine, sine = (table.ctypes.data for table in view.tables)
         _, count, width = view.tables[0].shape
-        self.workspace.places.array[: len(tokens)] = [
-            (
-                view.spans[b].start + t,
-                view.page_tables[b][1],
-                cosine + 4 * width * (b * count + t),
-                sine + 4 * width * (b * count + t),
-                view.adapters[b],
-            )
-            for b, t in tokens
-        ]
+        places = []
+        for b, t in tokens:
+            pages, at = view.page_tables[b][1], 4 * width * (b * count + t)
+            position = view.spans[b].start + t
+            places.append((position, pages, cosine + at, sine + at, view.adapters[b]))
+        self.workspace.places.array[: len(tokens)] = places
 
     def embed(self, tokens: np.ndarray) -> None:
         """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""

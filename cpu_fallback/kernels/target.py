@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import llvmlite
 
+from mlx_llama.core import files
 from mlx_llama.core.system.cache_folder import cache_folder, is_private
 from mlx_llama.core.system.files import open_file, write_file
 
@@ -139,7 +140,6 @@ class Target:
         return self.name.startswith("avx512")
 
     def prefetch(self, layout_name: str) -> Prefetch:
-        """The prefetches of a layout's weights."""
         known = dict(self.prefetches)
         return known.get(layout_name, known["any"])
 
@@ -271,7 +271,6 @@ def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llv
 
 
 def emit_object_code(for_target: Target, module: ir.Module) -> bytes:
-    """Compile to an object file."""
     parsed, machine = optimise(for_target, module)
     return machine.emit_object(parsed)
 
@@ -279,7 +278,8 @@ def emit_object_code(for_target: Target, module: ir.Module) -> bytes:
 @functools.cache
 def _hash_sources() -> bytes:
     hashed = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    formats = map(Path(files.__file__).with_name, ("gguf_quantize.py", "quantized.py"))
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), *formats):
         hashed.update(path.name.encode() + b"\0" + path.read_bytes())
     return hashed.digest()
 
@@ -290,7 +290,6 @@ def _digest(for_target: Target, key: str) -> bytes:
 
 
 def _frame(digest: bytes, code: bytes) -> bytes:
-    """The contents of a cache file."""
     return _MAGIC + digest + hashlib.sha256(digest + code).digest() + code
 
 

@@ -10,7 +10,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,27 +33,14 @@ _LINE = 8  # words
 _ASLEEP, _READY, _CLAIMED, _RUN = range(4)
 
 
-class Walkable(Protocol):
-    """Work for a team, such as a program.Program."""
-
-    def prepare(self, context: np.ndarray, *part: Any) -> Call:
-        """Prepare a run; returns the call that each thread makes. part: see Program.prepare."""
-
-
-class Machine(Protocol):
-    """The compiled functions that `write` writes."""
-
-    start: Callable[[int, int], None]
-    serve: Callable[[int, int, int], None]
-
-
 class Team:
     """Threads that sleep unless they ran recently; number 0 is the caller's, who serialises runs.
 
     A run is a single call of machine code, which an interrupt (Ctrl-C) cannot split.
     """
 
-    def __init__(self, machine: Machine, threads: int):
+    def __init__(self, machine: Any, threads: int):
+        """machine: has the compiled functions that `write` writes."""
         self.threads = threads
         self._machine, self._box = machine, _make_box(threads)
         self._address, self._words = self._box.ctypes.data, memoryview(self._box)
@@ -64,8 +51,8 @@ class Team:
             threading.Thread(target=_follow, args=arguments, daemon=True).start()
         weakref.finalize(self, _end, self._events, ending)
 
-    def run(self, program: Walkable, context: np.ndarray, *part: Any) -> None:
-        """Run the program, or a part of it: see Program.prepare."""
+    def run(self, program: Any, context: np.ndarray, *part: Any) -> None:
+        """Run a Program, or a part of it: the call that program.prepare(context, *part) gives."""
         words = self._words
         _HEAD.pack_into(words, 0, *program.prepare(context, *part), 0)
         while not words[_RAN]:
@@ -107,7 +94,6 @@ def _end(events: list[threading.Event], ending: list[bool]) -> None:
 
 
 def write(module: Module) -> None:
-    """Write `start` and `serve`."""
     start(module, public=True)
     serve(module, public=True)
 
@@ -162,7 +148,6 @@ def serve(f: Function, box, thread, threads) -> None:
 
 
 def _state(f: Function, number: Value) -> Value:
-    """Address of a follower's state."""
     return f.box + number * (8 * _LINE)
 
 

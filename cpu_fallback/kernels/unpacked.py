@@ -8,7 +8,7 @@ panels. Sums have the order of `products.product`, hence the same bits.
 
 from __future__ import annotations
 
-from .codes import Scales, codes_of, scale_group_of, unpack_subs
+from .codes import Codes, Scales, scale_group_of, unpack_subs
 from .emit import Function, Value, Variable, f32, f32s, i32, i32s, kernel
 from .layouts import FIELDS, SPAN, ActivationLayout, Layout, LowBitLayout
 from .products import dot, dot_offset, store_output
@@ -46,17 +46,16 @@ def product(
     target: Target,
     layout: LowBitLayout,
     x_layout: ActivationLayout,
-    panels: int,
 ) -> None:
     """As products.product, for `tiles` full tiles of tokens."""
-    unpack = _unpack(f.module, target, layout, panels)
-    multiply = _multiply(f.module, target, layout, x_layout, panels)
+    unpack = _unpack(f.module, target, layout)
+    multiply = _multiply(f.module, target, layout, x_layout)
     tile, per_span = target.tile, SPAN // layout.groups
-    scratch = f.allocate_stack(_Scratch(layout, panels).nbytes)
-    sums = f.allocate_stack(STRIP * tile * panels * VECTOR)
+    scratch = f.allocate_stack(_Scratch(layout).nbytes)
+    sums = f.allocate_stack(STRIP * tile * PANELS * VECTOR)
     with f.loop(tiles, 0, STRIP) as first:
         count = (tiles - first).minimum(STRIP)
-        with f.loop(count * (tile * panels)) as i:
+        with f.loop(count * (tile * PANELS)) as i:
             f.store(f.zero(f32s), sums, i * VECTOR, VECTOR)
         with f.loop((blocks + (per_span - 1)) // per_span) as span:
             in_span = (blocks - span * per_span).minimum(per_span)
@@ -64,46 +63,38 @@ def product(
             f.call(unpack, start, panel_bytes, in_span, scratch)
             record = x + first * x_tile_bytes + span * x_layout.record(tile)
             with f.loop(count) as t:
-                inputs, target = record + t * x_tile_bytes, sums + t * (tile * panels * VECTOR)
+                inputs, target = record + t * x_tile_bytes, sums + t * (tile * PANELS * VECTOR)
                 f.call(multiply, scratch, inputs, x_tile_bytes, in_span * layout.groups, target)
         rows = out + first * tile * out_stride
         with f.loop(count * tile) as t:
-            for panel in range(panels):
+            for panel in range(PANELS):
                 at = rows + t * out_stride + VECTOR * panel if panel else rows + t * out_stride
-                total = f.load(f32s, sums, t * (panels * VECTOR) + VECTOR * panel, VECTOR)
+                total = f.load(f32s, sums, t * (PANELS * VECTOR) + VECTOR * panel, VECTOR)
                 store_output(f, total, at, panel)
 
 
 class _Scratch:
     """Offsets of the parts of an unpacked span."""
 
-    def __init__(self, layout: LowBitLayout, panels: int):
+    def __init__(self, layout: LowBitLayout):
         self.halves = 2 if layout.group_size == 16 else 1
-        self.codes = 0  # [8 groups][8 chunks][panels][16 rows][4 bytes]
-        # float32 [8 groups][2 halves][panels][16 rows]; those of whole groups in the first
-        self.scales = SPAN * 8 * panels * VECTOR
-        self.biases = self.scales + SPAN * 2 * panels * VECTOR
-        self.outer = self.biases + SPAN * 2 * panels * VECTOR  # [panels][16 rows]
-        self.nbytes = self.outer + panels * VECTOR
+        self.codes = 0  # [8 groups][8 chunks][PANELS][16 rows][4 bytes]
+        # float32 [8 groups][2 halves][PANELS][16 rows]; those of whole groups in the first
+        self.scales = SPAN * 8 * PANELS * VECTOR
+        self.biases = self.scales + SPAN * 2 * PANELS * VECTOR
+        self.outer = self.biases + SPAN * 2 * PANELS * VECTOR  # [PANELS][16 rows]
+        self.nbytes = self.outer + PANELS * VECTOR
         # Factor out the outer scale unless there are biases, whose outer scales differ.
         self.factors_outer = layout.two_level and not layout.has_biases
 
 
 @kernel
 def _unpack(
-    f: Function,
-    weights,
-    panel_bytes,
-    blocks,
-    out,
-    *,
-    target: Target,
-    layout: LowBitLayout,
-    panels: int,
+    f: Function, weights, panel_bytes, blocks, out, *, target: Target, layout: LowBitLayout
 ) -> None:
     """Unpack `blocks` blocks of each panel to `out`, and prefetch the next span."""
-    parts, ahead = _Scratch(layout, panels), SPAN // layout.groups * layout.block_bytes
-    for panel in range(panels):
+    parts, ahead = _Scratch(layout), SPAN // layout.groups * layout.block_bytes
+    for panel in range(PANELS):
         first = weights + panel_bytes * panel if panel else weights
         if parts.factors_outer:
             outer = Scales(f, layout, first).outer("scales")
@@ -113,16 +104,16 @@ def _unpack(
             f.prefetch(block + ahead, layout.offsets["codes"])
             subs = unpack_subs(f, layout, block)
             with f.loop(layout.groups) as g:
-                codes = codes_of(f, target, layout, block, g, target.tile)
+                codes = Codes(f, target, layout, block, g, target.tile)
                 scales = Scales(f, layout, block, subs=subs)
                 skip = g * layout.group_bytes + layout.offsets["codes"] + ahead
                 f.prefetch(block + skip, layout.group_bytes)
-                at = out + (i * layout.groups + g) * (8 * panels * VECTOR)
+                at = out + (i * layout.groups + g) * (8 * PANELS * VECTOR)
                 for k in codes.order():
-                    f.store(codes.chunk(k), at, parts.codes + VECTOR * (panels * k + panel))
-                at = out + (i * layout.groups + g) * (2 * panels * VECTOR)
+                    f.store(codes.chunk(k), at, parts.codes + VECTOR * (PANELS * k + panel))
+                at = out + (i * layout.groups + g) * (2 * PANELS * VECTOR)
                 for half in range(parts.halves):
-                    number, place = scale_group_of(layout, g, half), panels * half + panel
+                    number, place = scale_group_of(layout, g, half), PANELS * half + panel
                     find = scales.inner if parts.factors_outer else scales
                     f.store(find("scales", number), at, parts.scales + VECTOR * place)
                     if layout.has_biases:
@@ -141,18 +132,17 @@ def _multiply(
     target: Target,
     layout: LowBitLayout,
     x_layout: ActivationLayout,
-    panels: int,
 ) -> None:
     """sums[t][panel][16 rows] += unpacked span times a tile's record."""
-    parts, tile = _Scratch(layout, panels), target.tile
+    parts, tile = _Scratch(layout), target.tile
     planes = 2 if x_layout.kind == "int8x2" else 1
     offset = dot_offset(target, layout)
-    numbers = range(panels)
+    numbers = range(PANELS)
     for start in range(0, tile, TOKENS):
         tokens = range(start, start + TOKENS)
         inner = [[Variable(f, f.zero(f32s)) for _ in numbers] for _ in tokens]
         with f.loop(groups) as g:
-            codes, scales = span + g * (8 * panels * VECTOR), span + g * (2 * panels * VECTOR)
+            codes, scales = span + g * (8 * PANELS * VECTOR), span + g * (2 * PANELS * VECTOR)
             record = x + g * x_layout.codes(tile)
             if not start:
                 f.prefetch(record + tile_bytes, x_layout.codes(tile), 1)
@@ -166,13 +156,13 @@ def _multiply(
 
                 zero = f.zero(i32s)
                 low = [
-                    [begin] * panels
+                    [begin] * PANELS
                     for begin in (load_sums("offset_sum", i32) if offset else [zero] * TOKENS)
                 ]
-                high = [[zero] * panels for _ in tokens]
+                high = [[zero] * PANELS for _ in tokens]
                 for k in range(8) if parts.halves == 1 else range(4 * half, 4 * half + 4):
                     chunks = [
-                        f.load(i32s, codes, parts.codes + VECTOR * (panels * k + panel), VECTOR)
+                        f.load(i32s, codes, parts.codes + VECTOR * (PANELS * k + panel), VECTOR)
                         for panel in numbers
                     ]
                     for plane, totals in enumerate((high, low)[2 - planes :]):
@@ -184,7 +174,7 @@ def _multiply(
                             ]
 
                 def load_scales(first: int) -> list[Value]:
-                    at = first + VECTOR * panels * half
+                    at = first + VECTOR * PANELS * half
                     return [f.load(f32s, scales, at + VECTOR * n, VECTOR) for n in numbers]
 
                 scale = load_scales(parts.scales)
@@ -202,7 +192,7 @@ def _multiply(
         for i, t in enumerate(tokens):
             scale = f.load(f32, x, x_layout.at("scale", tile) + 4 * t).splat()
             for panel in numbers:
-                at = VECTOR * (t * panels + panel)
+                at = VECTOR * (t * PANELS + panel)
                 factor = scale
                 if parts.factors_outer:
                     factor = scale * f.load(f32s, span, parts.outer + VECTOR * panel, VECTOR)

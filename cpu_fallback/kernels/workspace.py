@@ -27,9 +27,8 @@ class Buffer:
     """Zeros aligned to a cache line. address: of the first byte."""
 
     def __init__(self, *shape: int, dtype: type = np.float32):
-        self.array = (
-            allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
-        )
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self.array = allocate(nbytes).view(dtype).reshape(shape)
         self.address = self.array.ctypes.data
 
     @property
@@ -88,14 +87,11 @@ class Workspace:
         widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, *c.mlp_sizes, rank))
         spans = max(rows, CHUNK) * widest // WIDTH
         # Packed inputs of the next product.
-        self.activations = {
-            layout: Buffer(spans * layout.record(1), dtype=np.uint8) for layout in layouts
-        }
+        self.activations = {x: Buffer(spans * x.record(1), dtype=np.uint8) for x in layouts}
         # Outputs of attention and MLP before they are added to the stream, if the model norms,
         # scales or sums them.
-        self.delta = Buffer(
-            CHUNK if any(map(_is_adjusted, c.layers)) else 0, pad(c.hidden_size, WIDTH)
-        )
+        adjusted = CHUNK if any(map(_is_adjusted, c.layers)) else 0
+        self.delta = Buffer(adjusted, pad(c.hidden_size, WIDTH))
         self.scratch = Buffer(threads, 16)
         self.sync = Buffer(16, dtype=np.int64)
         self._scores: np.ndarray | None = None
@@ -113,9 +109,6 @@ class Workspace:
 
 def _is_adjusted(spec: LayerSpec) -> bool:
     """True if the layer norms, scales or sums its additions to the stream."""
-    return bool(
-        spec.post_attention_norm
-        or spec.post_ffn_norm
-        or spec.residual_multiplier != 1
-        or (spec.experts and spec.experts.shared)
-    )
+    is_normed = spec.post_attention_norm or spec.post_ffn_norm
+    is_summed = spec.experts and spec.experts.shared
+    return bool(is_normed or is_summed or spec.residual_multiplier != 1)

@@ -25,16 +25,16 @@ from mlx_llama.core.generation import options
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.proofs.decoding import decode, prefill
 
+Advance = Callable[[str], None]  # called with the name of what begins
+
 
 class HostMemory:
     """Memory bandwidth of all cores together, by passes over more bytes than the caches hold."""
 
     def __init__(self, nbytes: int = 256 << 20):
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        cores = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):
+            cores = len(os.sched_getaffinity(0))
         self.whole = np.ones(nbytes // 4, np.float32)
         self.parts = np.array_split(self.whole, cores)
         self.pool = ThreadPoolExecutor(cores)
@@ -83,8 +83,6 @@ def random_tokens(count: int, vocabulary: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model."""
-
     checkpoint: Checkpoint
     backend: Backend
     model: Model
@@ -92,7 +90,6 @@ class Loaded:
 
     @property
     def dtype(self) -> str:
-        """Width of the activations."""
         return self.backend.runtime.dtype_name(self.model.dtype)
 
     def facts(self, repetitions: int) -> dict[str, Any]:
@@ -164,9 +161,7 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
         "read_bytes_per_token": median(lambda run: run.bytes_per_token),
         "bytes_per_token": needed,
         "bandwidth": statistics.median(bandwidth for _, bandwidth in runs),
-        "bandwidth_share": statistics.median(
-            run.decode_tps * needed / bandwidth for run, bandwidth in runs
-        ),
+        "bandwidth_share": statistics.median(run.decode_tps * needed / b for run, b in runs),
     }
 
 
@@ -185,7 +180,6 @@ class Case:
 
     @property
     def positions(self) -> int:
-        """Positions in the cache at the end."""
         return self.depth + self.length
 
     def facts(self) -> dict[str, Any]:
@@ -196,8 +190,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A case and its repetitions."""
-
     case: Case
     per_token: list[list[float]]  # seconds of each token, or of the whole prompt, per repetition
 
@@ -211,10 +203,7 @@ class Row:
 
 
 def measure_rows(
-    loaded: Loaded,
-    cases: list[Case],
-    repetitions: int,
-    advance: Callable[[str], None] = lambda name: None,
+    loaded: Loaded, cases: list[Case], repetitions: int, advance: Advance = lambda name: None
 ) -> list[Row]:
     """Measure a row per case, in their order; calls advance(name) before each.
 
@@ -281,8 +270,6 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A batch and its repetitions."""
-
     case: Batch
     seconds: list[tuple[float, float]]  # of all prompts and of all decoded tokens, per repetition
 
@@ -300,10 +287,7 @@ class BatchRow:
 
 
 def measure_batches(
-    loaded: Loaded,
-    cases: list[Batch],
-    repetitions: int,
-    advance: Callable[[str], None] = lambda name: None,
+    loaded: Loaded, cases: list[Batch], repetitions: int, advance: Advance = lambda name: None
 ) -> list[BatchRow]:
     """Measure each case, in order; calls advance(name) before each. The first run is untimed.
 
@@ -316,9 +300,8 @@ def measure_batches(
         # fail before minutes of prompts
         cache.check_memory(dict.fromkeys(range(case.rows), case.positions))
         tokens = random_tokens(case.rows * case.prompt, vocabulary)
-        prompts = {
-            row: tokens[row * case.prompt : (row + 1) * case.prompt] for row in range(case.rows)
-        }
+        starts = enumerate(range(0, len(tokens), case.prompt))
+        prompts = {row: tokens[start : start + case.prompt] for row, start in starts}
         runs = []
         for _ in range(1 + repetitions):
             for row in range(case.rows):

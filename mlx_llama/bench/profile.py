@@ -15,15 +15,13 @@ from typing import Any
 from mlx_llama.core.backends.profile import ATTENTION, Profile
 from mlx_llama.core.proofs.decoding import decode, prefill
 
-from .measure import Case, Loaded, random_tokens
+from .measure import Advance, Case, Loaded, random_tokens
 
 SAMPLING, HOST = "sampling", "host: loop, bookkeeping"
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """A profiled case."""
-
     case: Case
     rows: int
     count: int  # steps, or prompts
@@ -69,7 +67,7 @@ def measure_profiles(
     cases: list[Case],
     row_counts: list[int],
     repetitions: int,
-    advance: Callable[[str], None] = lambda name: None,
+    advance: Advance = lambda name: None,
 ) -> list[Profiled]:
     """Profile each case with each number of rows, all at the case's depth; calls advance(name)
     before each. Keeps the repetition of the median time; an extra first one is dropped.

@@ -95,7 +95,6 @@ def profiles(f: dict[str, Any], kind: str) -> str:
 
 
 def as_json(figures: dict[str, Any]) -> str:
-    """The figures as one JSON object."""
     return json.dumps(figures, indent=1)
 
 
@@ -107,9 +106,8 @@ def host_line(host: dict[str, Any]) -> str:
             f"host                 {host['step_us']:8.0f} us per {of}: the host computes the step "
             "itself"
         )
-    graph = (
-        "" if host["primitives"] is None else f"; {host['primitives']} primitives in a step's graph"
-    )
+    count = host["primitives"]
+    graph = "" if count is None else f"; {count} primitives in a step's graph"
     return (
         f"host                 {host['thread_us']:8.0f} us of processor time per {of}; by the "
         f"clock {host['step_us']:.0f} to build it, {host['launch_us']:.0f} to launch it{graph}"
@@ -127,10 +125,9 @@ def kernels(f: dict[str, Any]) -> str:
         return formats, *(f"{rate / 1e9:.1f}" for rate in rates)
 
     def describe_choice(index: int, exceptions: dict[str, int]) -> str:
-        others = (
-            f"{name(f['candidates'][other])} for {formats}" for formats, other in exceptions.items()
-        )
-        return ", ".join([name(f["candidates"][index]), *others])
+        names = [name(candidate) for candidate in f["candidates"]]
+        others = (f"{names[other]} for {formats}" for formats, other in exceptions.items())
+        return ", ".join([names[index], *others])
 
     cells = [
         ("GB/s by prefetch", *map(name, f["candidates"])),
@@ -192,17 +189,13 @@ def _profile_block(profile: dict[str, Any], kind: str) -> list[str]:
         f"{profile['nbytes'] / 1e9:.3f} GB at {profile['bytes_per_second'] / 1e9:.1f} GB/s, "
         f"{profile['bandwidth_share']:.0%} of the measured {profile['bandwidth'] / 1e9:.1f}"
     )
+    rate = ("Gflop/s", "flops_per_second") if is_prompt else ("GB/s", "bytes_per_second")
     columns = {  # header: (figure, form, unit)
-        "calls": ("calls", ".0f", 1),
-        "us": ("us", ".0f", 1),
+        **{name: (name, ".0f", 1) for name in ("calls", "us")},
         "share": ("share", ".1%", 1),
         "waiting": ("waiting_us", ".0f", 1),
         "MB": ("nbytes", ".1f", 1e6),
-        **(
-            {"Gflop/s": ("flops_per_second", ".1f", 1e9)}
-            if is_prompt
-            else {"GB/s": ("bytes_per_second", ".1f", 1e9)}
-        ),
+        rate[0]: (rate[1], ".1f", 1e9),
         "bandwidth": ("bandwidth_share", ".0%", 1),
     }
     cells: Cells = [("operation", *columns)]
@@ -227,13 +220,8 @@ def _align(cells: Cells, kind: str, words: int) -> list[str]:
         rule = ("---",) * words + ("---:",) * (len(cells[0]) - words)
         return ["| " + " | ".join(row) + " |" for row in (cells[0], rule, *cells[1:])]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < words else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in cells
-    ]
+    sides = [str.ljust] * words + [str.rjust] * (len(widths) - words)
+    return ["  ".join(side(*x) for side, *x in zip(sides, row, widths)).rstrip() for row in cells]
 
 
 def _csv(f: dict[str, Any], columns: list[str], lines: Iterable[dict[str, Any]]) -> str:

@@ -45,8 +45,6 @@ Outcome = str | Stream | Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the REPL."""
-
     run: Callable[[Session, str], Outcome]  # takes the session and the text after the name
     argument: str  # as in /help, in brackets if it is optional
     help: str
@@ -118,10 +116,6 @@ def _help(session: Session, argument: str) -> str:
     return "\n".join([*(f"  {usage:<23} {help}" for usage, help in usages.items()), "", KEYS])
 
 
-def _resume(session: Session, argument: str) -> Stream:
-    return session.resume()
-
-
 def _undo(session: Session, argument: str) -> str:
     question = session.undo()[0]["content"]
     count = len(session.messages)
@@ -144,7 +138,6 @@ def _model(session: Session, argument: str) -> Outcome:
 
 
 def shorten(text: str) -> str:
-    """The first line of `text`, cut to SHORT characters."""
     line = text.strip().partition("\n")[0][:SHORT]
     return line if line == text.strip() else line + "..."
 
@@ -296,7 +289,6 @@ def file_path(text: str) -> str:
 
 
 def unquote(text: str) -> str:
-    """`text` without a pair of quotes around it."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
@@ -313,7 +305,9 @@ NULLABLE.add("max_tokens")
 
 COMMANDS = {
     "help": Command(_help, "", "list the commands"),
-    "resume": Command(_resume, "", "continue an answer that was cut off or stopped"),
+    "resume": Command(
+        lambda session, _: session.resume(), "", "continue an answer that was cut off or stopped"
+    ),
     "regen": Command(_regen, "", "answer the last message again"),
     "edit": Command(_edit, "[TEXT]", "edit the last message and answer it again"),
     "undo": Command(_undo, "", "remove the last message and its answer"),

@@ -7,6 +7,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,31 +51,29 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-class Progress:
-    """Shows the progress of a prompt in a view, on a separate thread, until the first piece."""
+@contextmanager
+def show_progress(stream: Stream, view: View) -> Iterator[Callable[[], None]]:
+    """Show the progress of a prompt in a view, on a separate thread; yields a function that stops
+    it, to be called at the first piece.
+    """
+    is_over = threading.Event()
 
-    def __init__(self, stream: Stream, view: View):
-        self._stream, self._view = stream, view
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Progress:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Stop drawing."""
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.wait(PROGRESS_SECONDS):
-            done, total = self._stream.progress
+    def run() -> None:
+        while not is_over.wait(PROGRESS_SECONDS):
+            done, total = stream.progress
             if total:
-                self._view.wait(done, total)
+                view.wait(done, total)
+
+    def stop() -> None:
+        is_over.set()
+        thread.join()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop()
 
 
 @dataclass(eq=False)
@@ -141,10 +140,10 @@ class Chat:
             with Interrupt() as interrupt, self.view() as view:
                 view.begin(completion.text)
                 try:
-                    with Progress(stream, view) as progress:
+                    with show_progress(stream, view) as stop_progress:
                         for piece in stream.pieces():
                             interrupt.is_immediate = False
-                            progress.stop()
+                            stop_progress()
                             if isinstance(piece, Thought):
                                 is_thinking = True
                                 view.think(piece.text)

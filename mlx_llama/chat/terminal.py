@@ -162,7 +162,6 @@ def _choose_view() -> View:
 
 
 def make_prompt(chat: Chat, screen: TextIO) -> PromptSession[str]:
-    """The line editor."""
     prompt: PromptSession[str] = PromptSession(
         output=create_output(screen),
         history=History(history_path()),
@@ -250,7 +249,6 @@ class CommandCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        """Completions at the cursor."""
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:
             return
@@ -312,7 +310,6 @@ class History(FileHistory):
         return lines
 
     def store_string(self, string: str) -> None:
-        """Append a line to the file."""
         if self.is_writable:
             with self._report_once():
                 super().store_string(string)

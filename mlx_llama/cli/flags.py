@@ -186,7 +186,6 @@ def flags_of(name: str, aliases: Collection[str]) -> list[str]:
 
 
 def option_flags(name: str) -> list[str]:
-    """All flags of a generation option, the preferred one first."""
     extra: Any = FIELDS[name].json_schema_extra
     return flags_of(name, extra["aliases"])
 

@@ -48,7 +48,6 @@ FLAGS = f"""
 
 
 def parser() -> flags.Parser:
-    """The command line."""
     result = flags.Parser("parity", __doc__.split("\n\n")[0], EXAMPLES)
     group = result.add_argument_group("mode (at most one; default: compare backends)")
     sizes = ",".join(map(str, SIZES))

@@ -88,7 +88,6 @@ class Job:
         return tokens, min(DECODED, len(tokens) // 2)
 
     def steps(self, prompt: list[int]) -> int:
-        """Greedy tokens to decode after `prompt`."""
         return min(STEPS, self.made_for - len(prompt))
 
     def tolerance(self, llm: LLM) -> float:

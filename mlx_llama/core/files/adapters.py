@@ -39,22 +39,13 @@ _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
 Scale = Callable[[str, int], float]
-# Unsupported fields of PEFT's config that change the arithmetic, with their values for "off"
-_PEFT_REFUSED: dict[str, tuple[object, ...]] = {
-    "use_dora": (False,),
-    "lora_bias": (False,),
-    "fan_in_fan_out": (False,),
-    "use_qalora": (False,),
-    "bias": ("none",),
-    "modules_to_save": ([],),
-    "layer_replication": ([],),
-    "trainable_token_indices": ([], {}),
-    "target_parameters": ([],),
-    "alora_invocation_tokens": ([],),
-    "arrow_config": (),
-    "use_bdlora": (False,),
-    "megatron_config": (),
-}
+# Unsupported fields of PEFT's config that change the arithmetic, and values for "off"
+_PEFT_REFUSED = (
+    "use_dora lora_bias fan_in_fan_out use_qalora bias modules_to_save layer_replication "
+    "trainable_token_indices target_parameters alora_invocation_tokens arrow_config use_bdlora "
+    "megatron_config"
+).split()
+_OFF: tuple[object, ...] = (None, False, "none", [], {})
 # Initialisations that change the base, which the pair no longer fits as it is stored
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -71,12 +62,10 @@ class Pair:
 
     @property
     def rank(self) -> int:
-        """Rank r."""
         return self.stored_a.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape [N, K] of the matrix."""
         return self.stored_b.shape[0], self.stored_a.shape[1]
 
     def a(self) -> np.ndarray:
@@ -92,8 +81,6 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An opened adapter."""
-
     name: str  # of its folder; requests select it by this name
     path: Path
     pairs: Mapping[str, Pair] = field(repr=False)  # by module
@@ -149,10 +136,7 @@ def merge(
         if name not in stored:
             name, first, _ = places[name]
         additions.setdefault(name, []).append((first, pair))
-    return {
-        name: _add(tensor, additions[name]) if name in additions else tensor
-        for name, tensor in stored.items()
-    }
+    return {**stored, **{name: _add(stored[name], parts) for name, parts in additions.items()}}
 
 
 def stack(
@@ -178,10 +162,7 @@ def stacked_nbytes(adapters: Sequence[Adapter], config: LlamaConfig, itemsize: i
     """Bytes of the `stack`s of all layers."""
     total, known = 0, config.tensor_shapes() if adapters else {}
     for modules in _groups(config) if adapters else ():
-        ranks = (
-            sum(adapter.pairs[name].rank for name in modules if name in adapter.pairs)
-            for adapter in adapters
-        )
+        ranks = (sum(x.pairs[name].rank for name in modules if name in x.pairs) for x in adapters)
         shapes = [known[f"{name}.weight"] for name in modules]
         width = shapes[0][1] + sum(rows for rows, _ in shapes)
         total += (1 + len(adapters)) * _round_up(max(ranks)) * width
@@ -264,19 +245,12 @@ def _open(
     pairs = _expand(_pair(weights, part, scale_of), config)
     modules = {module for group in _groups(config) for module in group}
     for module, pair in pairs.items():
-        shape = tensors[f"{module}.weight"].shape if f"{module}.weight" in tensors else None
-        if fault := _misfit(module, pair, module in modules, shape):
-            names = " and ".join(
-                f"{x.name} {list(x.shape)}" for x in (pair.stored_a, pair.stored_b)
-            )
-            raise CheckpointError(f"{weights}: {names}{fault}")
+        if fault := _misfit(module, pair, module in modules, tensors.get(f"{module}.weight")):
+            parts = (f"{x.name} {list(x.shape)}" for x in (pair.stored_a, pair.stored_b))
+            raise CheckpointError(f"{weights}: {' and '.join(parts)}{fault}")
+        order = config.row_order(module, pair.shape[0])
+        pairs[module] = replace(pair, scale=pair.scale * scale, order=order)
     name = path.name or path.resolve().name
-    pairs = {
-        module: replace(
-            pair, scale=pair.scale * scale, order=config.row_order(module, pair.shape[0])
-        )
-        for module, pair in pairs.items()
-    }
     return Adapter(name, path, pairs, _digest(settings, scale, weights), scale)
 
 
@@ -296,8 +270,8 @@ def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
             f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is supported: "
             "merge the adapter with PEFT"
         )
-    for name, allowed in _PEFT_REFUSED.items():
-        if settings.get(name) is not None and settings[name] not in allowed:
+    for name in _PEFT_REFUSED:
+        if settings.get(name) not in _OFF:
             raise CheckpointError(
                 f"{config}: {name} is {show(settings[name])}, which is not supported: merge the "
                 "adapter with PEFT"
@@ -321,7 +295,6 @@ def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
 
 
 def _read_mlx(settings: Mapping[str, Any], config: Path) -> Scale:
-    """As `_read_peft`."""
     kind = settings.get("fine_tune_type", "lora")
     if kind != "lora":
         raise CheckpointError(
@@ -455,18 +428,20 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
     return expanded
 
 
-def _misfit(module: str, pair: Pair, is_projection: bool, shape: Sequence[int] | None) -> str:
-    """The fault of a pair for a module that it does not fit; "" for none. shape: the module's."""
-    if shape is None:
+def _misfit(
+    module: str, pair: Pair, is_projection: bool, matrix: Tensor | AffineWeight | None
+) -> str:
+    """The fault of a pair for a module that it does not fit; "" for none. matrix: the module's."""
+    if matrix is None:
         return f": the model has no {show(module)}; the adapter was made for another model"
     if not is_projection:
         return (
             f": adapters change projections of layers, and {module} is none: train the adapter "
             "without it, or merge it with the tool that wrote it"
         )
-    if pair.shape != tuple(shape):
+    if pair.shape != tuple(matrix.shape):
         return (
-            f" are for a matrix {list(pair.shape)}, and {module}.weight is {list(shape)}; the "
-            "adapter was made for another model"
+            f" are for a matrix {list(pair.shape)}, and {module}.weight is {list(matrix.shape)}; "
+            "the adapter was made for another model"
         )
     return ""

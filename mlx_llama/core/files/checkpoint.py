@@ -109,7 +109,6 @@ class Checkpoint:
 
     @property
     def low_bit(self) -> list[AffineWeight]:
-        """The quantised matrices."""
         return [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
 
     @property

@@ -216,10 +216,8 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, P
         if len(shape) != 2:
             continue
         packing = listed.get(name)
-        if name not in listed and (
-            (name in weights and weights[name].dtype == "U32")
-            or any(part in weights for part in _scaling(name))
-        ):
+        is_packed = name in weights and weights[name].dtype == "U32"
+        if name not in listed and (is_packed or any(x in weights for x in _scaling(name))):
             packing = settings.packing
         if packing is None:
             continue
@@ -233,8 +231,7 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, P
     if not packed:
         raise CheckpointError(
             f"{folder / 'config.json'}: quantization says that the weights are quantised, but no "
-            "matrix has scales; the weights do not match config.json, fetch both "
-            "again"
+            "matrix has scales; the weights do not match config.json, fetch both again"
         )
     return packed
 

@@ -49,13 +49,11 @@ def take_float8(
     """Join the stored tensors of each matrix of 8-bit floats, and drop the scales of activations.
     Raises CheckpointError: scales are missing, or have another dtype or shape.
     """
+    shapes = config.stored_shapes()
     matrices = [
         name
-        for name, shape in config.stored_shapes().items()
-        if len(shape) == 2
-        and name in weights
-        and weights[name].dtype == CODE
-        and len(weights[name].shape) == 2
+        for name, stored in weights.items()
+        if stored.dtype == CODE and len(stored.shape) == len(shapes.get(name, ())) == 2
     ]
     if not matrices:
         return weights

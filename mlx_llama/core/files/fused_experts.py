@@ -17,7 +17,7 @@ from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.machine import FileMap
 
-from .quantized import AffineWeight, mxfp4_weight
+from .quantized import AffineWeight, FloatWeight
 from .tensor import Stored, Tensor
 
 _ALL = slice(None)
@@ -63,7 +63,8 @@ def _take_expert(
                 )
         (blocks, first), (codes, second) = whole.take(i, count), scales.take(i, count)
         order = None if rows == _ALL else np.arange(len(blocks))[rows]
-        return mxfp4_weight(name, blocks, codes, order, [*first, *second])
+        packed = blocks.reshape(len(blocks), -1).view(np.uint32)  # neighbours in a byte each
+        return FloatWeight(name, "mxfp4", packed, codes, order, [*first, *second])
 
     # no dtype: these are no parts of quantised matrices
     return replace(whole, dtype="", shape=tuple(shape), decode=decode)
@@ -75,11 +76,9 @@ def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[s
     if modules is None or not modules.fused_rows:
         return weights
     units = config.moe_intermediate_size
-    gates, ups = (
-        (slice(0, None, 2), slice(1, None, 2))
-        if modules.fused_rows == "in turn"
-        else (slice(0, units), slice(units, None))
-    )
+    gates, ups = slice(0, units), slice(units, None)
+    if modules.fused_rows == "in turn":
+        gates, ups = slice(0, None, 2), slice(1, None, 2)
     result = dict(weights)
     for spec in config.layers:
         if spec.experts is None:
@@ -91,18 +90,17 @@ def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[s
             (spec.experts.down, "down_proj", _ALL),
         ):
             whole = f"{stack}.{fused}"
-            blocks, scales = f"{whole}_blocks", f"{whole}_scales"
-            is_packed = blocks in weights and scales in weights
-            weight, bias = blocks if is_packed else whole, f"{whole}_bias"
-            for kind, stored in (("weight", weight), ("bias", bias)):
-                if stored not in weights:
-                    continue
-                is_bias = kind == "bias"
-                packed = weights[scales] if is_packed and not is_bias else None
-                for old in (stored, scales) if packed else (stored,):
-                    result.pop(old, None)
-                for i, name in enumerate(names):
+            blocks, packed = f"{whole}_blocks", None
+            if blocks in weights and f"{whole}_scales" in weights:
+                packed = result.pop(f"{whole}_scales", weights[f"{whole}_scales"])
+            weight = whole if packed is None else blocks
+            for kind, stored, scales in (
+                ("weight", weight, packed),
+                ("bias", f"{whole}_bias", None),
+            ):
+                result.pop(stored, None)
+                for i, name in enumerate(names if stored in weights else ()):
                     result[f"{name}.{kind}"] = _take_expert(
-                        weights[stored], i, len(names), rows, is_bias, packed
+                        weights[stored], i, len(names), rows, kind == "bias", scales
                     )
     return result

@@ -73,11 +73,7 @@ _TYPES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-_PLAIN: dict[str, np.dtype] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
+_PLAIN = dict[str, np.dtype](F32=np.dtype("<f4"), F16=np.dtype("<f2"), BF16=np.dtype("<u2"))
 # type -> (weights per block, bytes per block)
 _BLOCKS = {name: (1, storage.itemsize) for name, storage in _PLAIN.items()} | {
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
@@ -127,11 +123,7 @@ class StringArray(Sequence[str]):
         try:
             return [data[begin + 8 : end].decode() for begin, end in pairwise(starts)]
         except UnicodeDecodeError as e:
-            i = next(
-                i
-                for i, (begin, end) in enumerate(pairwise(starts))
-                if data[begin + 8 : end] == e.object
-            )
+            i = [data[begin + 8 : end] for begin, end in pairwise(starts)].index(e.object)
             raise CheckpointError(
                 f"{self._where}[{first + i}] is {show(e.object)}, expected UTF-8 text; fetch "
                 "the file again"
@@ -203,10 +195,8 @@ class GGUFFile:
         K] all X N rows. Weights are not read. Raises ConfigError as `config`. Reading a tensor
         raises CheckpointError for a low-bit type of a vector, such as a norm.
         """
-        weights = {
-            name: replace(entry, decode=partial(self._decode, name))
-            for name, entry in self._tensors.items()
-        }
+        stored = self._tensors.items()
+        weights = {name: replace(x, decode=partial(self._decode, name)) for name, x in stored}
         # To llama.cpp each bias is optional; the config has all biases of a block or none. Absent
         # ones are zero.
         if any(name.endswith(".bias") for name in weights):
@@ -303,11 +293,11 @@ def _open_parts(named: _Part, report: Report) -> list[_Part]:
                 f"split.no is {part.number} and split.count {part.count}, expected {i} and "
                 f"{named.count} as in its name"
             )
-    held = sum(part.held for part in parts)
-    expected = named.metadata.get("split.tensors.count", held)
-    if held != expected:
+    count = sum(part.tensor_count for part in parts)
+    expected = named.metadata.get("split.tensors.count", count)
+    if count != expected:
         raise named.corrupt(
-            f"split.tensors.count is {show(expected)}, but the {named.count} parts hold {held} "
+            f"split.tensors.count is {show(expected)}, but the {named.count} parts hold {count} "
             "tensors"
         )
     return parts
@@ -324,7 +314,7 @@ def row_order(rows: int, head_dim: int) -> np.ndarray:
 class _Part:
     """One mapped file, its whole header checked against the file's size. data: the map. metadata:
     as GGUFFile's. tensors: {the file's own name: Stored}. number, count: the part's number, from 0,
-    and the number of parts. held: tensors in the file, refused types included.
+    and the number of parts. tensor_count: of the file, refused types included.
     """
 
     def __init__(self, path: Path, report: Report = refuse):
@@ -341,7 +331,12 @@ class _Part:
                 )
             if self._size < 24:
                 raise self.corrupt(f"{self._size} bytes long, expected at least 24 for a header")
-            self._check_version(head[4:])
+            little, big = (int.from_bytes(head[4:], order) for order in ("little", "big"))
+            if little not in _VERSIONS:
+                fault = f"has GGUF version {little}, expected {' or '.join(map(str, _VERSIONS))}"
+                if big in _VERSIONS:
+                    fault = "is a big-endian GGUF file, expected little-endian"
+                raise CheckpointError(f"{path}: {fault}; convert the model again")
             self.data = map_file(file)
         self._at, self._text_left, self._items_left = 8, _TEXT_LIMIT, _ITEM_LIMIT
         tensors, entries = self._count("tensors"), self._count("metadata entries")
@@ -354,21 +349,13 @@ class _Part:
                 )
             self.metadata[key] = self._value(key, self._number(_NUMBERS[4], key))
         self.number, self.count = self._split("split.no", 0), self._split("split.count", 1) or 1
-        self.held = tensors
+        self.tensor_count = tensors
         self.tensors = self._read_tensors(tensors, report)
 
     def corrupt(self, what: str) -> CheckpointError:
         return CheckpointError(
             f"{self.path}: {what}; the file is truncated or corrupt, fetch it again"
         )
-
-    def _check_version(self, stored: bytes) -> None:
-        little, big = int.from_bytes(stored, "little"), int.from_bytes(stored, "big")
-        fault = f"has GGUF version {little}, expected {' or '.join(map(str, _VERSIONS))}"
-        if big in _VERSIONS:
-            fault = "is a big-endian GGUF file, expected little-endian"
-        if little not in _VERSIONS:
-            raise CheckpointError(f"{self.path}: {fault}; convert the model again")
 
     # Each read advances self._at, never past the end of the file.
 

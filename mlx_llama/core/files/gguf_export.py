@@ -133,9 +133,8 @@ def write_gguf(
             kept.setdefault(("float16", "blocks of 32"), []).append(name)
         elif is_fallback(item.kind, format) and item.tensor.shape[1] % 256:
             kept.setdefault((item.kind, "blocks of 256"), []).append(name)
-    for (kind, blocks), matrices in sorted(
-        kept.items(), key=lambda entry: (entry[0][0] != "float16", entry[0])
-    ):
+    for kind, blocks in sorted(kept, key=lambda key: (key[0] != "float16", key)):
+        matrices = kept[kind, blocks]
         notices += writing.notice_unquantised(matrices, checkpoint, kind, blocks)
 
     kept_blocks = {name for name, item in plan.items() if all(map(item.keeps_blocks, item.parts))}
@@ -170,9 +169,8 @@ class _TensorPlan(writing.TensorPlan):
     @property
     def written(self) -> np.dtype:
         """NumPy's dtype of the values to write: bytes for block formats, the bits of bfloat16."""
-        return np.dtype(
-            {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(self.kind, np.uint8)
-        )
+        dtypes = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+        return np.dtype(dtypes.get(self.kind, np.uint8))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -197,19 +195,14 @@ class _TensorPlan(writing.TensorPlan):
     def values(self, advance: Callable[[int], None], search: Search | None) -> np.ndarray:
         """The values to write, of `written`. Raises CheckpointError."""
         result = np.empty(self.shape, self.written)
-        for i, (part, rows) in enumerate(zip(self.parts, result if self.is_stack else (result,))):
-            weights = None if self.importance is None else self.importance[i]
-            self._fill(rows, part, weights, advance, search)
+        for i, rows in enumerate(result if self.is_stack else (result,)):
+            self._fill(rows, i, advance, search)
         return result
 
     def _fill(
-        self,
-        result: np.ndarray,
-        tensor: Tensor | AffineWeight,
-        importance: np.ndarray | None,
-        advance: Callable[[int], None],
-        search: Search | None,
+        self, result: np.ndarray, i: int, advance: Callable[[int], None], search: Search | None
     ) -> None:
+        tensor, importance = self.parts[i], None if self.importance is None else self.importance[i]
         if isinstance(tensor, GGUFWeight) and self.keeps_blocks(tensor):
             writing.convert_slabs(tensor, lambda *_: None, advance)  # raises if not finite
             order = tensor.order if self.order is None else self.order
@@ -232,9 +225,8 @@ class _TensorPlan(writing.TensorPlan):
                         f"tensor {tensor.name}: holds weights too large for {self.kind}, whose "
                         f"scales are float16; write the MLX form, whose scales can be wider"
                     )
-            result[start : start + len(rows)] = (
-                rows + np.float32(self.offset) if self.offset else rows
-            )
+            rows = rows + np.float32(self.offset) if self.offset else rows
+            result[start : start + len(rows)] = rows
 
         writing.convert_slabs(tensor, convert, advance, self.order, dtype)
 
@@ -261,9 +253,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     config = checkpoint.config
     layers = config.num_hidden_layers
     # The name is a setting too: by it llama.cpp recognises Phi-3's white space.
-    writer.add_name(
-        str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name))
-    )
+    name = (checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)
+    writer.add_name(str(name))
     kind = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}.get(format, f"MOSTLY_{format}")
     writer.add_file_type(gguf.LlamaFileType[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -273,9 +264,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
         if isinstance(value, list):
             writer.add_array(f"{family.gguf}.{key}", value)
         elif value is not None or entry.gguf_default is not None:
-            (writer.add_uint32 if entry.kind is int else writer.add_float32)(
-                f"{family.gguf}.{key}", value or 0
-            )
+            add = writer.add_uint32 if entry.kind is int else writer.add_float32
+            add(f"{family.gguf}.{key}", value or 0)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
@@ -289,7 +279,6 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
 
 
 def _write_importance(writer: Any, importance: Importance) -> None:
-    """Write llama-quantize's fields about the matrix that it used."""
     writer.add_string("quantize.imatrix.dataset", (importance.datasets or ("text",))[-1])
     writer.add_int32("quantize.imatrix.entries_count", len(importance.sums))
     writer.add_int32("quantize.imatrix.chunks_count", importance.chunks)
@@ -399,12 +388,9 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         if vocabulary.types.get(token) not in (spm.UNKNOWN, spm.BYTE):
             special = text in tokenizer.special_ids
             # llama.cpp finds these in a text before it replaces spaces.
-            vocabulary.set(
-                token,
-                text if special else text.replace(_SPACE, " "),
-                spm.CONTROL if special else spm.USER_DEFINED,
-                -1000.0,
-            )
+            text = text if special else text.replace(_SPACE, " ")
+            kind = spm.CONTROL if special else spm.USER_DEFINED
+            vocabulary.set(token, text, kind, -1000.0)
     taken = Counter(vocabulary.texts.values())
     if len(taken) != len(vocabulary.texts):
         [(twice, _)] = taken.most_common(1)
@@ -488,12 +474,9 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
             f"{'is' if len(ends) == 4 else 'are'} left out"
         )
     ids = {**tokenizer.added_ids, **tokenizer.special_ids}
-    for name, add in (
-        ("unk_token", writer.add_unk_token_id),
-        ("pad_token", writer.add_pad_token_id),
-    ):
-        if tokenizer.named.get(name) in ids:
-            add(ids[tokenizer.named[name]])
+    for name in ("unk", "pad"):
+        if (text := tokenizer.named.get(f"{name}_token")) in ids:
+            getattr(writer, f"add_{name}_token_id")(ids[text])
 
 
 def _write_space_prefix(
@@ -509,14 +492,8 @@ def _write_space_prefix(
 
     prefix = spell("a").startswith(_SPACE)
     writer.add_add_space_prefix(prefix)
-    special = next(
-        (
-            text
-            for text, token in tokenizer.special_ids.items()
-            if vocabulary.types[token] == spm.CONTROL
-        ),
-        "",
-    )
+    specials = tokenizer.special_ids.items()
+    special = next((text for text, i in specials if vocabulary.types[i] == spm.CONTROL), "")
     missing = [
         where
         for text, spelled, where in (
@@ -563,14 +540,11 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
             f"{path}: model is {show(model.get('type'))}, and a GGUF file for llama.cpp takes BPE "
             f"here; write the MLX form"
         )
-    merges: list[tuple[str, ...]] = [
-        tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair)
-        for pair in model["merges"]
-    ]
+    listed = (x.split(" ", 1) if isinstance(x, str) else x for x in model["merges"])
+    merges: list[tuple[str, ...]] = [tuple(pair) for pair in listed]
     if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
-        result = _Vocabulary(
-            "gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges]
-        )
+        pairs = [" ".join(pair) for pair in merges]
+        result = _Vocabulary("gpt2", _pre_tokenizer(raw, path), merges=pairs)
         for text, token in model["vocab"].items():
             result.set(token, text, spm.NORMAL)
         return result
@@ -650,11 +624,8 @@ def _from_merges(
                 "which llama.cpp's scores cannot express; write the MLX form"
             )
     for text, token in vocab.items():
-        kind, score = spm.NORMAL, 0.0
-        if text == "<unk>":
-            kind = spm.UNKNOWN
-        elif re.fullmatch(r"<0x..>", text, re.DOTALL):
-            kind = spm.BYTE
+        is_byte, score = re.fullmatch(r"<0x..>", text, re.DOTALL), 0.0
+        kind = spm.UNKNOWN if text == "<unk>" else spm.BYTE if is_byte else spm.NORMAL
         if text in ranks:
             score = -float(ranks[text][0] + 1)
         elif len(text) > 1 and kind != spm.BYTE:

@@ -124,15 +124,9 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
             high, original = 1.0, 2 * math.pi / edge
     if not 1 <= original < 1 << 30:
         return None
-    fitted = dataclasses.replace(
-        rope,
-        type="llama3",
-        divisors=None,
-        factor=factor,
-        low_freq_factor=1.0,
-        high_freq_factor=round(high, 4),
-        original_max_position_embeddings=round(original),
-    )
+    fitted = dataclasses.replace(rope, type="llama3", divisors=None, factor=factor)
+    fitted = dataclasses.replace(fitted, low_freq_factor=1.0, high_freq_factor=round(high, 4))
+    fitted = dataclasses.replace(fitted, original_max_position_embeddings=round(original))
     frequencies = inverse_frequencies(dataclasses.replace(config, rope=fitted))[0]
     return fitted if np.allclose(frequencies, wanted, rtol=1e-4, atol=0) else None
 
@@ -165,14 +159,10 @@ def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
     else:
         assert isinstance(tokenizer, SentencePieceVocabulary)
         prefix = tokenizer.space_prefix
-        settings |= {
-            "tokenizer_class": "LlamaTokenizer",
-            "legacy": prefix,
-            "add_prefix_space": prefix,
-        }
-        files["tokenizer.model"] = set_space_prefix(
-            tokenizer.library.serialized_model_proto(), prefix
-        )
+        settings["tokenizer_class"] = "LlamaTokenizer"
+        settings |= {"legacy": prefix, "add_prefix_space": prefix}
+        model = tokenizer.library.serialized_model_proto()
+        files["tokenizer.model"] = set_space_prefix(model, prefix)
     files["tokenizer_config.json"] = _json(settings)
     if (template := checkpoint.template) is not None:
         files["chat_template.jinja"] = template.source.encode()
@@ -191,11 +181,8 @@ def _byte_level_json(tokenizer: ByteLevelVocabulary) -> str:
     library.decoder = decoders.ByteLevel()
     if tokenizer.adds_bos:
         bos = tokenizer.named["bos_token"]
-        library.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A",
-            pair=f"{bos} $A {bos}:1 $B:1",
-            special_tokens=[(bos, tokenizer.bos_id)],
-        )
+        single, pair, ids = f"{bos} $A", f"{bos} $A {bos}:1 $B:1", [(bos, tokenizer.bos_id)]
+        library.post_processor = processors.TemplateProcessing(single, pair, ids)
     return library.to_str()
 
 

@@ -10,9 +10,9 @@ loops. The gguf library quantises to simpler types.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from .quantized import IQ4_VALUES
 _SPREADS = dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1"), (0, 1))
 _SPREADS |= dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "IQ4_XS"), (256, 2)) | {"IQ4_NL": (32, 2)}
 
-_PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
+_PART = 1 << 16  # weights at a time: a few float32 arrays of this size fit an L2 cache
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
 IQ4_NUMBERS = IQ4_VALUES.astype(np.float32) - 128
 IQ4_MIDPOINTS = (IQ4_NUMBERS[1:] + IQ4_NUMBERS[:-1]) / 2
@@ -32,13 +32,12 @@ _NEAREST_VALUE = IQ4_NUMBERS[_NEAREST]
 
 
 Weights = np.ndarray | None  # [n, K], of the squared errors; None for the format's own
+# The largest code; of the codes' ranges to try: the first's excess, further ones, their distance
+Grid = tuple[int, float, int, float]
 
 
 def quantize(
-    rows: np.ndarray,
-    kind: str,
-    importance: np.ndarray | None = None,
-    search: Search | None = None,
+    rows: np.ndarray, kind: str, importance: np.ndarray | None = None, search: Search | None = None
 ) -> np.ndarray:
     """Quantise rows float32 [n, K], whole blocks, to uint8 [n, bytes per row]. kind: a type.
     importance: of each column, mean squares of its inputs, float32 [K]; None for the same. Weights
@@ -61,33 +60,13 @@ def quantize(
     return np.concatenate(parts)
 
 
-def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Uninitialised float32 [count, *shape] at a cache line, where products are twice as fast."""
-    size = count * math.prod(shape)
-    memory = np.empty(size + 16, np.float32)
-    start = -memory.ctypes.data % 64 // 4
-    return memory[start : start + size].reshape(count, *shape)
-
-
 def _groups(rows: np.ndarray, size: int) -> np.ndarray:
-    groups = rows.reshape(-1, size).T
-    (result,) = _scratch(1, groups.shape)
-    result[:] = groups
-    return result
+    return np.ascontiguousarray(rows.reshape(-1, size).T)
 
 
-def _add_rows(values: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Sum over the first axis in order, into `out`; np.add.reduce adds a single column pairwise."""
-    if values.shape[1] > 1:
-        return np.add.reduce(values, out=out)
-    out[:] = np.add.accumulate(values)[-1]
-    return out
-
-
-def _select(mask: np.ndarray, old: np.ndarray, new: np.ndarray) -> None:
-    """Overwrite old [n, G] by new [n, G] where mask [G], without branches to mispredict."""
-    old, new = old.view(np.int32), new.view(np.int32)
-    old ^= (old ^ new) & np.negative(mask, dtype=np.int32)
+def _sum(values: np.ndarray) -> np.ndarray:
+    """Sum over the first axis in order; np.add.reduce adds a single column pairwise."""
+    return np.add.reduce(values) if values.shape[1] > 1 else np.add.accumulate(values)[-1]
 
 
 def _weigh(rows: np.ndarray, importance: np.ndarray, kind: str) -> np.ndarray:
@@ -97,8 +76,7 @@ def _weigh(rows: np.ndarray, importance: np.ndarray, kind: str) -> np.ndarray:
     size, factor = _SPREADS[kind]
     size = size or rows.shape[1]
     squares = _groups(rows * rows, size)
-    mean = _add_rows(squares, np.empty(squares.shape[1], np.float32))
-    mean = mean * np.float32(factor) / np.float32(size)
+    mean = _sum(squares) * np.float32(factor) / np.float32(size)
     spread = rows * rows + np.repeat(mean, size).reshape(rows.shape)
     return importance * np.sqrt(spread)
 
@@ -138,94 +116,62 @@ def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.clip(values, low, high, out=values)
 
 
-def _fit_min(
-    x: np.ndarray,
-    weighting: np.ndarray | None,
-    low: np.ndarray,
-    high: np.ndarray,
-    top: int,
-    first: float,
-    steps: int,
-    delta: float,
-) -> np.ndarray:
+# The searches run on NumPy's arrays, or on symbols that become machine code (kernels/search.py):
+# `words` has their arithmetic, x and weights have a row for each weight of a group, a column for
+# each group.
+
+
+def fit_min(
+    words: Any, x: Any, weights: Any, low: Any, high: Any, *grid: float
+) -> Sequence[np.ndarray]:
     """The search of `_search_min`; returns scales, minima, and the codes' inverse scales and
-    origins, [4, G]. low, high: the range of each group, [G].
+    origins. low, high: the range of each group.
     """
-    weights, codes, weighted, product = _scratch(4, x.shape)
-    sum_w, sum_x, sum_l, sum_l2, sum_xl = _scratch(5, x.shape[1:])
-    # The codes are those of inverse * (x - origin).
-    least, _, minimum, _, _ = state = _scratch(5, x.shape[1:])
-    error, new_scale, new_minimum, inverse, origin = trial = _scratch(5, x.shape[1:])
-    if weighting is None:
-        np.multiply(x, x, out=product)
-        np.abs(x, out=weights)
-        weights += np.sqrt(_add_rows(product, sum_x) / np.float32(32))
-    else:
-        weights[:] = weighting
-    np.multiply(weights, x, out=product)
-    _add_rows(weights, sum_w), _add_rows(product, sum_x)
+    (top, first, steps, delta), number, total = grid, words.number, words.total
+    if weights is None:
+        weights = words.abs(x) + words.sqrt(total(x * x) / number(len(x)))
+    sum_w, sum_x = total(weights), total(weights * x)
 
-    def measure() -> None:
-        np.multiply(codes, new_scale, out=product)
-        np.add(product, new_minimum, out=product)
-        np.subtract(product, x, out=product)
-        np.multiply(product, product, out=product)
-        np.multiply(product, weights, out=product)
-        _add_rows(product, error)
+    def measure(codes: Any, scale: Any, minimum: Any) -> Any:
+        difference = codes * scale + minimum - x
+        return total(difference * difference * weights)
 
-    def quantise() -> None:
-        np.subtract(x, origin, out=codes)
-        np.multiply(codes, inverse, out=codes)
-        _round(codes, 0, top)
-
-    np.divide(np.float32(top), high - low, out=inverse)
-    np.divide(np.float32(1), inverse, out=new_scale)
-    new_minimum[:] = origin[:] = low
-    quantise()
-    measure()
-    state[:] = trial
-    for i in range(steps + 1):
-        # As in llama.cpp, codes count from the best minimum so far.
-        offset = np.float32(first) + np.float32(delta) * np.float32(i) + np.float32(top)
-        origin[:] = minimum
-        np.divide(offset, high - origin, out=inverse)
-        quantise()
-        np.multiply(weights, codes, out=weighted)
-        _add_rows(weighted, sum_l)
-        np.multiply(weighted, codes, out=product)
-        _add_rows(product, sum_l2)
-        np.multiply(weighted, x, out=weighted)
-        _add_rows(weighted, sum_xl)
+    def improve(i: Any, best: Sequence) -> Sequence:
+        origin = best[2]  # as in llama.cpp, codes count from the best minimum so far
+        inverse = (number(first) + i * number(delta) + number(top)) / (high - origin)
+        codes = words.round((x - origin) * inverse, 0, top)
+        weighted = weights * codes
+        sum_l, sum_l2, sum_xl = total(weighted), total(weighted * codes), total(weighted * x)
         determinant = sum_w * sum_l2 - sum_l * sum_l
-        np.divide(sum_w * sum_xl - sum_x * sum_l, determinant, out=new_scale)
-        np.divide(sum_l2 * sum_x - sum_l * sum_xl, determinant, out=new_minimum)
-        is_above = new_minimum > 0
-        if is_above.any():
-            np.putmask(new_scale, is_above, sum_xl / sum_l2)
-            np.putmask(new_minimum, is_above, np.float32(0))
-        measure()
-        _select((determinant > 0) & (error < least), state, trial)
-    return state[1:]
+        minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
+        is_above = minimum > number(0)
+        scale = words.select(is_above, sum_xl / sum_l2, scale)
+        minimum = words.select(is_above, number(0), minimum)
+        error = measure(codes, scale, minimum)
+        is_better = (determinant > number(0)) & (error < best[0])
+        trial = error, scale, minimum, inverse, origin
+        return [words.select(is_better, new, old) for new, old in zip(trial, best)]
+
+    # The codes are those of inverse * (x - origin).
+    inverse = number(top) / (high - low)
+    scale = number(1) / inverse
+    error = measure(words.round((x - low) * inverse, 0, top), scale, low)
+    return words.repeat(steps + 1, improve, [error, scale, low, inverse, low])[1:]
 
 
 def _search_min(
-    x: np.ndarray,
-    top: int,
-    first: float,
-    steps: int,
-    search: Search,
-    weighting: np.ndarray | None = None,
-    delta: float = 0.1,
+    x: np.ndarray, grid: Grid, search: Search, weights: Weights = None
 ) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G],
-    and a function of groups' indices [n] that returns their codes [size, n]. weighting: in place of
-    those weights, for make_qkx3_quants; delta: between steps.
+    and a function of groups' indices [n] that returns their codes [size, n]. weights: in place of
+    those weights, for make_qkx3_quants.
     """
+    top = grid[0]
     low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
     # equal values, or a width whose inverse overflows
     is_flat = ~np.isfinite(np.float32(top) / (high - low))
-    fit = search.fit_min(x, weighting, low, high, top, first, steps, delta)
-    scale, minimum, best, best_origin = fit
+    scale, minimum, best, best_origin = search.run(fit_min, x, weights, (low, high), *grid)
     scale[is_flat] = best[is_flat] = best_origin[is_flat] = 0
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -253,47 +199,42 @@ def _fit_positive(
         is_better = trial < error
         best, error = np.where(is_better, inverse, best), np.where(is_better, trial, error)
     codes = np.minimum(np.rint(best * values), top)
-    scale, codes = search.descend(values, codes, weights, -np.inf, top)
-    codes = np.where(is_zero, 0, codes).astype(np.int32).astype(np.uint8)
+    scale, *changed = search.run(descend, values, weights, (codes,), -np.inf, top)
+    codes = np.where(is_zero, 0, np.stack(changed)).astype(np.int32).astype(np.uint8)
     return np.where(is_zero, np.float32(0), scale), codes
 
 
-def _descend(
-    x: np.ndarray, codes: np.ndarray, weights: np.ndarray, low: float, high: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Change single codes [n, G] while the best scale's error falls; returns scales [G], codes. The
-    part that make_q3_quants and make_qp_quants share.
+def descend(
+    words: Any, x: Any, weights: Any, codes: Any, low: float, high: float
+) -> Sequence[np.ndarray]:
+    """Change single codes while the best scale's error falls; returns scales, then codes. The part
+    that make_q3_quants and make_qp_quants share.
     """
-    codes, weighted = codes.copy(), weights * x
-    sum_lx = np.add.accumulate(weighted * codes)[-1]
-    sum_l2 = np.add.accumulate(weights * codes * codes)[-1]
-    for _ in range(5):
-        has_changed = False
-        for i in range(len(x)):
-            code = codes[i]
+    number, weighted = words.number, weights * x
+    sums = words.total(weighted * codes), words.total(weights * codes * codes)
+
+    def improve(_: Any, state: Sequence) -> Sequence:
+        sum_lx, sum_l2, *codes = state
+        for i, code in enumerate(codes):
             rest_lx = sum_lx - weighted[i] * code
             rest_l2 = sum_l2 - weights[i] * code * code
-            new = np.clip(np.rint(x[i] * rest_l2 / rest_lx), low, high)
+            new = words.round(x[i] * rest_l2 / rest_lx, low, high)
             new_lx, new_l2 = rest_lx + weighted[i] * new, rest_l2 + weights[i] * new * new
-            is_better = (rest_lx > 0) & (new != code)
-            is_better &= (new_l2 if np.isfinite(low) else rest_l2) > 0  # as either function does
+            is_better = (rest_lx > number(0)) & ((new < code) | (new > code))
+            is_better &= (new_l2 if np.isfinite(low) else rest_l2) > number(0)  # as either does
             is_better &= new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
-            if is_better.any():
-                has_changed = True
-                codes[i] = np.where(is_better, new, code)
-                sum_lx, sum_l2 = (
-                    np.where(is_better, new_lx, sum_lx),
-                    np.where(is_better, new_l2, sum_l2),
-                )
-        if not has_changed:
-            break
-    return np.where(sum_l2 > 0, sum_lx / sum_l2, np.float32(0)), codes
+            codes[i] = words.select(is_better, new, code)
+            sum_lx = words.select(is_better, new_lx, sum_lx)
+            sum_l2 = words.select(is_better, new_l2, sum_l2)
+        return [sum_lx, sum_l2, *codes]
+
+    sum_lx, sum_l2, *codes = words.repeat(5, improve, [*sums, *codes])
+    return [words.select(sum_l2 > number(0), sum_lx / sum_l2, number(0)), *codes]
 
 
 def _sum_weights(weights: np.ndarray, groups: int) -> np.ndarray:
     """Sums of each group's weights [size, G], contiguous [groups of a block, B]."""
-    sums = _add_rows(weights, np.empty(weights.shape[1], np.float32))
-    return np.ascontiguousarray(sums.reshape(-1, groups).T)
+    return np.ascontiguousarray(_sum(weights).reshape(-1, groups).T)
 
 
 def _with_min(
@@ -302,10 +243,10 @@ def _with_min(
     """Head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]) [B, 16]; codes [B, 256]."""
     x, head, six_bits, sums = _groups(rows, 32), [], [], None
     if weights is None:
-        scales, mins, before = _search_min(x, top, first, steps, search)
+        scales, mins, before = _search_min(x, (top, first, steps, 0.1), search)
     else:
         weights = _groups(weights, 32)
-        scales, mins, before = _search_min(x, top, -0.9, 36, search, weights, 0.05)
+        scales, mins, before = _search_min(x, (top, -0.9, 36, 0.05), search, weights)
         sums = _sum_weights(weights, 8)
     for values in (scales, mins):
         values = np.ascontiguousarray(values.reshape(-1, 8).T)
@@ -334,21 +275,25 @@ def _with_min(
     return np.concatenate([*head, packed], axis=1), codes.T.astype(np.uint8).reshape(-1, 256)
 
 
-def _q4_k(
-    rows: np.ndarray, weights: Weights, search: Search
-) -> np.ndarray:  # uint8 head[16], qs[128]
-    head, codes = _with_min(rows, 15, -1.0, 20, weights, search)
-    codes = codes.reshape(-1, 4, 2, 32)
-    return np.concatenate([head, (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], axis=1)
+def _pack_bits(bits: np.ndarray) -> np.ndarray:
+    """Bits [B, 256] -> uint8 [B, 32]: bit i of byte j is number 32 i + j."""
+    return np.packbits(bits.reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
+
+
+def _pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """Codes of 4 bits [B, 256] -> uint8 [B, 128]: those of two runs of 32 share a run of bytes."""
+    runs = codes.reshape(-1, 4, 2, 32)
+    return (runs[:, :, 0] | runs[:, :, 1] << 4).reshape(-1, 128)
+
+
+def _q4_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
+    head, codes = _with_min(rows, 15, -1.0, 20, weights, search)  # uint8 head[16], qs[128]
+    return np.concatenate([head, _pack_nibbles(codes)], axis=1)
 
 
 def _q5_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     head, codes = _with_min(rows, 31, -0.5, 15, weights, search)  # uint8 head[16], qh[32], qs[128]
-    high = np.packbits((codes >> 4).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
-    codes = (codes & 15).reshape(-1, 4, 2, 32)
-    return np.concatenate(
-        [head, high, (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], axis=1
-    )
+    return np.concatenate([head, _pack_bits(codes >> 4), _pack_nibbles(codes & 15)], axis=1)
 
 
 def _largest(values: np.ndarray, axis: int) -> np.ndarray:
@@ -361,50 +306,45 @@ def _largest(values: np.ndarray, axis: int) -> np.ndarray:
     return largest
 
 
-def _fit_scales(
-    x: np.ndarray, weighting: np.ndarray | None, largest: np.ndarray, top: int | None
-) -> np.ndarray:
+def fit_scales(
+    words: Any, x: Any, weights: Any, largest: Any, top: int | None
+) -> Sequence[np.ndarray]:
     """Search inverse scales for the least squared error weighted by x * x; returns scales and the
-    inverse scales that gave the best values, [2, G].
+    inverse scales that gave the best values.
 
-    The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group,
-    [G]. top: for codes -top .. top - 1; None for IQ4_NUMBERS. weighting: in place of x * x.
+    The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group.
+    top: for codes -top .. top - 1; None for IQ4_NUMBERS. weights: in place of x * x.
     """
-    if top is None:
-        trials = [np.float32(1) / (-largest / IQ4_NUMBERS[0])]
-        trials += [(np.float32(i) + IQ4_NUMBERS[0]) / largest for i in range(-7, 8)]
-    else:
-        offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
-        trials = [-(np.float32(top) + offset) / largest for offset in offsets]
-    weights, weighted_x, values, product = _scratch(4, x.shape)
-    (sum_lx, sum_l2), state, trial = (
-        _scratch(2, x.shape[1:]),
-        *_scratch(6, x.shape[1:]).reshape(2, 3, -1),
-    )
-    weights[:] = x * x if weighting is None else weighting
-    np.multiply(weights, x, out=weighted_x)
-    for i, inverse in enumerate(trials):
-        trial[0] = inverse
-        np.multiply(x, trial[0], out=values)
+    number, total = words.number, words.total
+    weights = x * x if weights is None else weights
+
+    def attempt(inverse: Any, best: Sequence, is_first: bool = False) -> Sequence:
         if top is None:
-            whole = _nearest(values, _NEAREST_VALUE)
-            np.multiply(weights, whole, out=product)
-            _add_rows(np.multiply(product, x, out=values), sum_lx)
+            codes = words.nearest(x * inverse)
+            sum_lx = total(weights * codes * x)
         else:
-            whole = _round(values, -top, top - 1)
-            _add_rows(np.multiply(weighted_x, whole, out=product), sum_lx)
-            np.multiply(weights, whole, out=product)
-        _add_rows(np.multiply(product, whole, out=product), sum_l2)
-        np.divide(sum_lx, sum_l2, out=trial[1])
-        np.multiply(trial[1], sum_lx, out=trial[2])
-        is_better = sum_l2 > 0
-        if i:
-            is_better &= sum_lx * sum_lx > state[2] * sum_l2
-        else:
-            state[:] = 0
-            state[0] = inverse
-        _select(is_better, state, trial)
-    return state[1::-1]
+            codes = words.round(x * inverse, -top, top - 1)
+            sum_lx = total(weights * x * codes)
+        sum_l2 = total(weights * codes * codes)
+        scale = sum_lx / sum_l2
+        is_better = sum_l2 > number(0)
+        if not is_first:
+            is_better &= sum_lx * sum_lx > best[2] * sum_l2
+        trial = inverse, scale, scale * sum_lx
+        return [words.select(is_better, new, old) for new, old in zip(trial, best)]
+
+    def improve(i: Any, best: Sequence) -> Sequence:
+        if top is None:
+            return attempt((i + number(IQ4_NUMBERS[0] - 7)) / largest, best)
+        tenths = words.select(i < number(9), i - number(9), i - number(8))
+        return attempt((number(0) - (tenths * number(0.1) + number(top))) / largest, best)
+
+    if top is None:
+        start = number(1) / ((number(0) - largest) / number(IQ4_NUMBERS[0]))
+    else:
+        start = number(-top) / largest
+    best = attempt(start, (start, number(0), number(0)), is_first=True)
+    return words.repeat(15 if top is None else 18, improve, best)[1::-1]
 
 
 def _fit_symmetric(
@@ -414,7 +354,7 @@ def _fit_symmetric(
     returns their codes, -top .. top - 1.
     """
     largest = _largest(x, 0)
-    scales, best = search.fit_scales(x, weights, largest, top)
+    scales, best = search.run(fit_scales, x, weights, (largest,), top)
     is_zero = np.abs(largest) < _EPSILON
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -433,7 +373,8 @@ def _symmetric(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) 
 def _with_bias(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) -> np.ndarray:
     """Q4_1 or Q5_1, by `top` 15 or 31: half d, m; uint8 qh[4] of Q5_1, qs[16]."""
     x = _groups(rows, 32)
-    scales, mins, find = _search_min(x, top, -0.9, 36, search, _groups(weights, 32), 0.05)
+    grid = top, -0.9, 36, 0.05
+    scales, mins, find = _search_min(x, grid, search, _groups(weights, 32))
     return _pack_32([_half(scales), _half(-mins)], find(np.arange(x.shape[1])), has_high=top > 15)
 
 
@@ -455,7 +396,8 @@ def _q3_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
         is_zero, squares = ~(np.abs(largest) >= _EPSILON), x * x
         codes = np.clip(np.rint(np.float32(-4) / largest * x), -4, 3)
         codes[:, is_zero] = 0
-        scales, codes = search.descend(x, codes, squares, -4, 3)
+        scales, *changed = search.run(descend, x, squares, (codes,), -4, 3)
+        codes = np.stack(changed)
         codes[:, is_zero], scales[is_zero] = -4, 0
         levels = scales.reshape(-1, 16).T
         largest = _largest(levels, 0)
@@ -475,13 +417,16 @@ def _q3_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     sub_scales = six_bits.T.astype(np.float32) - 32
     codes = _requantize(x, _widen(half) * sub_scales, before, -4, 3)
     codes = (codes.T + np.float32(4)).astype(np.uint8).reshape(-1, 256)
-    mask = np.packbits((codes >> 2).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
-    low = (codes & 3).reshape(-1, 2, 4, 32)
-    low = low[:, :, 0] | low[:, :, 1] << 2 | low[:, :, 2] << 4 | low[:, :, 3] << 6
+    low = _pack_pairs((codes & 3).reshape(-1, 2, 4, 32), 2).reshape(-1, 64)
     nibbles = six_bits[:8] & 15 | (six_bits[8:] & 15) << 4
-    high = (six_bits >> 4).reshape(4, 4, -1)
-    high = high[0] | high[1] << 2 | high[2] << 4 | high[3] << 6
-    return np.concatenate([mask, low.reshape(-1, 64), nibbles.T, high.T, half], axis=1)
+    high = _pack_pairs((six_bits >> 4).reshape(4, 4, -1), 0)
+    return np.concatenate([_pack_bits(codes >> 2), low, nibbles.T, high.T, half], axis=1)
+
+
+def _pack_pairs(codes: np.ndarray, axis: int) -> np.ndarray:
+    """Codes of 2 bits, four along an axis -> bytes without it."""
+    parts = np.moveaxis(codes, axis, 0)
+    return parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
 
 
 def _q6_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
@@ -498,15 +443,8 @@ def _q6_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     codes = _requantize(x, _widen(d) * eight_bits, before, -32, 31)
     codes = (codes.T + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = codes[:, :, :2] & 15 | (codes[:, :, 2:] & 15) << 4
-    high = (
-        codes[:, :, 0] >> 4
-        | codes[:, :, 1] >> 4 << 2
-        | codes[:, :, 2] >> 4 << 4
-        | codes[:, :, 3] >> 4 << 6
-    )
-    blocks = np.concatenate(
-        [low.reshape(-1, 128), high.reshape(-1, 64), eight_bits.view(np.uint8), d], axis=1
-    )
+    high = _pack_pairs(codes >> 4, 2).reshape(-1, 64)
+    blocks = np.concatenate([low.reshape(-1, 128), high, eight_bits.view(np.uint8), d], axis=1)
     blocks[np.abs(largest) < _EPSILON] = 0
     return blocks
 
@@ -525,7 +463,7 @@ def _fit_iq4(x: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     """Scales [G] of quantize_row_iq4_nl_impl."""
     largest = _largest(x, 0)
     weights = None if weights is None else _groups(weights, 32)
-    scales, _ = search.fit_scales(x, weights, largest, None)
+    scales, _ = search.run(fit_scales, x, weights, (largest,), None)
     return np.where(np.abs(largest) < _EPSILON, np.float32(0), scales)
 
 
@@ -536,10 +474,8 @@ def _pack_iq4(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return (codes[:16] | codes[16:] << 4).T
 
 
-def _iq4_nl(
-    rows: np.ndarray, weights: Weights, search: Search
-) -> np.ndarray:  # half d; uint8 qs[16]
-    x = _groups(rows, 32)
+def _iq4_nl(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
+    x = _groups(rows, 32)  # half d; uint8 qs[16]
     scales = _fit_iq4(x, weights, search)
     return np.concatenate([_half(scales), _pack_iq4(x, scales)], axis=1)
 
@@ -560,12 +496,38 @@ def _iq4_xs(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     )
 
 
-class Search(NamedTuple):
-    """Searches of groups' scales: of NumPy, or compiled with the same bits."""
+class _Words:
+    """The arithmetic of searches on NumPy's arrays."""
 
-    fit_min: Callable[..., np.ndarray] = _fit_min
-    fit_scales: Callable[..., np.ndarray] = _fit_scales
-    descend: Callable[..., tuple[np.ndarray, np.ndarray]] = _descend
+    number, abs, sqrt, select, total, round = np.float32, np.abs, np.sqrt, np.where, _sum, _round
+
+    @staticmethod
+    def nearest(values: np.ndarray) -> np.ndarray:
+        """The nearest of IQ4_NUMBERS."""
+        return _nearest(values, _NEAREST_VALUE)
+
+    @staticmethod
+    def repeat(count: int, body: Callable[..., Sequence], state: Sequence) -> Sequence:
+        """`state` after body(i, state) for each i."""
+        for i in range(count):
+            state = body(np.float32(i), state)
+        return state
+
+
+@dataclass(frozen=True)
+class Search:
+    """Runs searches of groups' scales in NumPy."""
+
+    def run(
+        self,
+        function: Callable[..., Sequence[np.ndarray]],
+        x: np.ndarray,
+        weights: Weights,
+        others: tuple[np.ndarray, ...],
+        *constants: float | None,
+    ) -> Sequence[np.ndarray]:
+        """The rows [G] that a search returns. x, weights: [size, G]; others: its further arrays."""
+        return function(_Words, x, weights, *others, *constants)
 
 
 _QUANTISERS: dict[str, Callable[..., np.ndarray]] = {

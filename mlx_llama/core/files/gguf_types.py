@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from mlx_llama.core.models.config import LlamaConfig
 
-# {format: type of most matrices}
-FORMATS = {
-    "Q3_K_S": "Q3_K",
-    "Q3_K_M": "Q3_K",
-    "Q4_0": "Q4_0",
-    "IQ4_XS": "IQ4_XS",
-    "Q4_K_M": "Q4_K",
-    "Q5_K_M": "Q5_K",
-    "Q6_K": "Q6_K",
-    "Q8_0": "Q8_0",
-    "MXFP4": "MXFP4",  # llama-quantize's MXFP4_MOE
-    "F16": "F16",
-    "BF16": "BF16",
-    "F32": "F32",
-}
+# {format: type of most matrices}. MXFP4 is llama-quantize's MXFP4_MOE.
+_NAMES = "Q3_K_S Q3_K_M Q4_0 IQ4_XS Q4_K_M Q5_K_M Q6_K Q8_0 MXFP4 F16 BF16 F32".split()
+FORMATS = {name: name.removesuffix("_S").removesuffix("_M") for name in _NAMES}
 PLAIN = ("F16", "BF16", "F32")
 # {type with blocks of 256 weights: type with blocks of 32} (tensor_type_fallback)
 _FALLBACKS = {"Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}

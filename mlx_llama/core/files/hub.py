@@ -6,6 +6,7 @@ is a model's folder, "org/name:file.gguf" a file in it, with all parts of a spli
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -167,16 +168,10 @@ def fetch(
     """
     import huggingface_hub
 
-    def download() -> str:
-        return huggingface_hub.snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=list(skip),
-            local_files_only=local_only,
-        )
-
-    return Path(_ask(name, revision, download, local_only))
+    download = functools.partial(huggingface_hub.snapshot_download, name, revision=revision)
+    chosen = {"allow_patterns": list(patterns), "ignore_patterns": list(skip)}
+    call = functools.partial(download, local_files_only=local_only, **chosen)
+    return Path(_ask(name, revision, call, local_only))
 
 
 def _ask(

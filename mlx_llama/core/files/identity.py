@@ -22,14 +22,11 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
     """SHA-256 of the config and of all tensors' names, shapes, formats and up to 64 rows. Sampling
     takes a moment for a checkpoint of any size, and other weights differ in all rows.
     """
-    digest = hashlib.sha256()
-    digest.update(
-        json.dumps(_hashed_fields(checkpoint.config), sort_keys=True, default=str).encode()
-    )
+    facts = json.dumps(_hashed_fields(checkpoint.config), sort_keys=True, default=str)
+    digest = hashlib.sha256(facts.encode())
     for name, tensor in sorted(checkpoint.tensors.items()):
-        rows = np.unique(
-            np.linspace(0, tensor.shape[0] - 1, min(_SAMPLED, tensor.shape[0])).astype(np.int64)
-        )
+        count = tensor.shape[0]
+        rows = np.unique(np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64))
         if isinstance(tensor, Tensor):
             kind, values = tensor.dtype, tensor.bits[rows]
         else:
@@ -41,11 +38,8 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 
 def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
     """The config's fields. Later ones count only if set: hashes of the first traces stay valid."""
-    values = {
-        field.name: (getattr(config, field.name), field.default)
-        for field in fields(config)
-        if field.compare
-    }
+    compared = (field for field in fields(config) if field.compare)
+    values = {field.name: (getattr(config, field.name), field.default) for field in compared}
     values["rope"] = _describe_rope(config.rope), MISSING
     if isinstance(config.quantization, Quantization):
         values["quantization"] = _describe_quantization(config.quantization), MISSING
@@ -74,4 +68,5 @@ def _describe_rope(rope: RopeConfig) -> str:
     """The fields that the first traces have, and later fields that are set."""
     later = ("short_factor", "long_factor", "dim")
     values = {field.name: getattr(rope, field.name) for field in fields(rope)}
-    return f"RopeConfig({', '.join(f'{name}={value!r}' for name, value in values.items() if name not in later or value is not None)})"  # noqa: E501
+    shown = (f"{n}={x!r}" for n, x in values.items() if n not in later or x is not None)
+    return f"RopeConfig({', '.join(shown)})"

@@ -61,7 +61,7 @@ def read_importance(path: str | os.PathLike) -> Importance:
         content = read_file(path, _LIMIT)
     try:
         return _read_gguf(path) if content[:4] == b"GGUF" else _read_legacy(content)
-    except (ValueError, KeyError, IndexError, struct.error, OverflowError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError, TypeError) as error:
         raise CheckpointError(
             f"{path}: is not an importance matrix ({show(str(error))}); make it again"
         ) from None
@@ -90,13 +90,9 @@ def _read_gguf(path: Path) -> Importance:
         return reader.fields[name].contents() if name in reader.fields else default
 
     counts = {name: arrays[name + _COUNTS].reshape(-1) for name in names}
-    return Importance(
-        {name: arrays[name + _SUMS].reshape(len(counts[name]), -1) for name in names},
-        counts,
-        tuple(field("imatrix.datasets", ())),
-        int(field("imatrix.chunk_count", 1)),
-        int(field("imatrix.chunk_size", 512)),
-    )
+    sums = {name: arrays[name + _SUMS].reshape(len(counts[name]), -1) for name in names}
+    chunks = int(field("imatrix.chunk_count", 1)), int(field("imatrix.chunk_size", 512))
+    return Importance(sums, counts, tuple(field("imatrix.datasets", ())), *chunks)
 
 
 def _write_gguf(importance: Importance, path: Path) -> None:
@@ -122,13 +118,7 @@ def _write_gguf(importance: Importance, path: Path) -> None:
 
 def _read_legacy(content: bytes) -> Importance:
     """Parse entries of (name, calls, sums of means over the calls)."""
-    at, sums, counts = 4, {}, {}
-
-    def number() -> int:
-        nonlocal at
-        (value,) = struct.unpack_from("<i", content, at)
-        at += 4
-        return value
+    at, sums, counts = 0, {}, {}
 
     def take(nbytes: int) -> bytes:
         nonlocal at
@@ -137,7 +127,10 @@ def _read_legacy(content: bytes) -> Importance:
         at += nbytes
         return content[at - nbytes : at]
 
-    (entries,) = struct.unpack_from("<i", content)
+    def number() -> int:
+        return int.from_bytes(take(4), "little", signed=True)
+
+    entries = number()
     if not 0 < entries <= len(content) // 12:
         raise ValueError(f"{entries} entries")
     for _ in range(entries):

@@ -252,18 +252,10 @@ def _join(
             group = -(-K // count)
         order = np.arange(K) // group
     size, groups = _find_runs(order)
-    arrays = _Arrays(
-        method,
-        bits,
-        codes.view(np.uint32),
-        zeros.view(np.uint32),
-        scales,
-        DTYPES[parts["scales"].dtype],
-        groups,
-        size,
-        (N, K),
-        [page for some in pages for page in some],
-    )
+    stored_parts = codes.view(np.uint32), zeros.view(np.uint32), scales
+    all_pages = [page for some in pages for page in some]
+    dtype = DTYPES[parts["scales"].dtype]
+    arrays = _Arrays(method, bits, *stored_parts, dtype, groups, size, (N, K), all_pages)
 
     def decode(name: str) -> PackedWeight | DecodedTensor:
         if size > 1:

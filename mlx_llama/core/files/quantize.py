@@ -6,7 +6,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,17 +37,10 @@ SHARD_BYTES = 5 << 30  # mlx_lm's largest file
 
 # Copied along with config.json and the weights
 _COMPANIONS = (
-    "tokenizer.json",
-    "tekken.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    *map(NAMED_FILE.format, NAMES),
-    "chat_template.json",
-    "generation_config.json",
-)
+    "tokenizer.json tekken.json tokenizer.model tokenizer_config.json special_tokens_map.json "
+    "added_tokens.json chat_template.jinja chat_template.json generation_config.json"
+).split()
+_COMPANIONS += map(NAMED_FILE.format, NAMES)
 _COMPANION_LIMIT = 1 << 28  # bytes of each
 # Between E2M1's numbers; a tie takes the smaller magnitude
 _FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
@@ -161,17 +155,13 @@ def write_mlx(
         packing = used.most_common(1)[0][0] if used else None
     else:
         packings = _router_packings(checkpoint) if packing else {}
-    plan = {
-        name: _TensorPlan(
-            parts,
-            name.rpartition(".")[0] in stacks,
-            _pick_dtype(parts[0], checkpoint, config),
-            packings.get(name.removesuffix(".weight"), packing),
-            offset if name.endswith("norm.weight") else 0.0,
-            keep,
-        )
-        for name, parts in tensors.items()
-    }
+    plan = {}
+    for name, parts in tensors.items():
+        dtype = _pick_dtype(parts[0], checkpoint, config)
+        chosen = packings.get(name.removesuffix(".weight"), packing)
+        shift = offset if name.endswith("norm.weight") else 0.0
+        is_stack = name.rpartition(".")[0] in stacks
+        plan[name] = _TensorPlan(parts, is_stack, dtype, chosen, shift, keep)
     odd = [
         name
         for name, item in plan.items()
@@ -183,11 +173,9 @@ def write_mlx(
             f"{checkpoint.name} (the first, {odd[0]}, has rows of "
             f"{plan[odd[0]].tensor.shape[1]}): choose a smaller size"
         )
-    # {name in the file: (dtype code, shape, bytes)}
-    arrays = {
-        array: spec for name, item in plan.items() for array, spec in item.arrays(name).items()
-    }
-    nbytes, weights = sum(spec[2] for spec in arrays.values()), writing.count_weights(checkpoint)
+    described = {name: item.arrays(name) for name, item in plan.items()}
+    sizes = {name: sum(spec[2] for spec in specs.values()) for name, specs in described.items()}
+    nbytes, weights = sum(sizes.values()), writing.count_weights(checkpoint)
     if packing:
         scheme: dict[str, Any] = _describe(packing) | {"mode": packing.mode}
         scheme |= {
@@ -208,9 +196,6 @@ def write_mlx(
         for file, content in companions.items():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(content)
-        sizes = {
-            name: sum(spec[2] for spec in item.arrays(name).values()) for name, item in plan.items()
-        }
         shards = _split_shards(sizes)
         advance = progress.meter(checkpoint.nbytes)
         weight_map: dict[str, str] = {}  # {array: file}
@@ -218,17 +203,15 @@ def write_mlx(
             file = "model.safetensors"
             if len(shards) > 1:
                 file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-            here = {array: arrays[array] for name in names for array in plan[name].arrays(name)}
-            with _SafetensorsWriter(folder / file, here) as shard:
+            here = {array: spec for name in names for array, spec in described[name].items()}
+            with _open_shard(folder / file, here) as write:
                 for name in names:
                     for array, values in plan[name].values(name, advance).items():
-                        shard.write(array, values)
+                        write(array, values)
                     plan[name].release()
             weight_map |= dict.fromkeys(here, file)
-        index = {
-            "metadata": {"total_size": nbytes, "total_parameters": weights},
-            "weight_map": dict(sorted(weight_map.items())),
-        }
+        metadata = {"total_size": nbytes, "total_parameters": weights}
+        index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
         _write_json(folder / "model.safetensors.index.json", index)
     return writing.Written(Path(out), nbytes, weights, tuple(notices))
 
@@ -256,15 +239,13 @@ class _TensorPlan(writing.TensorPlan):
         if not self.is_quantised or self.packing is None:
             return False
         bits, group_size, mode = self.packing
-        if mode != "affine":
-            return all(
-                isinstance(tensor, AffineWeight) and tensor.mode == mode for tensor in self.parts
-            )
         return all(
             isinstance(tensor, AffineWeight)
-            and (tensor.bits, tensor.group_size, tensor.mode) == (bits, group_size, mode)
+            and tensor.mode == mode
+            and (mode != "affine" or (tensor.bits, tensor.group_size) == (bits, group_size))
             and (
-                self.rounds_scales
+                mode != "affine"
+                or self.rounds_scales
                 or (not tensor.two_level and self.dtype in (tensor.scale_dtype, "float32"))
             )
             for tensor in self.parts
@@ -407,36 +388,33 @@ def _split_shards(sizes: Mapping[str, int]) -> list[list[str]]:
     return shards
 
 
-class _SafetensorsWriter:
-    """Writes a safetensors file array by array; the library's writer needs all in memory."""
+@contextmanager
+def _open_shard(
+    path: Path, arrays: Mapping[str, tuple[str, tuple[int, ...], int]]
+) -> Iterator[Callable[[str, np.ndarray], None]]:
+    """Open a safetensors file to be written array by array; the library's writer needs all in
+    memory. arrays: {name: (dtype code, shape, bytes)}. Yields the function that writes one.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    offsets, at = {}, 0
+    # To align all arrays, those with more bytes per value come first.
+    for name, (code, shape, nbytes) in sorted(
+        arrays.items(), key=lambda item: {"U8": 2, "U32": 0, "F32": 0}.get(item[1][0], 1)
+    ):
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, at + nbytes]}
+        offsets[name] = at
+        at += nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
 
-    def __init__(self, path: Path, arrays: Mapping[str, tuple[str, tuple[int, ...], int]]):
-        """arrays: {name: (dtype code, shape, bytes)}."""
-        header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
-        self._offsets, at = {}, 0
-        # To align all arrays, those with more bytes per value come first.
-        for name, (code, shape, nbytes) in sorted(
-            arrays.items(), key=lambda item: {"U8": 2, "U32": 0, "F32": 0}.get(item[1][0], 1)
-        ):
-            header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, at + nbytes]}
-            self._offsets[name] = at
-            at += nbytes
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        self._start = 8 + len(text)
-        self._file = open(path, "xb")
-        self._file.write(len(text).to_bytes(8, "little") + text)
+        def write(name: str, values: np.ndarray) -> None:
+            file.seek(8 + len(text) + offsets[name])
+            # bfloat16 arrays have no buffer
+            file.write(np.ascontiguousarray(values).view(np.uint8).data)
 
-    def __enter__(self) -> _SafetensorsWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def write(self, name: str, values: np.ndarray) -> None:
-        self._file.seek(self._start + self._offsets[name])
-        # bfloat16 arrays have no buffer
-        self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
+        yield write
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

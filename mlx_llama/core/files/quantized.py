@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,13 +25,9 @@ import numpy as np
 
 from mlx_llama.core.models.quantization import FLOAT_MODES
 
-from .tensor import Mapped, Pages, as_numbers
-
-_Scaling = dict[str, np.ndarray]  # fields of Rows
+from .tensor import NUMBERS, Mapped, Pages, as_numbers
 
 _SLAB = 1 << 18  # weights dequantised at once; fits a core's cache
-# others: float16
-_SCALE_DTYPES = {"Q8_K": "float32", "MXFP4": "bfloat16", "NVFP4": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -130,9 +126,6 @@ class AffineWeight(Mapped, ABC):
             result[start:stop] = self.rows(start, stop).float32()
         return result
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self.shape}, {self.description!r})"
-
 
 class _StoredRows(AffineWeight):
     """A matrix whose rows are those of arrays in the file."""
@@ -194,10 +187,9 @@ class GGUFWeight(_StoredRows):
         self.factors, self.arrays = factors, (blocks,) if factors is None else (blocks, factors)
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
-        self.scale_dtype, self.table = _SCALE_DTYPES.get(format, "float16"), layout.table
-        if factors is not None:
-            self.scale_dtype = "float32"
-        elif format in ("MXFP4", "NVFP4"):
+        self.scale_dtype = layout.scale_dtype if factors is None else "float32"
+        self.table = layout.table
+        if factors is None and format in ("MXFP4", "NVFP4"):
             self.mode = format.lower()
         self.nbytes = blocks.nbytes
         self.layout, self.column_unit = layout, layout.block_size
@@ -356,21 +348,6 @@ class FloatWeight(_StoredRows):
         return Rows(pairs.view(np.uint8), scales, None, self.offset)
 
 
-def mxfp4_weight(
-    name: str,
-    blocks: np.ndarray,
-    scales: np.ndarray,
-    order: np.ndarray | None = None,
-    pages: Pages = (),
-) -> FloatWeight:
-    """An expert's matrix as gpt-oss's safetensors hold it, without a copy. blocks: uint8 [N, K /
-    32, 16], neighbours in a byte each, the first in its low bits. scales: uint8 [N, K / 32], E8M0.
-    order, pages: as in `Mapped`.
-    """
-    packed = blocks.reshape(len(blocks), -1).view(np.uint32)
-    return FloatWeight(name, "mxfp4", packed, scales, order, pages)
-
-
 def unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
     """Unpack a little-endian stream of codes, uint32 of any shape, to uint8 [weights]. Eight codes
     are `bits` bytes, read as a 64-bit word. Move its halves apart, then the halves of each half,
@@ -410,7 +387,7 @@ def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
 
 
-# Scaling of GGUF blocks: blocks uint8 [B, bytes] -> the scaling fields of Rows, [B, ...]
+# Codes of GGUF blocks
 
 
 def _repeat(value: int) -> np.uint64:
@@ -421,11 +398,6 @@ def _repeat(value: int) -> np.uint64:
 def _words(blocks: np.ndarray, first: int, last: int) -> np.ndarray:
     """Bytes first .. last - 1 of every block as 64-bit words, uint64 [B, (last - first) / 8]."""
     return np.ascontiguousarray(blocks[:, first:last]).view(np.uint64)
-
-
-def _half(blocks: np.ndarray, at: int) -> np.ndarray:
-    """A float16 of every block, [B, 1]."""
-    return blocks[:, at : at + 2].copy().view(np.float16)
 
 
 def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
@@ -455,91 +427,116 @@ _SINGLE_BITS = np.unpackbits(
 ).view(np.uint64)[:, 0]
 
 
-def _scale(blocks: np.ndarray) -> _Scaling:
-    return {"scales": _half(blocks, 0).astype(np.float32)}
+# Scales of GGUF blocks, by part of `Rows`, as the file has them: from NumPy's `_Blocks`, or in
+# compiled code (the cpu backend's kernels/filling.py), where only the low bits are defined.
+
+Parts = dict[str, Any]
 
 
-def _scale_and_bias(blocks: np.ndarray) -> _Scaling:
-    return _scale(blocks) | {"biases": _half(blocks, 2).astype(np.float32)}
+class _Blocks:
+    """Words of blocks uint8 [B, bytes]."""
+
+    select = staticmethod(np.where)
+
+    def __init__(self, blocks: np.ndarray):
+        self._blocks = blocks
+
+    def word(self, at: int) -> np.ndarray:
+        """uint32 [B, 1]."""
+        return self.bytes(at, 4).view(np.uint32)
+
+    def half(self, at: int) -> np.ndarray:
+        """uint16 [B, 1]."""
+        return self.bytes(at, 2).view(np.uint16)
+
+    def bytes(self, at: int, count: int) -> np.ndarray:
+        """uint8 [B, count]."""
+        return np.ascontiguousarray(self._blocks[:, at : at + count])
+
+    def split(self, word: np.ndarray) -> np.ndarray:
+        """The bytes of a word, uint8 [B, 4]."""
+        return word.view(np.uint8)
+
+    def fields(self, word: np.ndarray, bits: int) -> np.ndarray:
+        """Eight fields of a word, the lowest first, [B, 8]."""
+        return word >> np.arange(0, 8 * bits, bits, dtype=word.dtype) & ((1 << bits) - 1)
+
+    def join(self, parts: Iterable[np.ndarray]) -> np.ndarray:
+        return np.concatenate(list(parts), axis=1)
+
+    def halve_e4m3(self, codes: np.ndarray) -> np.ndarray:
+        """Halves of E4M3's magnitudes in bfloat16; 127 means zero."""
+        return (FP8_NUMBERS[_ue4m3(codes)] / 2).view(np.uint32) >> 16
 
 
-def _q8_k(blocks: np.ndarray) -> _Scaling:
-    return {"scales": blocks[:, :4].copy().view(np.float32).repeat(2, axis=1)}
+def _one_level(block: Any) -> Parts:
+    return {"scales": block.half(0)}
 
 
-def _two_levels(
-    super_scales: np.ndarray,
-    sub_scales: np.ndarray,
-    dmin: np.ndarray | None = None,
-    sub_biases: np.ndarray | None = None,
-) -> _Scaling:
-    """Scaling of a format with super scales float16 [B, 1] and sub scales [B, groups]."""
-    scaling: _Scaling = {
-        "scales": super_scales.astype(np.float32) * sub_scales,
-        "super_scales": super_scales,
-        "sub_scales": sub_scales.view(np.int8),
-    }
-    if dmin is not None and sub_biases is not None:
-        super_biases = -dmin
-        scaling |= {
-            "biases": super_biases.astype(np.float32) * sub_biases,
-            "super_biases": super_biases,
-            "sub_biases": sub_biases,
-        }
-    return scaling
+def _with_bias(block: Any) -> Parts:
+    return {"scales": block.half(0), "biases": block.half(2)}
 
 
-def _q2_k(blocks: np.ndarray) -> _Scaling:
-    packed = blocks[:, :16]
-    return _two_levels(
-        _half(blocks, 80), packed & np.uint8(15), _half(blocks, 82), packed >> np.uint8(4)
-    )
+def _two_levels(scale: Any, scales: Any, *minima: Any) -> Parts:
+    parts = {"super_scales": scale, "scales": scales}
+    if minima:  # a bias is the negated minimum: flip the sign bit
+        parts |= {"super_biases": minima[0] ^ 0x8000, "biases": minima[1]}
+    return parts
 
 
-def _q3_k(blocks: np.ndarray) -> _Scaling:
+def _q2_k(block: Any) -> Parts:
+    pairs = block.bytes(0, 16)
+    return _two_levels(block.half(80), pairs & 15, block.half(82), pairs >> 4 & 15)
+
+
+def _q3_k(block: Any) -> Parts:
     # 16 sub scales of 6 bits: the lower four in nibbles of bytes 0..7, the upper two in 8..11
-    packed = np.ascontiguousarray(blocks[:, 96:108]).view(np.uint32)
-    sub_scales = np.empty((len(blocks), 4), np.uint32)
+    words, parts = [block.word(96 + 4 * i) for i in range(3)], []
     for i in range(4):
-        low, high = packed[:, i % 2] >> np.uint32(i // 2 * 4), packed[:, 2] >> np.uint32(2 * i)
-        sub_scales[:, i] = (low & np.uint32(0x0F0F0F0F)) | (
-            (high & np.uint32(0x03030303)) << np.uint32(4)
-        )
-    return _two_levels(_half(blocks, 108), sub_scales.view(np.int8) - np.int8(32))
+        low, high = words[i % 2] >> i // 2 * 4 & 0x0F0F0F0F, words[2] >> 2 * i & 0x03030303
+        parts.append(block.split(low | high << 4))
+    return _two_levels(block.half(108), block.join(parts) - 32)
 
 
-def _six_bit_pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eight sub scales and eight sub biases of 6 bits each, uint8 [B, 8], from bytes 4..15. 0..3
-    are the lower six bits of four bytes each. Of 4..7, the lower four bits are nibbles of the last
-    four bytes, the upper two are the upper bits of the bytes of 0..3.
-    """
-    packed = np.ascontiguousarray(blocks[:, 4:16]).view(np.uint32)
-    six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
-    pairs = []
-    for i in (0, 1):
-        values = np.empty((len(blocks), 2), np.uint32)
-        values[:, 0] = packed[:, i] & six
-        values[:, 1] = ((packed[:, 2] >> np.uint32(4 * i)) & four) | (
-            (packed[:, i] >> np.uint32(2)) & two
-        )
-        pairs.append(values.view(np.uint8))
-    return pairs[0], pairs[1]
+def _q4_k(block: Any) -> Parts:
+    # Eight sub scales and eight sub biases of 6 bits each in bytes 4..15. 0..3 are the lower six
+    # bits of four bytes each. Of 4..7, the lower four bits are nibbles of the last four bytes, the
+    # upper two are the upper bits of the bytes of 0..3.
+    first, second, last = (block.word(4 + 4 * i) for i in range(3))
+
+    def join(lower: Any, shift: int) -> Any:
+        upper = last >> shift & 0x0F0F0F0F | lower >> 2 & 0x30303030
+        return block.join([block.split(lower & 0x3F3F3F3F), block.split(upper)])
+
+    return _two_levels(block.half(0), join(first, 0), block.half(2), join(second, 4))
 
 
-def _q4_k(blocks: np.ndarray) -> _Scaling:
-    sub_scales, sub_biases = _six_bit_pairs(blocks)
-    return _two_levels(_half(blocks, 0), sub_scales, _half(blocks, 2), sub_biases)
+def _q6_k(block: Any) -> Parts:
+    return _two_levels(block.half(208), block.bytes(192, 16))
 
 
-def _q6_k(blocks: np.ndarray) -> _Scaling:
-    return _two_levels(_half(blocks, 208), blocks[:, 192:208].copy().view(np.int8))
+def _q8_k(block: Any) -> Parts:
+    return {"scales": block.join([block.word(0)] * 2)}
+
+
+def _iq4_xs(block: Any) -> Parts:
+    codes = block.fields(block.word(4), 4) | block.fields(block.half(2), 2) << 4
+    return _two_levels(block.half(0), codes - 32)
+
+
+def _mxfp4(block: Any) -> Parts:
+    """Half of 2**(e - 127) in bfloat16, subnormal for the smallest two exponents."""
+    e = block.word(0) & 255
+    return {"scales": block.select(e < 2, e + 1 << 5, e - 1 << 7)}
+
+
+def _nvfp4(block: Any) -> Parts:
+    return {"scales": block.halve_e4m3(block.bytes(0, 4))}
 
 
 # Table of both IQ4 types (kvalues_iq4nl), plus 128
-IQ4_VALUES = (
-    np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-    + 128
-)
+_IQ4 = -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+IQ4_VALUES = np.array(_IQ4, np.int16) + 128
 
 
 def _pair_tables(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -566,24 +563,9 @@ def _look_up(table: str, run: int, pairs: np.ndarray, codes: np.ndarray) -> None
         target[:, i] = _PAIRS[table][i].take(source)
 
 
-def _mxfp4(blocks: np.ndarray) -> _Scaling:
-    return {"scales": _e8m0(blocks[:, :1])}
-
-
 def _ue4m3(scales: np.ndarray) -> np.ndarray:
     """Scales of NVFP4 as E4M3, uint8: the sign does not count, and 127 means zero."""
     return np.where(scales == 0x7F, np.uint8(0), scales & np.uint8(0x7F))
-
-
-def _nvfp4(blocks: np.ndarray) -> _Scaling:
-    return {"scales": FP8_NUMBERS[_ue4m3(blocks[:, :4])] / 2}
-
-
-def _iq4_xs(blocks: np.ndarray) -> _Scaling:
-    eight = np.arange(8, dtype=np.uint32)
-    high = blocks[:, 2:4].copy().view(np.uint16) >> (2 * eight) & np.uint32(3)
-    low = np.ascontiguousarray(blocks[:, 4:8]).view(np.uint32) >> (4 * eight) & np.uint32(15)
-    return _two_levels(_half(blocks, 0), (low | high << np.uint32(4)).astype(np.int8) - np.int8(32))
 
 
 @dataclass(frozen=True)
@@ -606,15 +588,15 @@ class GGUFFormat:
     nbytes: int  # of a block
     group_size: int  # from here on as in AffineWeight
     offset: int
-    scaling: Callable[[np.ndarray], _Scaling]  # blocks -> the scaling fields of Rows
+    scales: Callable[[Any], Parts]  # of a block
     fields: tuple[Field, ...]  # of the codes, or of indices into the table
     has_biases: bool = False
     two_level: bool = False
     table: str = ""  # name in TABLES: the codes are its values
+    scale_dtype: str = "float16"
 
     @property
     def bits(self) -> int:
-        """As in AffineWeight."""
         widths = sum(field.width for field in self.fields)
         return {"": widths, "iq4": 8, "fp4": 5}[self.table]
 
@@ -622,6 +604,19 @@ class GGUFFormat:
     def flip(self) -> int:
         """Exclusive-or mask of signed codes of 8 bits."""
         return self.offset if self.fields[0].width == 8 else 0
+
+    def scaling(self, blocks: np.ndarray) -> dict[str, np.ndarray]:
+        """Scaling fields of `Rows` [B, ...] for blocks uint8 [B, bytes]."""
+        parts, dtype = self.scales(_Blocks(blocks)), NUMBERS[self.scale_dtype]
+        result = {}
+        for kind, sub in (("scales", np.int8), ("biases", np.uint8))[: 1 + self.has_biases]:
+            name = f"super_{kind}" if self.two_level else kind
+            numbers = parts[name].astype(f"u{dtype.itemsize}", copy=False).view(dtype)
+            result[kind] = numbers.astype(np.float32)
+            if self.two_level:
+                below = parts[kind].astype(np.uint8, copy=False).view(sub)
+                result |= {name: numbers, f"sub_{kind}": below, kind: result[kind] * below}
+        return result
 
     def unpack(self, blocks: np.ndarray, codes: np.ndarray) -> None:
         """Write the codes of blocks uint8 [B, bytes] to uint64 [B, weights / 8], eight per word."""
@@ -640,18 +635,19 @@ class GGUFFormat:
                 spread(_words(blocks, field.first, last), codes, field.run // 8, field.width)
 
 
+_FP4 = "fp4", "bfloat16"  # table, and dtype of scales
 # Comments list the fields of a block's struct.
 GGUF_FORMATS: dict[str, GGUFFormat] = {
     # half d; uint8 qs[16]
-    "Q4_0": GGUFFormat(32, 18, 32, 8, _scale, (Field(2, 4, 16),)),
+    "Q4_0": GGUFFormat(32, 18, 32, 8, _one_level, (Field(2, 4, 16),)),
     # half d, m; uint8 qs[16]
-    "Q4_1": GGUFFormat(32, 20, 32, 0, _scale_and_bias, (Field(4, 4, 16),), True),
+    "Q4_1": GGUFFormat(32, 20, 32, 0, _with_bias, (Field(4, 4, 16),), True),
     # half d; uint8 qh[4], qs[16]
-    "Q5_0": GGUFFormat(32, 22, 32, 16, _scale, (Field(6, 4, 16), Field(2, 1, 0, 4))),
+    "Q5_0": GGUFFormat(32, 22, 32, 16, _one_level, (Field(6, 4, 16), Field(2, 1, 0, 4))),
     # half d, m; uint8 qh[4], qs[16]
-    "Q5_1": GGUFFormat(32, 24, 32, 0, _scale_and_bias, (Field(8, 4, 16), Field(4, 1, 0, 4)), True),
+    "Q5_1": GGUFFormat(32, 24, 32, 0, _with_bias, (Field(8, 4, 16), Field(4, 1, 0, 4)), True),
     # half d; int8 qs[32]
-    "Q8_0": GGUFFormat(32, 34, 32, 128, _scale, (Field(2, 8, 32),)),
+    "Q8_0": GGUFFormat(32, 34, 32, 128, _one_level, (Field(2, 8, 32),)),
     # uint8 scales[16], qs[64]; half d, dmin
     "Q2_K": GGUFFormat(256, 84, 16, 0, _q2_k, (Field(16, 2, 32),), True, True),
     # uint8 hmask[32], qs[64], scales[12]; half d
@@ -665,13 +661,13 @@ GGUF_FORMATS: dict[str, GGUFFormat] = {
         256, 210, 16, 32, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4)), False, True
     ),
     # float d; int8 qs[256]; int16 sums[16]
-    "Q8_K": GGUFFormat(256, 292, 128, 128, _q8_k, (Field(4, 8, 256),)),
+    "Q8_K": GGUFFormat(256, 292, 128, 128, _q8_k, (Field(4, 8, 256),), scale_dtype="float32"),
     # half d; uint8 qs[16]
-    "IQ4_NL": GGUFFormat(32, 18, 32, 128, _scale, (Field(2, 4, 16),), table="iq4"),
+    "IQ4_NL": GGUFFormat(32, 18, 32, 128, _one_level, (Field(2, 4, 16),), table="iq4"),
     # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
     "IQ4_XS": GGUFFormat(256, 136, 32, 128, _iq4_xs, (Field(8, 4, 16),), False, True, "iq4"),
     # uint8 e; uint8 qs[16]
-    "MXFP4": GGUFFormat(32, 17, 32, 16, _mxfp4, (Field(1, 4, 16),), table="fp4"),
+    "MXFP4": GGUFFormat(32, 17, 32, 16, _mxfp4, (Field(1, 4, 16),), False, False, *_FP4),
     # uint8 e[4]; uint8 qs[32]
-    "NVFP4": GGUFFormat(64, 36, 16, 16, _nvfp4, (Field(4, 4, 8),), table="fp4"),
+    "NVFP4": GGUFFormat(64, 36, 16, 16, _nvfp4, (Field(4, 4, 8),), False, False, *_FP4),
 }

@@ -143,7 +143,6 @@ class Tensor(Mapped):
         return Tensor(name, self.dtype, view.shape, view, pages, order)
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """Columns start .. stop - 1 of a matrix."""
         view = self.stored[:, start:stop]
         return Tensor(self.name, self.dtype, view.shape, view, self.pages, self.order)
 

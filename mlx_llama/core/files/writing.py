@@ -31,8 +31,6 @@ _SPARE = 16 << 20  # bytes for headers, vocabularies and the file system
 
 @dataclass(frozen=True)
 class Written:
-    """Result of writing a model."""
-
     path: Path
     nbytes: int  # of tensors
     weights: int  # their number
@@ -112,7 +110,6 @@ class TensorPlan:
         return (len(self.parts), *shape) if self.is_stack else shape
 
     def release(self) -> None:
-        """Let the system evict the source."""
         for part in self.parts:
             part.release()
 
@@ -169,9 +166,10 @@ def replace_when_done(
                 out.rmdir()  # Windows renames only to an unused name
             os.replace(partial, out)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True) if folder else partial.unlink(
-                missing_ok=True
-            )
+            if folder:
+                shutil.rmtree(partial, ignore_errors=True)
+            else:
+                partial.unlink(missing_ok=True)
             raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise CheckpointError(

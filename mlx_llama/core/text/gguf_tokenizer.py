@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,17 +26,8 @@ import numpy as np
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 
+from . import sentencepiece_model as spm
 from .pre_tokenizers import ADD_BOS, BY_MERGES, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
-from .sentencepiece_model import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    UNDEFINED,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    build_bpe_model,
-)
 from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
 
 if TYPE_CHECKING:
@@ -69,14 +61,10 @@ _FIM_CONTROL = {
     "fim_mid_token_id": "<|fim_middle|> <fim-middle> <fim_middle> "
     "<｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>".split(),
 }
+_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # as the format spells them
 _NAMED = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "sep_token": "seperator_token_id",  # spelled like this in the format
-    "pad_token": "padding_token_id",
-    "cls_token": "cls_token_id",
-    "mask_token": "mask_token_id",
+    f"{name}_token": f"{_KEYS.get(name, name)}_token_id"
+    for name in "bos eos unk sep pad cls mask".split()
 }
 
 # Bytes that a vocabulary may lack: UTF-8 text never has them, or only in unassigned characters and
@@ -191,7 +179,7 @@ class GGUFTokenizer(Tokenizer):
         count = self.vocab_size
         named = {name: fields.id(key, count) for name, key in _NAMED.items()}
         for name, token in self._DEFAULTS.items():
-            is_special = token < count and self._file_types[token] in (CONTROL, UNKNOWN)
+            is_special = token < count and self._file_types[token] in (spm.CONTROL, spm.UNKNOWN)
             if named[name] is None and is_special:
                 named[name] = token
         self.bos_id = named["bos_token"]
@@ -200,8 +188,8 @@ class GGUFTokenizer(Tokenizer):
         }
         self._find_control_tokens(fields, named["eos_token"])
 
-        self.special_ids = self._ids_of_types(CONTROL, UNKNOWN)
-        self.added_ids = self._ids_of_types(CONTROL, UNKNOWN, USER_DEFINED)
+        self.special_ids = self._ids_of_types(spm.CONTROL, spm.UNKNOWN)
+        self.added_ids = self._ids_of_types(spm.CONTROL, spm.UNKNOWN, spm.USER_DEFINED)
         self._specials = frozenset(self.special_ids.values())
         # Literals to search for, the longest first: all of them, and those that also count in plain
         # text.
@@ -246,9 +234,11 @@ class GGUFTokenizer(Tokenizer):
 
     def _read_types(self, fields: _Fields) -> None:
         types = fields.numbers("token_type", self.vocab_size, "iu", "integers")
-        if types.min() < UNDEFINED or types.max() > BYTE:
-            i = int(np.flatnonzero((types < UNDEFINED) | (types > BYTE))[0])
-            raise fields.error(f"token_type[{i}]", int(types[i]), f"expected {UNDEFINED} to {BYTE}")
+        if types.min() < spm.UNDEFINED or types.max() > spm.BYTE:
+            i = int(np.flatnonzero((types < spm.UNDEFINED) | (types > spm.BYTE))[0])
+            raise fields.error(
+                f"token_type[{i}]", int(types[i]), f"expected {spm.UNDEFINED} to {spm.BYTE}"
+            )
         self._file_types = types  # int [vocab_size]
 
     def _find_control_tokens(self, fields: _Fields, eos: int | None) -> None:
@@ -271,7 +261,7 @@ class GGUFTokenizer(Tokenizer):
         ends += sorted(find(_ENDS))
         self.eos_ids = tuple(token for token in dict.fromkeys(ends) if token is not None)
         self._types = self._file_types.copy()  # int [vocab_size]
-        self._types[by_text] = CONTROL
+        self._types[by_text] = spm.CONTROL
 
     def _ids_of_types(self, *types: int) -> dict[str, int]:
         return {self.tokens[i]: int(i) for i in np.flatnonzero(np.isin(self._types, types))}
@@ -345,11 +335,11 @@ class GGUFTokenizer(Tokenizer):
         if token >= self.vocab_size:
             return None
         text, kind = self.tokens[token], self._types[token]
-        if kind in (UNUSED, UNDEFINED):
+        if kind in (spm.UNUSED, spm.UNDEFINED):
             return None
-        if kind == BYTE:
+        if kind == spm.BYTE:
             return Piece.of_byte(text)
-        if kind == NORMAL:
+        if kind == spm.NORMAL:
             return Piece(self._decode_normal(text))
         return Piece(text.encode(), is_special=token in self._specials, keeps_space=True)
 
@@ -386,13 +376,13 @@ class SentencePieceVocabulary(GGUFTokenizer):
 
     def _check_byte_tokens(self, fields: _Fields) -> None:
         expected = {f"<0x{byte:02X}>" for byte in range(256)}
-        texts = {self.tokens[i] for i in np.flatnonzero(self._file_types == BYTE)}
+        texts = {self.tokens[i] for i in np.flatnonzero(self._file_types == spm.BYTE)}
         if texts != expected:
             text = min(texts - expected or expected - texts)
             problem = "not one of" if texts - expected else "missing among"
             raise TokenizerError(
                 f"{fields.source}: {_KEY}tokens: byte token {show(text)} is {problem} the 256 from "
-                f"<0x00> to <0xFF>, each expected once, with token_type {BYTE}; {_AGAIN}"
+                f"<0x00> to <0xFF>, each expected once, with token_type {spm.BYTE}; {_AGAIN}"
             )
 
     def _build_library(self, scores: npt.NDArray[Any]) -> Any:
@@ -401,22 +391,22 @@ class SentencePieceVocabulary(GGUFTokenizer):
         types = self._file_types.copy()
         # User-defined tokens are found before the library sees the text; to the library they are
         # normal pieces.
-        types[(types == USER_DEFINED) | (types == UNDEFINED)] = NORMAL
+        types[(types == spm.USER_DEFINED) | (types == spm.UNDEFINED)] = spm.NORMAL
         # The library expects exactly one unknown token, and no text encodes to it or to control
         # tokens. Gemma's files have <unk> among those.
         named = self._id_of.get(self.named.get("unk_token", ""))
-        special = np.flatnonzero((types == UNKNOWN) | (types == CONTROL)).tolist()
-        special.sort(key=lambda token: (types[token] != UNKNOWN, token != named))
-        types[special] = CONTROL
-        types[special[:1]] = UNKNOWN
+        special = np.flatnonzero((types == spm.UNKNOWN) | (types == spm.CONTROL)).tolist()
+        special.sort(key=lambda token: (types[token] != spm.UNKNOWN, token != named))
+        types[special] = spm.CONTROL
+        types[special[:1]] = spm.UNKNOWN
         pieces = list(zip(self.tokens, scores.tolist(), types.tolist(), strict=True))
         if not special:
             spare = "<unk>"
             while spare in self._id_of:
                 spare += ">"
-            pieces.append((spare, 0.0, UNKNOWN))
+            pieces.append((spare, 0.0, spm.UNKNOWN))
         try:
-            return sentencepiece.SentencePieceProcessor(model_proto=build_bpe_model(pieces))
+            return sentencepiece.SentencePieceProcessor(model_proto=spm.build_bpe_model(pieces))
         except Exception as e:
             raise TokenizerError(
                 f"{self.path}: {_KEY}tokens is no SentencePiece vocabulary ({show(str(e))}); "
@@ -452,13 +442,13 @@ class ByteLevelVocabulary(GGUFTokenizer):
                 f"{fields.source}: {_KEY}tokens holds no token for byte 0x{min(missing):02X}, "
                 f"expected one for every byte of a text{count}; {_AGAIN}"
             )
-        for i in np.flatnonzero(self._file_types == BYTE):
+        for i in np.flatnonzero(self._file_types == spm.BYTE):
             if Piece.of_byte(text := self.tokens[i]) is None:
                 expected = "expected <0x00> to <0xFF> for a byte token"
                 raise fields.error(f"tokens[{i}]", text, expected)
         # Control tokens of the file, which merges must not produce. Other end tokens may be
         # ordinary text ("</s>" in HTML).
-        control = np.isin(self._file_types, (CONTROL, UNKNOWN))
+        control = np.isin(self._file_types, (spm.CONTROL, spm.UNKNOWN))
         self._unmergeable = frozenset(
             int(i) for i in np.flatnonzero(control) if len(self.tokens[i]) > 1
         )
@@ -520,11 +510,8 @@ class ByteLevelVocabulary(GGUFTokenizer):
             ids = self.library.encode(text, add_special_tokens=False).ids
         if self._unmergeable.isdisjoint(ids):
             return ids
-        return [
-            i
-            for token in ids
-            for i in (self._spell(token) if token in self._unmergeable else (token,))
-        ]
+        spelled = (self._spell(i) if i in self._unmergeable else (i,) for i in ids)
+        return list(itertools.chain.from_iterable(spelled))
 
     def _spell(self, token: int) -> list[int]:
         """Encode a token's text with other tokens: its first character and the rest, or the bytes

@@ -33,7 +33,6 @@ PrefixScheme = Literal["first", "always", "never"]
 
 
 def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
-    """True if a model's folder contains a tokenizer."""
     return any((Path(folder) / name).exists() for name in (_JSON, _TEKKEN, _MODEL))
 
 
@@ -92,7 +91,6 @@ class _Settings:
         return "always" if self.values.get("legacy") is True else "first"
 
     def _text(self, field: str, value: Any) -> str:
-        """The text of a token. Raises TokenizerError."""
         text = _content(value)
         if not _is_text(text) or (not text and field in _NAMED):
             raise TokenizerError(f"{self.path}: {field} is {show(value)}, expected a token's text")
@@ -492,9 +490,8 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             if token is not None:
                 self.special_ids[text] = self.added_ids[text] = token
         self._specials = frozenset(self.special_ids.values())
-        self.adds_bos = (
-            self.bos_id is not None and settings.values.get("add_bos_token", True) is not False
-        )
+        adds_bos = settings.values.get("add_bos_token", True) is not False
+        self.adds_bos = adds_bos and self.bos_id is not None
         self._parsed_pattern = self._build_pattern(self.added_ids)
         above = {text for text, i in self.added_ids.items() if i >= self._size}
         ordinary = above - self.special_ids.keys()
@@ -516,9 +513,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         """Match added tokens, the longest first, with the white space that they absorb."""
         tokens = []
         for text in sorted(texts, key=len, reverse=True):
-            before, after = (
-                r"\s*" if text in absorbing else "" for absorbing in (self._lstrip, self._rstrip)
-            )
+            before, after = (r"\s*" * (text in strip) for strip in (self._lstrip, self._rstrip))
             tokens.append(f"{before}({re.escape(text)}){after}")
         return re.compile("|".join(tokens) or "(?!)")
 

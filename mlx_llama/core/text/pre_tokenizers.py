@@ -12,10 +12,7 @@ ranges.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tokenizers.pre_tokenizers import PreTokenizer
+from typing import Any
 
 CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -117,11 +114,10 @@ ADD_BOS = frozenset(
 IGNORE_MERGES = ADD_BOS | {"minicpm5", "glm4"}
 
 
-def build_pre_tokenizer(name: str) -> PreTokenizer:
+def build_pre_tokenizer(name: str) -> Any:
     """Build a pre-tokenizer of `PRE_TOKENIZERS`, which also maps bytes to GPT-2's alphabet."""
     from tokenizers import Regex, pre_tokenizers
 
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
-    return pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*splits, letters])

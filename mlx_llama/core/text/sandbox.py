@@ -155,22 +155,18 @@ def _strftime_now(form: str) -> str:
 # the answer is another.
 
 
-def answer_line(line: bytes) -> bytes:
-    """Answer a request."""
-    source, values, seconds, longest = json.loads(line)
-    _limit_seconds(seconds)
-    kind, text = answer(source, values)
-    if len(text) > longest:
-        kind, text = "fault", f"the template was stopped: a text of more than {longest} characters"
-    return json.dumps([kind, text]).encode() + b"\n"
-
-
 def serve(memory: int) -> None:
     """Answer requests on standard input until its end. memory: limit of the process in bytes."""
     _limit_process(memory)
     for line in sys.stdin.buffer:
         try:
-            sys.stdout.buffer.write(answer_line(line))
+            source, values, seconds, longest = json.loads(line)
+            _limit_seconds(seconds)
+            kind, text = answer(source, values)
+            if len(text) > longest:
+                stopped = f"the template was stopped: a text of more than {longest} characters"
+                kind, text = "fault", stopped
+            sys.stdout.buffer.write(json.dumps([kind, text]).encode() + b"\n")
             sys.stdout.buffer.flush()
         except MemoryError:
             os._exit(OUT_OF_MEMORY)

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.system.files import read_json
 
 from .tokenizer import byte_alphabet, library_faults
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # The first special tokens, for files that list none
@@ -26,14 +23,14 @@ _SPECIAL = (
 _LONGEST = 1024  # bytes of a token
 
 
-def read_tekken(path: Path) -> Tokenizer:
+def read_tekken(path: Path) -> Any:
     """Build the tokenizer, which prepends BOS. Raises TokenizerError for a malformed file."""
     raw = read_json(path, TokenizerError)
     with library_faults(path, "not a tekken.json", "fetch the file again"):
         return _build(raw)
 
 
-def _build(raw: dict[str, Any]) -> Tokenizer:
+def _build(raw: dict[str, Any]) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from tokenizers.processors import TemplateProcessing
 

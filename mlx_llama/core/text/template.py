@@ -185,8 +185,6 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 class TemplateText(NamedTuple):
-    """A stored template."""
-
     source: str
     name: str  # of the file, for errors
     notice: str = ""  # about the choice among several
@@ -299,7 +297,6 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
 
 
 def missing_template(name: str) -> str:
-    """Message for a model without a template."""
     return (
         f"model {name} has no chat template; choose the format that it was trained on with "
         f"`template` ({', '.join(BUILTIN)}, or a .jinja file), or continue plain text: "
@@ -455,18 +452,14 @@ def _prefixes_and_suffixes(literals: tuple[str, ...]) -> tuple[frozenset[str], f
     return frozenset(prefix for prefix, _ in splits), frozenset(suffix for _, suffix in splits)
 
 
-def _spans(literal: str, text: str, border: int) -> bool:
-    """True if the literal occurs across the border."""
-    return text.find(literal, max(0, border - len(literal) + 1), border + len(literal) - 1) >= 0
-
-
 def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
     """Remove the edges, and split the chunk at those that lie within a literal."""
     pieces = chunk.split(edge)
     text, parts, start, border = "".join(pieces), [], 0, 0
     for piece in pieces[:-1]:
         border += len(piece)
-        if any(_spans(literal, text, border) for literal in literals):
+        around = ((x, max(0, border - len(x) + 1), border + len(x) - 1) for x in literals)
+        if any(text.find(*span) >= 0 for span in around):
             parts.append(text[start:border])
             start = border
     return [*parts, text[start:]]

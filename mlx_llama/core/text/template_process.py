@@ -80,7 +80,6 @@ class TemplateProcess:
                     self._process = _start()
 
     def stop(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -35,13 +35,11 @@ class Piece(NamedTuple):
     @classmethod
     def of_byte(cls, text: str, is_special: bool = False) -> Piece | None:
         """The piece of a token like <0xE2>; None for other tokens."""
-        byte = parse_byte_token(text)
-        return None if byte is None else cls(bytes([byte]), is_byte=True, is_special=is_special)
+        match = _BYTE_TOKEN.fullmatch(text)
+        return cls(bytes.fromhex(match[1]), is_byte=True, is_special=is_special) if match else None
 
 
 class Tokenizer(ABC):
-    """Text to ids and back."""
-
     path: Path  # of the tokenizer's file
     # ids that the tokenizer knows; at most the model's, whose embedding may be padded
     vocab_size: int
@@ -150,18 +148,15 @@ class Tokenizer(ABC):
     def token_bytes(self) -> list[bytes | None]:
         """The bytes that each id adds to a text; None for special, unknown and padding ids."""
         specials, added = set(self.special_ids.values()), set(self.added_ids.values())
-        pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
-        return [
-            # Excludes sentencepiece's unknown token, which keeps its space but is not an added
-            # token.
-            None
-            if piece is None
-            or piece.is_special
-            or token in specials
-            or (piece.keeps_space and token not in added)
-            else piece.data
-            for token, piece in enumerate(pieces)
-        ]
+
+        def find(token: int) -> bytes | None:
+            piece = self.piece(token)
+            if piece is None or piece.is_special or token in specials:
+                return None
+            # sentencepiece's unknown token keeps its space, but is no added token
+            return None if piece.keeps_space and token not in added else piece.data
+
+        return [find(token) for token in range(max(self._model_vocab, self.vocab_size))]
 
     def find_special(self, marks: Iterable[str]) -> frozenset[int]:
         """Ids of those marks that are special tokens."""
@@ -230,7 +225,6 @@ class StreamDecoder:
         return bool(self._pending or self._utf8.getstate()[0])
 
     def data(self, token: int) -> bytes:
-        """The bytes of a token in the vocabulary."""
         piece = self.tokenizer.piece(token)
         return piece.data if piece else b""
 
@@ -282,20 +276,10 @@ def library_faults(
         raise TokenizerError(f"{path}: {fault} ({show(str(e))}); {remedy}") from None
 
 
-def parse_byte_token(text: str) -> int | None:
-    """The byte that a token like <0xE2> stands for; None for other tokens."""
-    match = _BYTE_TOKEN.fullmatch(text)
-    return int(match[1], 16) if match else None
-
-
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable characters of the 256 bytes (openai/gpt-2, encoder.py), by byte."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
+    printable = [*range(ord("!"), 0x7F), *range(ord("¡"), 0xAD), *range(ord("®"), 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
         chr(256 + i): byte for i, byte in enumerate(others)

@@ -38,7 +38,7 @@ _WRITERS: dict[str, Callable[..., Function]] = {
         module, target, layout, x_layout, tokens, several, public=True
     ),
     "unpacked": lambda module, target, layout, x_layout: unpacked.product(
-        module, target, layout, x_layout, unpacked.PANELS, public=True
+        module, target, layout, x_layout, public=True
     ),
     "embed": lambda module, *constants: embedding.embed(module, *constants, public=True),
 } | {

@@ -9,7 +9,7 @@ import pytest
 from data.make_blocks import KINDS, WEIGHED, make_importance, make_weights
 
 from cpu_fallback.kernels.compilation import VARIABLE
-from cpu_fallback.kernels.search import compiled_search
+from cpu_fallback.kernels.search import CompiledSearch
 from mlx_llama.core.backends import selection
 from mlx_llama.core.files.gguf_quantize import Search, quantize
 
@@ -19,7 +19,7 @@ CASES = [(kind, False) for kind in KINDS] + [(kind, True) for kind in WEIGHED]
 
 @pytest.fixture(scope="module")
 def search(target) -> Search:
-    return compiled_search(target)
+    return CompiledSearch(target)
 
 
 @pytest.mark.parametrize("kind, is_weighed", CASES)

@@ -17,7 +17,6 @@ from mlx_llama.core.files.quantized import (
     GGUFWeight,
     MLXWeight,
     Rows,
-    mxfp4_weight,
 )
 from mlx_llama.core.models.quantization import FLOAT_MODES
 
@@ -209,7 +208,8 @@ def test_experts_of_gpt_oss():
         torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32
     ).transpose(1, 2)
     for expert in range(2):
-        weight = mxfp4_weight("a.weight", blocks[expert], scales[expert])
+        packed = blocks[expert].reshape(24, -1).view(np.uint32)
+        weight = FloatWeight("a.weight", "mxfp4", packed, scales[expert])
         np.testing.assert_array_equal(weight.float32(), expected[expert].numpy())
 
 

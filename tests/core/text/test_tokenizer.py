@@ -11,7 +11,7 @@ from tokenizers import pre_tokenizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mlx_llama.core.errors import TokenizerError
-from mlx_llama.core.text.tokenizer import byte_alphabet, decode_byte_level, parse_byte_token
+from mlx_llama.core.text.tokenizer import Piece, byte_alphabet, decode_byte_level
 
 from .cases import KINDS, any_text, load_folder
 
@@ -180,6 +180,6 @@ def test_a_token_outside_the_alphabet_is_text():
 
 def test_byte_tokens():
     for text, byte in (("<0x00>", 0), ("<0xe2>", 0xE2), ("<0xE2>", 0xE2)):
-        assert parse_byte_token(text) == byte
+        assert Piece.of_byte(text) == Piece(bytes([byte]), is_byte=True)
     for text in ("<0x1>", "<0x123>", "a"):
-        assert parse_byte_token(text) is None
+        assert Piece.of_byte(text) is None

@@ -32,8 +32,6 @@ class TextPieces:
 
 
 class Thought(NamedTuple):
-    """A piece of a thought."""
-
     text: str
 
 
@@ -45,7 +43,6 @@ class ThoughtParser(ABC):
 
     @property
     def is_thinking(self) -> bool:
-        """True within a thought."""
         return self.state == "thought"
 
     @abstractmethod
@@ -77,6 +74,5 @@ class ThoughtFormat(ABC):
         return end.rstrip().endswith(self.start)
 
     def encode(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """Token ids of marks within an answer."""
         before = tokenizer.encode_parts([self.start])
         return tokenizer.encode_parts([self.start, text])[len(before) :]

@@ -23,7 +23,6 @@ class Harmony(ThoughtFormat):
     closing = "<|end|>" + tail
 
     def matches(self, source: str) -> bool:
-        """True if the template has channels."""
         return "<|channel|>" in source and "analysis" in source
 
     def parser(self, state: State = "before") -> ThoughtParser:
@@ -41,7 +40,6 @@ class HarmonyParser(ThoughtParser):
         self._has_text = False
 
     def push(self, text: str, is_last: bool = False) -> list[Thought | str]:
-        """Read a piece."""
         self.waiting += text
         pieces: list[Thought | str] = []
         while self.waiting:

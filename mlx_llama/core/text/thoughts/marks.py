@@ -19,7 +19,6 @@ class Marks(ThoughtFormat):
         self.marks = (start, end)
 
     def matches(self, source: str) -> bool:
-        """True if the template contains the marks."""
         return all(mark in source for mark in (self.start, *self.answer))
 
     def parser(self, state: State = "before") -> ThoughtParser:
@@ -35,7 +34,6 @@ class MarkParser(ThoughtParser):
         self._is_fresh = state != "text"  # white space at the beginning of a part is dropped
 
     def push(self, text: str, is_last: bool = False) -> list[Thought | str]:
-        """Read a piece."""
         self.waiting += text
         pieces: list[Thought | str] = []
         if self.state == "before":
@@ -48,11 +46,10 @@ class MarkParser(ThoughtParser):
                 self.state, self._is_fresh = "text", False
         if self.state == "thought":
             thought, mark, rest = self.waiting.partition(self._form.end)
-            self.waiting = (
-                "" if mark else thought[len(thought) - _count_withheld(thought, self._form.end) :]
-            )
+            count = 0 if mark else _count_withheld(thought, self._form.end)
+            self.waiting = thought[len(thought) - count :]
             if not mark and not is_last:
-                thought = thought[: len(thought) - len(self.waiting)]
+                thought = thought[: len(thought) - count]
                 # White space before the end mark is dropped with it.
                 kept = thought.rstrip()
                 self.waiting, thought = thought[len(kept) :] + self.waiting, kept

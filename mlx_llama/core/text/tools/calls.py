@@ -23,8 +23,6 @@ def new_call_id() -> str:
 
 @dataclass
 class ToolCall:
-    """A call that a model made."""
-
     name: str
     # JSON as the model wrote it; may be cut, or invalid if no grammar was in force
     arguments: str = ""
@@ -96,9 +94,8 @@ def split_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 {**message, "content": "" if number else message["content"], "tool_calls": [call]}
             )
             split += results.pop(call.get("id"), ())
-        split += (
-            [result for others in results.values() for result in others] if calls else [message]
-        )
+        rest = [result for others in results.values() for result in others]
+        split += rest if calls else [message]
     return split
 
 
@@ -132,7 +129,6 @@ class CallText:
     # Reading, for formats
 
     def take(self, count: int) -> str:
-        """Take characters from `rest`."""
         text, self.rest = self.rest[:count], self.rest[count:]
         self.taken += text
         return text
@@ -179,13 +175,11 @@ class CallText:
         self._news.append(ToolDelta(len(self.calls) - 1, self.calls[-1].id, name))
 
     def add(self, arguments: str) -> None:
-        """Add to the call's arguments."""
         if arguments:
             self.calls[-1].arguments += arguments
             self._news.append(ToolDelta(len(self.calls) - 1, arguments=arguments))
 
     def end(self) -> None:
-        """Complete the call."""
         self.calls[-1].is_complete = True
         self.taken = ""
 

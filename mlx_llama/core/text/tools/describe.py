@@ -158,7 +158,10 @@ def _from_function(function: Callable[..., Any]) -> Tool:
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
         model = create_model(name, __config__=config, **fields)
-        schema = rewrite_schema(model.model_json_schema(), _remove_titles)
+        schema = rewrite_schema(  # without the titles that pydantic derives from names
+            model.model_json_schema(),
+            lambda part: {k: v for k, v in part.items() if k != "title" or not isinstance(v, str)},
+        )
     except (PydanticUserError, NameError) as e:
         raise OptionsError(
             f"tools: {name} has a parameter without a JSON schema ({show(str(e))})"
@@ -204,12 +207,3 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
         elif not section:
             summary.append(stripped)
     return "\n".join(summary).strip(), {name: entry.strip() for name, entry in texts.items()}
-
-
-def _remove_titles(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove the titles that pydantic derives from names."""
-    return {
-        name: value
-        for name, value in schema.items()
-        if name != "title" or not isinstance(value, str)
-    }

@@ -53,9 +53,8 @@ class Apertus(ToolFormat):
     is_list = True
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        texts = (
-            json.dumps({call["name"]: call["arguments"]}, ensure_ascii=False) for call in calls
-        )
+        named = ({call["name"]: call["arguments"]} for call in calls)
+        texts = (json.dumps(call, ensure_ascii=False) for call in named)
         return f"{self.opens}[{', '.join(texts)}]{self.closes}"
 
     def read(self, text: CallText) -> Generator[None]:

@@ -126,9 +126,7 @@ class Tagged(ToolFormat):
             return f"%json {json.dumps(rule)}", self.end
         choices = [schema["const"]] if "const" in schema else schema.get("enum", ())
         if choices:
-            texts = (
-                choice if isinstance(choice, str) else json.dumps(choice) for choice in choices
-            )
+            texts = (value if isinstance(value, str) else json.dumps(value) for value in choices)
             return " | ".join(map(quote, texts)), self.end
         return "text", self.end[self.end.index(">") + 1 :]
 
