@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation.sampling import BatchOptions, Masks
-from mlx_llama.core.llama import Decoder
+from mlx_llama.core.models.build import build_decoder
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import Array, Probe
 
@@ -44,7 +44,7 @@ class BaseLlama:
         self.config, self.dtype, self.device, self.cache_bits = config, dtype, device, cache_bits
         # rows of a new cache have number 1, the first, or 0 where there is none
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
-        self.decoder = Decoder.build(self.ops, weights)
+        self.decoder = build_decoder(self.ops, weights)
         self._notices = (*config.notices, *notices)
         self.vocabulary = weights.vocabulary  # None: the head computes all logits
         self._runner: Any = None  # of decoded tokens; None: a step is a forward
