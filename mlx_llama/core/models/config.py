@@ -180,9 +180,10 @@ class LlamaConfig:
         return self.layer_sizes[i] if self.layer_sizes else alike
 
     def _experts(self, layer: str) -> ExpertsSpec:
-        modules = FAMILIES[self.architecture].experts
+        family = FAMILIES[self.architecture]
+        modules = family.experts
         assert modules is not None  # a family without experts has no `num_experts`
-        block = f"{layer}{modules.block}"
+        block = f"{layer}{modules.block or family.mlp}"
         gate, up, down = (
             tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
             for name in (modules.gate, modules.up, modules.down)
@@ -281,7 +282,7 @@ class LlamaConfig:
             return [sizes[field.name == "intermediate_size"] for sizes in self.layer_sizes]
         if self.layer_sizes and field.name == "num_attention_heads":
             return [value if groups else 0 for groups, _ in self.layer_sizes]
-        return None if value is None else field.encode(value)
+        return field.encode(value)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
@@ -315,16 +316,8 @@ class LlamaConfig:
         for name, (neutral, reason) in family.refused.items():
             read.refuse(name, neutral, reason=reason)
         values = _read_table(read, family)
-        layers, vocab = values["num_hidden_layers"], values["vocab_size"]
-        windows = read.attempt(
-            family.windows.read,
-            read,
-            layers,
-            default.get(family.windows.field),
-            otherwise=(None, None),
-            needs="num_hidden_layers",
-        )
-        values |= _choose_layers(read, family, values, windows)
+        vocab = values["vocab_size"]
+        values |= _choose_layers(read, family, values)
         has_bias = values.pop("attention_bias", False)
         qkv, out = (has_bias if bias is None else bias for bias in family.attention_biases)
         values.setdefault("mlp_bias", bool(family.mlp_bias))
@@ -378,18 +371,14 @@ class LlamaConfig:
         elif not isinstance(tokens, (str, int, float)) and tokens:
             read.raw.setdefault("vocab_size", len(tokens))
         values = _read_table(read, family)
-        vocab, positions, layers = (
-            values[name] for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers")
-        )
+        vocab, positions = values["vocab_size"], values["max_position_embeddings"]
         if isinstance(tokens, (str, int, float)) or len(tokens) > vocab:
             expected = f"at most {vocab} tokens, the rows of token_embd.weight"
             general.fail("tokenizer.ggml.tokens", tokens, expected)
         head_dim = values["head_dim"]
         if (length := read.integer("attention.value_length", head_dim)) != head_dim:
             read.fail("attention.value_length", length, f"{head_dim}, the size of a head")
-        values |= _choose_layers(
-            read, family, values, family.windows.read_gguf(read, layers, positions)
-        )
+        values |= _choose_layers(read, family, values)
         values.setdefault("activation", ACTIVATIONS.get(family.activation[1], XIELU))
         keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
         # Some writers store -1 (no token) as an unsigned number.
@@ -561,17 +550,16 @@ def _read_layers(
     return {"layer_sizes": sizes}
 
 
-def _choose_layers(
-    read: Reader,
-    family: Family,
-    values: dict[str, Any],
-    windows: tuple[int | None, tuple[int, ...] | None],
-) -> dict[str, Any]:
-    """The fields that list layers. windows: `sliding_window` and `sliding_layers`."""
-    chosen = dict(zip(("sliding_window", "sliding_layers"), windows))
+def _choose_layers(read: Reader, family: Family, values: dict[str, Any]) -> dict[str, Any]:
+    """The window, and the fields that list layers."""
+    needs = "num_hidden_layers"
+    window, sliding = read.attempt(
+        family.windows.read, read, values, otherwise=(None, None), needs=needs
+    )
+    chosen = {"sliding_window": window, "sliding_layers": sliding}
     if family.unrotated:
         chosen["unrotated_layers"] = read.attempt(
-            family.unrotated, read, values | chosen, otherwise=(), needs="num_hidden_layers"
+            family.unrotated, read, values | chosen, otherwise=(), needs=needs
         )
     return chosen
 

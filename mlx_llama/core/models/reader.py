@@ -74,6 +74,10 @@ class Reader:
         reader.notices = self.notices
         return reader
 
+    def part(self, name: str) -> Reader:
+        """A reader of the object in a field."""
+        return self.inner(self.get(name), f"{self.prefix}{name}.")
+
     def fail(self, name: str, value: object, expected: str) -> None:
         fault = f"{self.prefix}{name} is {show(value)}, expected {expected}"
         self.report(ConfigError(f"{self.source}: {fault}; {self.remedy}"))
