@@ -16,7 +16,7 @@ from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.generation.sampling import Kind
 
 from .buffers import Buffer, Buffers
-from .draw import OptionArrays, Values, sample
+from .draw import SamplingBatch, Values, sample
 from .packing import Packing
 
 # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
@@ -44,7 +44,7 @@ class Runner:
         tokens: mx.array | np.ndarray,
         index_pos: int | Sequence[int],
         cache: Buffers,
-        sampling: OptionArrays,
+        sampling: SamplingBatch,
         rows: Sequence[int] | None,
         masks: Masks | None = None,
     ) -> mx.array:
@@ -73,7 +73,7 @@ class Runner:
             buffers.drawn, buffers.result = drawn, buffers.collect(drawn)
         return buffers.result
 
-    def _run(self, cache: Buffers, work: Work, sampling: OptionArrays) -> list[mx.array]:
+    def _run(self, cache: Buffers, work: Work, sampling: SamplingBatch) -> list[mx.array]:
         """The next token in each slot, int32 [S, 1] or [S, C], by buffer."""
         kind, packing, following = sampling.kind, cache.packing, []
         for buffer, order, token in work:
@@ -86,7 +86,7 @@ class Runner:
         return following
 
     def _run_masked(
-        self, cache: Buffers, work: Work, sampling: OptionArrays, masks: Masks
+        self, cache: Buffers, work: Work, sampling: SamplingBatch, masks: Masks
     ) -> list[mx.array]:
         """As `_run`, in two units: the host computes the masks during the forward."""
         kind, packing, forwards = sampling.kind, cache.packing, []
