@@ -26,7 +26,7 @@ def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
 
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     """Norms of heads, factors of unrotated layers' queries, and the experts' layers."""
-    result, count = {}, values["num_hidden_layers"]
+    result: dict[str, Any] = {}
     is_scaled = read.get("attn_temperature_tuning", True)  # 4 in the first files
     if read.is_gguf:
         result["query_key_norm"] = None if values["num_experts"] == _UNNORMED else _NORM
@@ -34,6 +34,7 @@ def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     if not is_scaled or not values.get("temperature_scale", _SCALE):
         result |= {"temperature_scale": 0.0, "temperature_floor": 1}
     if (layers := read.get("moe_layers", None)) is not None:
+        count = values["num_hidden_layers"]
         steps = [step for step in range(1, count + 1) if layers == [*range(step - 1, count, step)]]
         if not steps:
             read.fail("moe_layers", layers, "the numbers of every layer, every other, and so on")

@@ -192,19 +192,10 @@ class LlamaConfig:
             (f"{block}.{name}.gate_proj", f"{block}.{name}.up_proj", f"{block}.{name}.down_proj")
             for name in (modules.stack, modules.shared)
         )
-        return ExpertsSpec(
-            f"{block}.{modules.router}",
-            gate,
-            up,
-            down,
-            stacks,
-            self.num_experts_per_tok,
-            self.norm_topk_prob,
-            modules.scoring,
-            modules.scales_input,
-            shared if modules.shared else None,
-            self.mlp_bias,
-        )
+        shares = self.norm_topk_prob, modules.scoring, modules.scales_input
+        more = shared if modules.shared else None, self.mlp_bias
+        router, used = f"{block}.{modules.router}", self.num_experts_per_tok
+        return ExpertsSpec(router, gate, up, down, stacks, used, *shares, *more)
 
     @property
     def exceeds_float16(self) -> bool:
@@ -339,7 +330,13 @@ class LlamaConfig:
         )
         _check_norms(read, config)
         if isinstance(config.quantization, Quantization):
-            packing = _name_each_expert(config, config.quantization)
+            stacks = config.stacks()
+            layers = (  # experts have the settings that stand under the name of their stack
+                (module, settings)
+                for name, settings in config.quantization.layers
+                for module in stacks.get(name, (name,))
+            )
+            packing = dataclasses.replace(config.quantization, layers=tuple(layers))
             config = dataclasses.replace(config, quantization=packing)
             if not read.failed:
                 check_modules(packing, config.tensor_shapes() | config.stored_shapes(), source)
@@ -569,17 +566,6 @@ def _check_norms(read: Reader, config: LlamaConfig) -> None:
     kind, is_after = config.rope.type, config.query_key_norm in ("rotated", "without weights")
     if is_after and kind in ("yarn", "longrope"):
         read.fail("rope_type", kind, f"another type, since {config.architecture} norms after it")
-
-
-def _name_each_expert(config: LlamaConfig, packing: Quantization) -> Quantization:
-    """Give each expert the settings of quantisation that stand under the name of its stack."""
-    stacks = config.stacks()
-    layers = tuple(
-        (module, settings)
-        for name, settings in packing.layers
-        for module in stacks.get(name, (name,))
-    )
-    return dataclasses.replace(packing, layers=layers)
 
 
 def _read_activation(read: Reader, field: str, default: str) -> str:
