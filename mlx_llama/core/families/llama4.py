@@ -33,8 +33,8 @@ def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         is_scaled = read.get("attention.sliding_window", _CHUNK)
     if not is_scaled or not values.get("temperature_scale", _SCALE):
         result |= {"temperature_scale": 0.0, "temperature_floor": 1}
-    if (layers := read.get("moe_layers", None)) is not None:
-        count = values["num_hidden_layers"]
+    layers, count = read.get("moe_layers", None), values["num_hidden_layers"]
+    if layers is not None:
         steps = [step for step in range(1, count + 1) if layers == [*range(step - 1, count, step)]]
         if not steps:
             read.fail("moe_layers", layers, "the numbers of every layer, every other, and so on")
@@ -48,9 +48,7 @@ FAMILY = Family(
     "llama4",
     wrapper=("Llama4ForConditionalGeneration", "llama4"),
     fields=(
-        size(
-            "intermediate_size", "feed_forward_length", 22, "intermediate_size_mlp", default=16384
-        ),
+        size("intermediate_size", "feed_forward_length", 22, "intermediate_size_mlp"),
         *expert_fields("num_local_experts", 16, 1, "intermediate_size"),
         size("expert_step", _STEP, 12, _STEP, default=1, placeholder=1),
         flag("query_key_norm", "use_qk_norm", _NORM, default=True),
@@ -61,6 +59,7 @@ FAMILY = Family(
         "vocab_size": 202048,
         "hidden_size": 5120,
         "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
         "num_hidden_layers": 48,
         "num_attention_heads": 40,
         "num_key_value_heads": 8,
