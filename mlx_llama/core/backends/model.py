@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation.sampling import BatchOptions, Masks
-from mlx_llama.core.models.build import build_decoder
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import Array, Probe
 
+from .build import build_decoder
 from .positions import Positions, checked_tokens
 from .profile import Profile
 

@@ -172,7 +172,13 @@ class World:
             except Exception as error:
                 self._failed.add(number)
                 self._finish(number)
-                self._await_failures(number, error)
+                for rank in self._answers:  # the others fail, too
+                    try:
+                        message, _ = self._take_answer(rank, number, ANSWER_SECONDS)
+                    except queue.Empty:
+                        message = {}
+                    if "failed" not in message:
+                        self.stop(f"rank 0: {error}")
                 raise
             self._finish(number)
 
@@ -180,15 +186,6 @@ class World:
         with self._progress:
             self._finished = number
             self._progress.notify_all()
-
-    def _await_failures(self, number: int, error: Exception) -> None:
-        for rank in self._answers:
-            try:
-                message, _ = self._take_answer(rank, number, ANSWER_SECONDS)
-            except queue.Empty:
-                message = {}
-            if "failed" not in message:
-                self.stop(f"rank 0: {error}")
 
     def answers(self, number: int) -> list[tuple[Message, dict[str, np.ndarray]]]:
         """Other ranks' answers to a call, in their order. Raises BackendError where one failed."""

@@ -29,6 +29,7 @@ class Step:
         return self.sampled if self.sampled.shape[1] == 1 else self.sampled[:, :1]
 
 
+@dataclass(eq=False)
 class Steps(Device):
     """Launches and reads steps of the served model. Raises the errors of the backend."""
 

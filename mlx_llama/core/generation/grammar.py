@@ -149,10 +149,6 @@ class Grammars:
             OrderedDict()
         )
 
-    def prepare(self) -> None:
-        """Pass the vocabulary to llguidance now, not at the first `compile`."""
-        self._load()
-
     def compile(
         self, rule: Rule, *, starts_text: bool = True, seconds: float | None = None
     ) -> Constraint:

@@ -138,13 +138,10 @@ class Results:
         self.tokens = 0  # generated for results of this run
         digests = [job.digest for job in jobs]
         self._whole = 0  # bytes of whole lines
-        try:
-            if self.path.exists() and not self.path.is_file():
+        with writing(f"`output` {path}", OptionsError, "read"):
+            content = self.path.read_bytes() if self.path.is_file() else b""
+            if not content and self.path.exists() and not self.path.is_file():
                 raise OptionsError(f"`output` {path}: is not a file: choose another one")
-            content = self.path.read_bytes() if self.path.exists() else b""
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            reason = getattr(error, "strerror", None) or error
-            raise OptionsError(f"`output` {path}: cannot be read: {reason}") from None
         *lines, torn = content.split(b"\n")
         for number, line in enumerate(lines, 1):
             index, is_failed = _read_result(line, digests)

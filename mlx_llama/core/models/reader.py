@@ -145,13 +145,14 @@ class Reader:
         ):
             self.fail(name, value, f"{' or '.join(map(json.dumps, neutral))}, since {reason}")
 
-    def tokens(self, name: str, default: Any, vocab: int) -> tuple[int, ...]:
+    def tokens(
+        self, name: str, default: Any, vocab: int, is_single: bool = False
+    ) -> tuple[int, ...]:
         """Token ids from an int, a list or null; in order, without duplicates."""
-        return self.attempt(self._tokens, name, default, vocab, False, otherwise=())
+        return self.attempt(self._tokens, name, default, vocab, is_single, otherwise=())
 
     def token(self, name: str, default: Any, vocab: int) -> int | None:
-        ids = self.attempt(self._tokens, name, default, vocab, True, otherwise=())
-        return ids[0] if ids else None
+        return next(iter(self.tokens(name, default, vocab, is_single=True)), None)
 
     def _value(self, name: str, field: Field, default: Any, nullable: bool = False) -> Any:
         failed = object()

@@ -69,13 +69,13 @@ def reading(
 
 
 @contextmanager
-def writing(name: object, error: type[LlamaError]) -> Iterator[None]:
-    """Turn faults of writing the file `name` into `error`."""
+def writing(name: object, error: type[LlamaError], done: str = "written") -> Iterator[None]:
+    """Turn faults of writing the file `name`, or of what is `done` with it, into `error`."""
     try:
         yield
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name
         reason = getattr(e, "strerror", None) or e
-        raise error(f"{name}: cannot be written: {reason}") from None
+        raise error(f"{name}: cannot be {done}: {reason}") from None
 
 
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:

@@ -5,41 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from mlx_llama.core.llama import (
-    MLP,
-    Attention,
-    Block,
-    Decoder,
-    Embedding,
-    Experts,
-    Linear,
-    RMSNorm,
-    Unnormed,
-)
-from mlx_llama.core.ops import Array, ExpertStacks, Ops, Stack
+from mlx_llama.core.llama import MLP, Attention, Block, Decoder, Experts, Unnormed
+from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.ops import ExpertStacks, Ops
 
-from .config import LlamaConfig
-from .spec import LayerSpec
+from .weights import BaseWeights
 
 
-class Weights(Protocol):
-    """A checkpoint's tensors by module name, each as its layer (weights.py of a backend)."""
-
-    config: LlamaConfig
-
-    def embedding(self, name: str) -> Embedding: ...
-    def linear(self, *names: str) -> Linear: ...
-    def norm(self, name: str | None) -> RMSNorm | None: ...
-    def norm_of_ones(self, width: int) -> RMSNorm: ...
-    def stack(self, names: Sequence[str]) -> Stack: ...
-    def vector(self, name: str | None) -> Array | None: ...
-    def stack_biases(self, names: Sequence[str]) -> Array: ...
-    def numbers(self, names: Sequence[str]) -> tuple[float, ...]: ...
-
-
-def build_decoder(ops: Ops, weights: Weights) -> Decoder:
+def build_decoder(ops: Ops, weights: BaseWeights) -> Decoder:
     """The whole model of `weights`."""
     config = weights.config
     embedding = weights.embedding("model.embed_tokens")
@@ -49,7 +23,7 @@ def build_decoder(ops: Ops, weights: Weights) -> Decoder:
     return Decoder(ops, config, embedding, blocks, norm, weights.linear(config.head_name))
 
 
-def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
+def build_block(ops: Ops, spec: LayerSpec, weights: BaseWeights) -> Block:
     """The layer that `spec` describes."""
     attention = build_attention(ops, spec, weights) if spec.qkv else None
 
@@ -76,7 +50,7 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
     return Block(ops, spec, first, attention, second, mlp, *after)
 
 
-def build_attention(ops: Ops, spec: LayerSpec, weights: Weights) -> Attention:
+def build_attention(ops: Ops, spec: LayerSpec, weights: BaseWeights) -> Attention:
     query_norm, key_norm = (
         weights.norm_of_ones(spec.head_dim) if spec.norms_heads else weights.norm(name)
         for name in (spec.query_norm, spec.key_norm)
