@@ -19,8 +19,6 @@ from ..ops import View
 
 # minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
 GROWTH = 256
-
-
 CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and values have 8 bits
 
 

@@ -175,8 +175,7 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
                 f"{checkpoint.name}: layers with fused projections, with experts or without a "
                 "gate are not split over several processes: start one"
             )
-        norms = spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm
-        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *filter(None, norms)}
+        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *spec.norms}
         for name in filter(None, (spec.query_norm, spec.key_norm)):
             if checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,):
                 known.add(name)

@@ -45,10 +45,7 @@ FAMILY = Family(
     write=write_rope,
     fixed={"activation": "clamped_swiglu", "attention_sinks": True},
     experts=fused_experts("in turn"),
-    renamed={
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_sinks": "self_attn.sinks",
-    },
+    renamed={"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
     windows=Windows(128, is_free=True, pattern=2),
     theta=150000.0,
     exceeds_float16=True,

@@ -303,10 +303,7 @@ class LLM:
         return loop.completion, loop.messages
 
     def _respond(
-        self,
-        messages: Messages,
-        box: Toolbox,
-        options: abc.Mapping[str, Any],
+        self, messages: Messages, box: Toolbox, options: abc.Mapping[str, Any]
     ) -> ToolStream:
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)

@@ -37,8 +37,6 @@ MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadra
 SHOWN_INPUT = 200  # characters of a bad value in a message
 ENDLESS = 2**31  # tokens: more than any context holds
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
-
-
 _BOOLEANS = ("speculate", "schema", "post_sampling_probs")  # options that a bool may be meant for
 
 

@@ -437,12 +437,7 @@ class Session:
         return notices
 
     def _fit(
-        self,
-        messages: Messages,
-        resolved: Resolved,
-        box: Toolbox,
-        first: int,
-        begun: int = 0,
+        self, messages: Messages, resolved: Resolved, box: Toolbox, first: int, begun: int = 0
     ) -> tuple[ToolPrompt, int]:
         """Drop the oldest turns until the prompt fits; returns it and the number dropped.
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -407,7 +407,7 @@ class LlamaConfig:
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
 
         def matrices(
-            names: tuple[str, ...], rows: tuple[int, ...], columns: int, has_bias: bool
+            names: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool
         ) -> None:
             for name, count in zip(names, rows, strict=True):
                 shapes[f"{name}.weight"] = (count, columns)
@@ -424,22 +424,18 @@ class LlamaConfig:
                 is_whole = self.query_key_norm == "whole"
                 shapes[f"{spec.query_norm}.weight"] = (q if is_whole else self.head_dim,)
                 shapes[f"{spec.key_norm}.weight"] = (kv if is_whole else self.head_dim,)
+            mlps: list[tuple[str, ...]] = [(*spec.gate_up, spec.down)] if spec.down else []
+            units = self._sizes(spec.index)[1]
             if experts := spec.experts:
                 matrices((experts.router,), (experts.count,), d, self.mlp_bias)
                 units = self.moe_intermediate_size
                 mlps = [*zip(experts.gate, experts.up, experts.down)]
-                for gate, up, down in mlps + ([experts.shared] if experts.shared else []):
-                    matrices((gate, up), (units, units), d, self.mlp_bias)
-                    matrices((down,), (d,), units, self.mlp_bias)
-            elif spec.down:
-                units = self._sizes(spec.index)[1]
-                matrices(spec.gate_up, (units,) * len(spec.gate_up), d, self.mlp_bias)
-                matrices((spec.down,), (d,), units, self.mlp_bias)
+                mlps += [experts.shared] if experts.shared else []
+            for *gate_up, down in mlps:
+                matrices(gate_up, [units] * len(gate_up), d, self.mlp_bias)
+                matrices((down,), (d,), units, self.mlp_bias)
             shapes |= zip(spec.xielu, ((1,), (1,), (), ()))
-            before = (spec.attention_norm, spec.ffn_norm)
-            after = (spec.post_attention_norm, spec.post_ffn_norm)
-            for name in filter(None, (*before, *after)):
-                shapes[f"{name}.weight"] = (d,)
+            shapes |= {f"{name}.weight": (d,) for name in spec.norms}
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (vocab, d)
@@ -536,10 +532,7 @@ def _read_layers(
     """`layer_sizes`; the fields of the layers get a number for all."""
     sizes = read.attempt(sizes_of, read, otherwise=())
     groups, units = ([size for size in column if size] for column in zip(*sizes or [(1, 1)]))
-    alike = {
-        "num_key_value_heads": math.lcm(*groups),
-        "intermediate_size": max(units, default=1),
-    }
+    alike = {"num_key_value_heads": math.lcm(*groups), "intermediate_size": max(units, default=1)}
     heads = read.raw.get(read.name(fields["num_attention_heads"]))
     if read.is_gguf and isinstance(heads, list):
         alike["num_attention_heads"] = max(heads)

@@ -104,27 +104,13 @@ class Runner:
             drawn.append(draw(*arrays, sampling.arrange(order), allowed))
         return drawn
 
-    def _step(
-        self,
-        kind: Kind,
-        packing: Packing,
-        values: Values,
-        token: mx.array,
-        position: mx.array,
-        *state,
-    ) -> tuple:
+    def _step(self, kind: Kind, packing: Packing, values: Values, token, position, *state) -> tuple:
         """Forward and sampling as one unit, of arrays alone after the first two."""
         logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
         return self._draw_next(kind, logits, position, recent, values), *state
 
     def _draw_next(
-        self,
-        kind: Kind,
-        logits: mx.array,
-        position: mx.array,
-        recent: mx.array | None,
-        values: Values,
-        words: mx.array | None = None,
+        self, kind: Kind, logits: mx.array, position: mx.array, recent, values: Values, words=None
     ) -> mx.array:
         """Sample the tokens after `position`, int32 [S], or [] with one slot."""
         following = (position + 1).astype(mx.uint32) if kind.is_random else position
