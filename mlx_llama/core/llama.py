@@ -27,9 +27,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None; adapters: that some rows
-    add, or None.
-    """
+    """weight: [N, K], or a tuple of its blocks; bias: [N]; adapters: of some sequences."""
 
     ops: Ops
     weight: Matrix
@@ -148,9 +146,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: attention and MLP, each with norms before or after it, added to the stream. A
-    layer may lack either (None).
-    """
+    """Attention and MLP, with norms before or after each; a layer may lack either (None)."""
 
     ops: Ops
     spec: LayerSpec

@@ -85,9 +85,7 @@ class Positions:
         return len(self.lengths)
 
     def select_rows(self, batch: int, rows: Sequence[int] | None) -> list[int]:
-        """The rows of a call over `batch` sequences, None for the first ones. Raises ContextError
-        unless each sequence has a row of its own.
-        """
+        """The rows of a call over `batch` sequences (None: the first). Raises ContextError."""
         chosen = list(range(batch)) if rows is None else [int(row) for row in rows]
         if batch == len(chosen) == 1 and 0 <= chosen[0] < len(self.lengths):  # most steps
             return chosen

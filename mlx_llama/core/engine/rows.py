@@ -182,9 +182,7 @@ class Rows:
             self._drop_oldest()
 
     def export(self, tokens: Sequence[int] | None, adapter: int) -> dict[str, Any]:
-        """State (see Cache.state) of the longest prefix of `tokens` by this adapter, {} for none.
-        tokens None: of the row kept last.
-        """
+        """Cache.state of an adapter's longest prefix of `tokens`; None: of the row kept last."""
         if tokens is None:
             adapters = self.cache.adapters
             row = next((row for row in reversed(self.kept) if adapters[row] == adapter), -1)

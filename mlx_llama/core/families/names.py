@@ -114,9 +114,7 @@ class GGUFNames:
         return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
-        """The inverse of `hugging_face`; the stack's name for an expert's module. Raises KeyError:
-        the family has no such tensor.
-        """
+        """The inverse of `hugging_face`; an expert's stack. Raises KeyError for unknown names."""
         module, _, suffix = (f"{name}.weight" if name.endswith(_BARE) else name).rpartition(".")
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""

@@ -468,10 +468,7 @@ def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Defaults:
-    """The defaults of a checkpoint: its generation_config.json, checked once, and ours.
-
-    `resolve` makes the options of every request.
-    """
+    """A checkpoint's defaults: its generation_config.json, checked once, and ours."""
 
     def __init__(
         self,
@@ -496,10 +493,7 @@ class Defaults:
             self._ours = {"max_tokens": ENDLESS}
 
     def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
-        """Add a user's options, which win; None means unset. Draws a missing seed, for the receipt.
-
-        Raises OptionsError.
-        """
+        """Add a user's options (None: unset), which win, and a seed. Raises OptionsError."""
         if not isinstance(user, GenerationOptions):
             user = validate({name: value for name, value in user.items() if value is not None})
         chosen = {name: getattr(user, name) for name in user.model_fields_set}

@@ -21,10 +21,7 @@ def prefill(
     prompts: Mapping[int, Sequence[int]],
     chunk: int = CHUNK,
 ) -> list[int]:
-    """Append a prompt to each row, `chunk` tokens per evaluation; returns the next token of each.
-
-    prompts: {row: tokens}.
-    """
+    """Append {row: prompt}, `chunk` tokens per evaluation; returns the next token of each."""
     sampling, sampled = backend.sampling_batch([GREEDY]), []
     for row, prompt in prompts.items():
         rest = (len(prompt) - 1) // chunk * chunk
