@@ -32,9 +32,8 @@ def lays_for_gpu(device: mx.Device) -> bool:
 def pack(
     weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device, has_kernel: bool = True
 ) -> QuantizedMatrix | TwoLevelMatrix:
-    """Concatenate the rows of `weights`, of one format; releases their pages.
-
-    dtype: of the activations. has_kernel: False if `find_faults` reports a fault.
+    """Concatenate rows of one format; releases their pages. has_kernel: False for a fault of
+    `find_faults`.
     """
     keeps_levels = facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel)
     kind = TwoLevelMatrix if keeps_levels else QuantizedMatrix
@@ -58,9 +57,8 @@ def find_faults(
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns.
-
-    In a mode with floating-point codes there are no biases.
+    """A low-bit matrix [N, K]: w = scale * code + bias over groups of columns; floating-point codes
+    have no biases.
     """
 
     packing: Packing

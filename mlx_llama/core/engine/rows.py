@@ -111,11 +111,9 @@ class Rows:
     def claim(
         self, tokens: Sequence[int], end: int, reuses: bool = True, adapter: int = 0
     ) -> tuple[int, int] | None:
-        """Claim a row for `tokens` that may grow to `end`: (row, reused positions), or None.
-
-        Takes over a kept row that is used entirely, else copies the longest common prefix to a free
-        row. The row has storage for the tokens. reuses: prefixes are reused. adapter: number of the
-        adapter that computes the row.
+        """Claim a row for `tokens` that may grow to `end`: (row, reused positions), or None. Takes
+        over a kept row that is used entirely, else copies the longest common prefix to a free row.
+        The row has storage for the tokens. reuses: prefixes are reused. adapter: of the row.
         """
         in_use = sum(map(self._taken, self.used))
         if self.budget is not None and in_use + self.nbytes_for(end) > self.budget:

@@ -82,10 +82,8 @@ class Job:
 
 
 def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> list[Job]:
-    """The requests in `text`. name: of the file, for messages. options: of all requests; those of
-    a line win. model: its name and other conditions of all requests.
-
-    Raises OptionsError that names the file, the line and the field.
+    """The requests in `text`. name: of the file, for messages. options: of all requests; those of a
+    line win. model: its name and other conditions of all requests. Raises OptionsError.
     """
     jobs: list[Job] = []
     seen: dict[str | int, int] = {}

@@ -387,11 +387,7 @@ class Resolved:
 
 
 def validate(options: Mapping[str, Any], source: str = "") -> GenerationOptions:
-    """Build `GenerationOptions` from names and values; converts text.
-
-    Raises OptionsError that lists every bad option with its value and limits. source: name of the
-    file that has the options, if any.
-    """
+    """Build GenerationOptions; converts text. source: a file's name. Raises OptionsError."""
     try:
         return GenerationOptions(**options)
     except ValidationError as error:
@@ -486,9 +482,7 @@ class Defaults:
         self.notices = (notice,) if unsupported else ()
 
     def lift_limit(self) -> None:
-        """Let answers go on to their end, or to that of the context, unless the checkpoint has a
-        limit of tokens. Commands and servers do so; a function call has a limit.
-        """
+        """Let answers go on to their end, unless the checkpoint has a limit of tokens."""
         if "max_tokens" not in self.options.model_fields_set:
             self._ours = {"max_tokens": ENDLESS}
 

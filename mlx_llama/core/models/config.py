@@ -277,9 +277,7 @@ class LlamaConfig:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
-        """Read a config.json. path: the file, or its folder. Raises ConfigError: as `from_dict`; or
-        the file is missing or not a JSON object.
-        """
+        """Read a config.json, or that of a folder. Raises ConfigError."""
         path = Path(path)
         if path.is_dir():
             if not (path / "config.json").exists() and (path / "params.json").exists():
@@ -294,13 +292,8 @@ class LlamaConfig:
     def from_dict(
         cls, raw: dict[str, Any], source: str = "config.json", report: Report = refuse
     ) -> LlamaConfig:
-        """Resolve a parsed config.json. source: file to name in errors.
-
-        report: called with the error of each bad field. If it returns, reading goes on.
-
-        Raises ConfigError: a field is missing, of the wrong type, out of range or at odds with
-        another; the architecture, rope type, activation or quantisation is not supported; what
-        `report` raises.
+        """Resolve a parsed config.json. source: its name in errors; report: see Reader. Raises
+        ConfigError.
         """
         family, read, is_part = find_family(Reader(raw, source, report=report))
         default = family.defaults
@@ -351,14 +344,13 @@ class LlamaConfig:
         dtype: str,
         source: str,
     ) -> LlamaConfig:
-        """Resolve the metadata and tensor shapes of a GGUF file.
+        """Resolve the metadata and tensor shapes of a GGUF file. Raises ConfigError.
 
         metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough). shapes: by
         Hugging Face name; they give the vocabulary's size, and whether the model has an output head
         and biases. divisors: values of the tensors rope_freqs.weight (""),
         rope_factors_short.weight ("short") and rope_factors_long.weight ("long"), as far as there
-        are. dtype: of the embedding. source: file to name in errors. Raises ConfigError: a field is
-        missing, malformed, out of range, at odds with another or with the tensors.
+        are. dtype: of the embedding. source: file to name in errors.
         """
         general = Reader(metadata, source, is_gguf=True)
         family, read = _open_gguf(general)

@@ -91,9 +91,7 @@ class Reader:
     def attempt(
         self, function: Callable[..., Any], *arguments: Any, otherwise: Any, needs: str = ""
     ) -> Any:
-        """function(*arguments), where the first error is reported and gives `otherwise`. needs: a
-        field; if it has failed, the function is not called.
-        """
+        """function(*arguments); `otherwise` if it fails, or the field `needs` has failed."""
         if needs in self.failed:
             return otherwise
         report, self.report = self.report, refuse

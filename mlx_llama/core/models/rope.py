@@ -72,10 +72,8 @@ def max_context(config: LlamaConfig) -> int:
 def tables(
     config: LlamaConfig, positions_start: int, count: int, seq_len: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines for `count` positions from `positions_start` on, attention factor included.
-
-    Returns: cos, sin: float32 [count, table_width], of several tables side by side; angles are
-        float64, so that position 100 000 is as exact as position 1.
+    """Cosines and sines for `count` positions from `positions_start` on, attention factor included:
+    float32 [count, table_width], several tables side by side, of angles in float64.
     """
     positions = np.arange(positions_start, positions_start + count, dtype=np.float64)
     cosines, sines = [], []

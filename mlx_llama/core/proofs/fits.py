@@ -31,10 +31,8 @@ def fit_backends(
     is_default: bool,
     cache_bits: int | None = None,
 ) -> None:
-    """Add the model's fit on each backend, and the command to run next.
-
-    requested: requested positions, None for any. is_default: the model is the commands' default.
-    cache_bits: a load option.
+    """Add the model's fit on each backend, and the command to run next. requested: positions, None
+    for any. is_default: the model is the commands' default.
     """
     longest = rope.max_context(checkpoint.config)
     for facts in diagnosis.backends:

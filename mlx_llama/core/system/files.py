@@ -31,9 +31,7 @@ def open_file(path: str | os.PathLike) -> BinaryIO:
 
 
 def read_file(path: str | os.PathLike, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes. Raises OSError: as `open_file`; the file is
-    longer. ValueError: a NUL in the name.
-    """
+    """Read a regular file of at most `limit` bytes. Raises as `open_file`; OSError if longer."""
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
             parts, size = [], 0
