@@ -6,14 +6,12 @@ is [B, T, E] in the model's dtype. The view decides what is stored and who liste
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from .models.config import LlamaConfig
 from .models.spec import LayerSpec
-from .ops import Array, ExpertStacks, Matrix, Ops, Stack, View
+from .ops import Array, ExpertStacks, Matrix, Ops, View
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None; adapters: that some rows
-    add, or None.
-    """
+    """weight: [N, K], or a tuple of its blocks; bias: [N]; adapters: of some sequences."""
 
     ops: Ops
     weight: Matrix
@@ -150,9 +146,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: attention and MLP, each with norms before or after it, added to the stream. A
-    layer may lack either (None).
-    """
+    """Attention and MLP, with norms before or after each; a layer may lack either (None)."""
 
     ops: Ops
     spec: LayerSpec
@@ -195,21 +189,6 @@ class Block:
         return self.ops.scale(delta, factor) if factor != 1 else delta
 
 
-class Weights(Protocol):
-    """A checkpoint's tensors by module name, each as its layer (weights.py of a backend)."""
-
-    config: LlamaConfig
-
-    def embedding(self, name: str) -> Embedding: ...
-    def linear(self, *names: str) -> Linear: ...
-    def norm(self, name: str | None) -> RMSNorm | None: ...
-    def norm_of_ones(self, width: int) -> RMSNorm: ...
-    def stack(self, names: Sequence[str]) -> Stack: ...
-    def vector(self, name: str | None) -> Array | None: ...
-    def stack_biases(self, names: Sequence[str]) -> Array: ...
-    def numbers(self, names: Sequence[str]) -> tuple[float, ...]: ...
-
-
 @dataclass(frozen=True)
 class Decoder:
     """Embedding, blocks, final norm and projection to the vocabulary."""
@@ -220,16 +199,6 @@ class Decoder:
     blocks: tuple[Block, ...]
     norm: RMSNorm
     head: Linear
-
-    @classmethod
-    def build(cls, ops: Ops, weights: Weights) -> Decoder:
-        """Take all weights from `weights`."""
-        config = weights.config
-        embedding = weights.embedding("model.embed_tokens")
-        blocks = tuple(build_block(ops, spec, weights) for spec in config.layers)
-        norm = weights.norm("model.norm")
-        assert norm is not None
-        return cls(ops, config, embedding, blocks, norm, weights.linear(config.head_name))
 
     def over(self, ops: Ops) -> Decoder:
         """The same layers and weights over another implementation of the vocabulary."""
@@ -255,59 +224,6 @@ class Decoder:
         view.probe("norm", normed)
         view.probe("logits", logits)
         return logits
-
-
-def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
-    """The layer that `spec` describes."""
-    attention = build_attention(ops, spec, weights) if spec.qkv else None
-
-    def build_mlp(gate_up: Sequence[str], down: str, xielu: tuple[float, ...] = ()) -> MLP:
-        return MLP(ops, weights.linear(*gate_up), weights.linear(down), spec.activation, xielu)
-
-    mlp: MLP | Experts | None = None
-    if experts := spec.experts:
-        parts = experts.gate, experts.up, experts.down
-        gate, up, down = map(weights.stack, parts)
-        stacks = ExpertStacks(gate, up, down, experts, spec.activation)
-        router, shared = weights.linear(experts.router), None
-        if experts.shared:
-            shared = build_mlp(experts.shared[:2], experts.shared[2])
-        if experts.has_biases:
-            stacks = stacks._replace(biases=tuple(map(weights.stack_biases, parts)))
-        mlp = Experts(ops, router, stacks, shared)
-    elif spec.down:
-        numbers = _constrain(*weights.numbers(spec.xielu)) if spec.xielu else ()
-        mlp = build_mlp(spec.gate_up, spec.down, numbers)
-    before = weights.norm(spec.attention_norm), weights.norm(spec.ffn_norm)
-    first, second = (norm or Unnormed(ops) for norm in before)
-    after = weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm)
-    return Block(ops, spec, first, attention, second, mlp, *after)
-
-
-def build_attention(ops: Ops, spec: LayerSpec, weights: Weights) -> Attention:
-    query_norm, key_norm = (
-        weights.norm_of_ones(spec.head_dim) if spec.norms_heads else weights.norm(name)
-        for name in (spec.query_norm, spec.key_norm)
-    )
-    query_scale = None
-    if spec.config.query_key_norm == "rotated":
-        # A rotation keeps a head's RMS, but not the places of the norm's weights. Scores need only
-        # their products, which the rotated queries take; keys are stored without.
-        assert query_norm is not None and key_norm is not None
-        query_scale = query_norm.weight * key_norm.weight
-        query_norm = key_norm = replace(query_norm, weight=query_norm.weight * 0 + 1)
-    projections = weights.linear(*spec.qkv), weights.linear(spec.out)
-    scales = query_norm, key_norm, query_scale, weights.vector(spec.sinks)
-    return Attention(ops, spec, *projections, *scales)
-
-
-def _constrain(alpha_p: float, alpha_n: float, beta: float, eps: float) -> tuple[float, ...]:
-    """xIELU's numbers as `Ops.xielu` takes them, of the trained ones."""
-
-    def softplus(x: float) -> float:
-        return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-    return softplus(alpha_p), beta + softplus(alpha_n), beta, eps
 
 
 def _replace_ops(part: Any, ops: Ops) -> Any:

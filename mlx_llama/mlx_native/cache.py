@@ -33,7 +33,9 @@ class View(CallView):
             for span, buffer in zip(self.spans, self.buffers)
         ]
         # of the new positions, for ops.rope
-        self.tables = tables[0] if len(tables) == 1 else _stack_tables(tables)
+        self.tables = tables[0] if len(tables) == 1 else tuple(tables)
+        if len(tables) > 1 and len(tables[0]) == 2:  # no periods: [B, 1, T, 1 or 2, D/2]
+            self.tables = tuple(mx.stack(parts)[:, None] for parts in zip(*tables))
         for i, (span, buffer) in enumerate(zip(self.spans, self.buffers)):
             buffer.tokens[:, span.start : span.end] = tokens[i : i + 1]
 
@@ -139,10 +141,3 @@ class Cache(Buffers):
                     for part, new in zip(parts, packed):
                         part[:, :, :length] = new
             mx.eval(buffer.arrays())
-
-
-def _stack_tables(tables: list[tuple]) -> tuple:
-    """Stack the tables of several sequences: [B, 1, T, 1 or 2, D/2]; periods stay separate."""
-    if len(tables[0]) == 2:
-        return tuple(mx.stack(parts)[:, None] for parts in zip(*tables))
-    return tuple(tables)

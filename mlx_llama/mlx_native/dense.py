@@ -15,12 +15,10 @@ class DenseMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
         return self.columns.shape[1], self.columns.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix."""
         return self.columns.nbytes
 
     def matmul(self, x: mx.array, bias: mx.array | None = None) -> mx.array:

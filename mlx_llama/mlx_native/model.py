@@ -52,11 +52,8 @@ class Llama(BaseLlama):
         device: mx.Device = mx.Device(mx.cpu),
         ranks: Ranks | None = None,
     ) -> Llama:
-        """Build the model; weights keep their stored width.
-
-        `compile`: trace decode steps (None: on a GPU only). ranks: processes that each load a share
-        of the weights and make the same calls; None: only this process. Raises BackendError if
-        `compile` is not possible here, OutOfMemoryError.
+        """Build the model. ranks: as of BaseWeights. Raises OutOfMemoryError, and BackendError if
+        `compile` (None: on a GPU only) is not possible here.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
@@ -79,9 +76,8 @@ class Llama(BaseLlama):
         return self._pace.width
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends. Breaks the lazy graph.
-
-        Raises BackendError for traced steps, whose operations cannot be clocked separately.
+        """Clock the operations of all calls, which breaks the lazy graph. Raises BackendError for
+        traced steps, whose operations cannot be clocked separately.
         """
         if self._runner and self._runner.compile:
             raise BackendError(
@@ -115,10 +111,9 @@ class Llama(BaseLlama):
         return mx.depends([logits], [buffer.tokens for buffer in view.buffers])[0]
 
     def _advance(self, window: int, packing: Packing, token: mx.array, *state: Any) -> tuple:
-        """Forward over `token` [S, 1] for mx.compile: all are arrays. Arguments: see StepView.
-
-        Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the
-        buffer's tokens, keys and values, updated.
+        """Forward over `token` [S, 1] for mx.compile; arguments as of StepView. Returns the logits
+        [S, V], the recent tokens int32 [S, window] or None, and the buffer's tokens, keys and
+        values.
         """
         view = StepView(packing, token, *state)
         logits = self.decoder(token.squeeze(1), view, all_positions=False)

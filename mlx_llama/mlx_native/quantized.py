@@ -32,9 +32,8 @@ def lays_for_gpu(device: mx.Device) -> bool:
 def pack(
     weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device, has_kernel: bool = True
 ) -> QuantizedMatrix | TwoLevelMatrix:
-    """Concatenate the rows of `weights`, of one format; releases their pages.
-
-    dtype: of the activations. has_kernel: False if `find_faults` reports a fault.
+    """Concatenate rows of one format; releases their pages. has_kernel: False for a fault of
+    `find_faults`.
     """
     keeps_levels = facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel)
     kind = TwoLevelMatrix if keeps_levels else QuantizedMatrix
@@ -58,9 +57,8 @@ def find_faults(
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns.
-
-    In a mode with floating-point codes there are no biases.
+    """A low-bit matrix [N, K]: w = scale * code + bias over groups of columns; floating-point codes
+    have no biases.
     """
 
     packing: Packing
@@ -87,7 +85,8 @@ class QuantizedMatrix:
             mx.eval(packed, scales)
             return cls(packing, packed, ((scales,),), None, product, dtype)
         if isinstance(first, MLXWeight):
-            packed, scales, biases = _concatenate(weights)
+            stored = [(weight.packed, weight.scales, weight.biases) for weight in weights]
+            packed, scales, biases = map(_join, zip(*stored))
             largest = 0.0  # they fit the file's width
         else:
             packed, scales, biases = _repack(weights)
@@ -121,12 +120,10 @@ class QuantizedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
         return self.packed.shape[0], self.packed.shape[1] * 32 // self.packing.bits
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and biases."""
         return self.packed.nbytes + sum(part.nbytes for pair in self.scalings for part in pair)
 
     def matmul(self, x: mx.array) -> mx.array:
@@ -163,7 +160,6 @@ class QuantizedStack:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and biases."""
         return self.matrix.nbytes
 
     def matmul(self, x: mx.array, chosen: mx.array, is_sorted: bool) -> mx.array:
@@ -231,12 +227,10 @@ class TwoLevelMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
         return self.parts.packed.shape[0], self.parts.packed.shape[1] * 32 // self.layout.bits
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales."""
         return sum(part.nbytes for part in self.parts)
 
     def matmul(self, x: mx.array) -> mx.array:
@@ -283,12 +277,6 @@ def _product_dtype(
         mx, facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device))
     )
     return product if product != mx.float16 or largest <= np.finfo(np.float16).max else mx.float32
-
-
-def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Concatenate stored codes, scales and biases."""
-    parts = [(weight.packed, weight.scales, weight.biases) for weight in weights]
-    return tuple(_join(arrays) for arrays in zip(*parts))
 
 
 def _join(parts: Sequence[np.ndarray]) -> np.ndarray:

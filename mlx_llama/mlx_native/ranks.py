@@ -101,9 +101,7 @@ class Vocabulary(shards.Vocabulary):
         if masks is not None:
             return sampling(self.gather(logits), positions, recent, masks)
         following = mx.array(np.array(positions, np.int64).astype(np.uint32))
-        return self.sample(
-            sampling.kind, logits, following, recent, sampling.arrange(range(len(positions)))
-        )
+        return self.sample(sampling.kind, logits, following, recent, sampling.arrange())
 
     def gather_probes(self, probe: Probe) -> Probe:
         def evaluate(name: str, array: mx.array) -> None:

@@ -78,8 +78,11 @@ class Weights(BlockWeights):
         """Concatenate the rows of the matrices, in as few blocks as the formats allow."""
         if names not in self._blocks:
             blocks = self._read([f"{name}.weight" for name in names])
-            if for_products and len(blocks) == 1 and isinstance(blocks[0], mx.array):
-                blocks = [self._lay_for_products(blocks[0])]
+            is_slow = self.device.type == mx.cpu and self.dtype == mx.float32
+            if for_products and is_slow and len(blocks) == 1 and isinstance(blocks[0], mx.array):
+                columns = mx.contiguous(blocks[0].T)  # products are twice as fast
+                blocks = [columns.T]
+                mx.eval(columns, *blocks)
             self._blocks[names] = blocks
         return self._blocks[names]
 
@@ -100,15 +103,6 @@ class Weights(BlockWeights):
         for part in parts:
             part.release()
         return array
-
-    def _lay_for_products(self, weight: mx.array) -> mx.array:
-        """On the CPU at float32, store the matrix by columns: products are twice as fast."""
-        if self.device.type != mx.cpu or self.dtype != mx.float32:
-            return weight
-        columns = mx.contiguous(weight.T)
-        weight = columns.T
-        mx.eval(columns, weight)
-        return weight
 
     @contextlib.contextmanager
     def _allocating(self) -> Iterator[None]:

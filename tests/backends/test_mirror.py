@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from machine import ALL, missing, open_backend
 
-from mlx_llama.core import llama
 from mlx_llama.core.backends import interface
+from mlx_llama.core.backends.weights import BaseWeights
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
@@ -54,7 +54,7 @@ def test_the_modules_are_implemented(backend, file, protocol):
         ("model", "Llama", interface.Model),
         ("cache", "Cache", interface.Cache),
         ("sampling", "SamplingBatch", interface.SamplingBatch),
-        ("weights", "Weights", llama.Weights),
+        ("weights", "Weights", BaseWeights),
     ],
 )
 def test_the_classes_are_implemented(backend, file, name, protocol):

@@ -1,7 +1,7 @@
 """The module interface of a backend: what core calls, and what the three answer with.
 
 A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model. Their
-modules implement the Protocols of this file, of core.ops and of core.llama; their classes derive
+modules implement the Protocols of this file and of core.ops; their classes derive
 from Positions, BaseWeights, BatchOptions and BaseLlama. The model itself is core.llama, over the
 backend's ops. "Array" is the backend's own array type. Core's docstrings are not repeated.
 """

@@ -170,11 +170,16 @@ def parse_memory(value: int | str | None, name: str = "cache_memory") -> int | N
     return nbytes
 
 
+def _is_among(value: int | str, allowed: Sequence[int]) -> bool:
+    """True for one of some whole numbers, perhaps as text."""
+    return bool(re.fullmatch(r"[0-9]{1,9}", str(value))) and int(value) in allowed
+
+
 def parse_rows(value: int | str | None) -> int:
     """The number of rows in one step; None: MAX_ROWS. Raises OptionsError."""
     if value is None:
         return MAX_ROWS
-    if not re.fullmatch(r"[0-9]{1,9}", str(value)) or not 1 <= int(value) <= MOST_ROWS:
+    if not _is_among(value, range(1, MOST_ROWS + 1)):
         raise OptionsError(f"`max_rows` {value!r:.40}: must be a whole number, 1 to {MOST_ROWS}")
     return int(value)
 
@@ -213,7 +218,7 @@ class Limits:
                 "`compile=False`, or them"
             )
         cache_bits, allowed = options.cache_bits, TABLE["cache_bits"].metadata["choices"]
-        if cache_bits is not None and str(cache_bits) not in map(str, allowed):
+        if cache_bits is not None and not _is_among(cache_bits, allowed):
             raise BackendError(
                 f"`cache_bits` {cache_bits!r:.40}: must be {' or '.join(map(str, allowed))}; "
                 "without it, keys and values have the activations' width"
@@ -246,7 +251,7 @@ class Limits:
                 f"`{name}` {value!s:.40}: is for the cpu backend, and this is {self.backend}: "
                 "leave it out, or choose `backend='cpu'`"
             )
-        if not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) not in allowed:
+        if not _is_among(value, allowed):
             limits = f"one of {', '.join(map(str, allowed))}"
             limits = f"1 to {allowed[-1]}" if isinstance(allowed, range) else limits
             raise BackendError(f"`{name}` {value!r:.40}: must be a whole number, {limits}")

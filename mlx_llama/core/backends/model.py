@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation.sampling import BatchOptions, Masks
-from mlx_llama.core.llama import Decoder
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import Array, Probe
 
+from .build import build_decoder
 from .positions import Positions, checked_tokens
 from .profile import Profile
 
@@ -44,7 +44,7 @@ class BaseLlama:
         self.config, self.dtype, self.device, self.cache_bits = config, dtype, device, cache_bits
         # rows of a new cache have number 1, the first, or 0 where there is none
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
-        self.decoder = Decoder.build(self.ops, weights)
+        self.decoder = build_decoder(self.ops, weights)
         self._notices = (*config.notices, *notices)
         self.vocabulary = weights.vocabulary  # None: the head computes all logits
         self._runner: Any = None  # of decoded tokens; None: a step is a forward
@@ -144,13 +144,7 @@ class BaseLlama:
         return function(*arguments)
 
     def _forward(
-        self,
-        tokens: Array,
-        index_pos: int | Sequence[int],
-        cache: Any,
-        rows: Sequence[int] | None,
-        all_positions: bool,
-        probe: Probe | None,
+        self, tokens: Array, index_pos: Any, cache: Any, rows: Any, all_positions: bool, probe: Any
     ) -> Array:
         if probe and self.vocabulary:
             probe = self.vocabulary.gather_probes(probe)
@@ -159,13 +153,7 @@ class BaseLlama:
         return logits if all_positions else logits[:, -1]
 
     def _step(
-        self,
-        tokens: Array,
-        index_pos: int | Sequence[int],
-        cache: Positions,
-        sampling: BatchOptions,
-        rows: Sequence[int] | None,
-        masks: Masks | None,
+        self, tokens: Array, index_pos: Any, cache: Any, sampling: Any, rows: Any, masks: Any
     ) -> Array:
         logits = self._forward(tokens, index_pos, cache, rows, False, None)
         return self._draw(logits, cache, sampling, rows, masks, self.vocabulary)
@@ -187,10 +175,10 @@ class BaseLlama:
     def _draw(
         self,
         logits: Array,
-        cache: Positions,
-        sampling: BatchOptions,
-        rows: Sequence[int] | None,
-        masks: Masks | None,
+        cache: Any,
+        sampling: Any,
+        rows: Any,
+        masks: Any,
         vocabulary: Any = None,
     ) -> Array:
         """As `sample`. vocabulary: of which the logits are this process's share; None for all."""
@@ -199,14 +187,7 @@ class BaseLlama:
         draw = partial(vocabulary.draw_rows, sampling) if vocabulary else sampling
         return draw(logits, [cache.lengths[row] for row in chosen], recent, masks)
 
-    def _verify(
-        self,
-        tokens: Array,
-        index_pos: int,
-        cache: Positions,
-        sampling: BatchOptions,
-        rows: Sequence[int] | None,
-    ) -> Array:
+    def _verify(self, tokens: Array, index_pos: int, cache: Any, sampling: Any, rows: Any) -> Array:
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
         (row,) = cache.select_rows(1, rows)

@@ -19,8 +19,6 @@ from ..ops import View
 
 # minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
 GROWTH = 256
-
-
 CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and values have 8 bits
 
 
@@ -87,9 +85,7 @@ class Positions:
         return len(self.lengths)
 
     def select_rows(self, batch: int, rows: Sequence[int] | None) -> list[int]:
-        """The rows of a call over `batch` sequences, None for the first ones. Raises ContextError
-        unless each sequence has a row of its own.
-        """
+        """The rows of a call over `batch` sequences (None: the first). Raises ContextError."""
         chosen = list(range(batch)) if rows is None else [int(row) for row in rows]
         if batch == len(chosen) == 1 and 0 <= chosen[0] < len(self.lengths):  # most steps
             return chosen

@@ -78,7 +78,11 @@ class World:
             if self.rank:
                 connection = socket.create_connection((host, port), JOIN_SECONDS)
                 connection.sendall(key + bytes([self.rank]))
-                self._channels[0] = Channel(connection, self._receive_call, self._lose_leader)
+                self._channels[0] = Channel(
+                    connection,
+                    self._receive_call,
+                    lambda reason: stop_process(f"rank 0 {reason}, so rank {self.rank} stops"),
+                )
                 return
             assert listener is not None
             listener.settimeout(JOIN_SECONDS)
@@ -124,9 +128,6 @@ class World:
             time.sleep(END_SECONDS)
             os._exit(0)  # this process waits for a device that never answers
 
-    def _lose_leader(self, reason: str) -> None:
-        stop_process(f"rank 0 {reason}, so rank {self.rank} stops")
-
     def _compare_failure(self, rank: int, message: Message) -> None:
         """Stop unless rank 0's own call failed, too."""
         number = message["number"]
@@ -171,7 +172,13 @@ class World:
             except Exception as error:
                 self._failed.add(number)
                 self._finish(number)
-                self._await_failures(number, error)
+                for rank in self._answers:  # the others fail, too
+                    try:
+                        message, _ = self._take_answer(rank, number, ANSWER_SECONDS)
+                    except queue.Empty:
+                        message = {}
+                    if "failed" not in message:
+                        self.stop(f"rank 0: {error}")
                 raise
             self._finish(number)
 
@@ -179,15 +186,6 @@ class World:
         with self._progress:
             self._finished = number
             self._progress.notify_all()
-
-    def _await_failures(self, number: int, error: Exception) -> None:
-        for rank in self._answers:
-            try:
-                message, _ = self._take_answer(rank, number, ANSWER_SECONDS)
-            except queue.Empty:
-                message = {}
-            if "failed" not in message:
-                self.stop(f"rank 0: {error}")
 
     def answers(self, number: int) -> list[tuple[Message, dict[str, np.ndarray]]]:
         """Other ranks' answers to a call, in their order. Raises BackendError where one failed."""
@@ -448,12 +446,6 @@ class LeadingCache:
             self.check_memory(grown)
             self._change("reserve", list(grown.items()))
 
-    def trim(self, length: int, row: int = 0) -> None:
-        self._change("trim", length, row)
-
-    def reset(self, row: int | None = None) -> None:
-        self._change("reset", row)
-
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         if length:
             self.inner.check_copy(source, target, length)
@@ -464,6 +456,9 @@ class LeadingCache:
         with self._world._lock, uninterrupted():
             change_cache(self.inner, method, arguments)
             self._world.change("cache", cache=self.name, method=method, arguments=arguments)
+
+    trim = partialmethod(_change, "trim")
+    reset = partialmethod(_change, "reset")
 
     def state(self, row: int = 0) -> dict[str, np.ndarray]:
         """All positions of a row with the heads of all ranks; see Cache.state."""

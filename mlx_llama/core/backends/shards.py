@@ -101,7 +101,7 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
     groups = _span(config.num_key_value_heads, 1, rank, size)
     per_group = config.num_attention_heads // config.num_key_value_heads
     heads = groups[0] * per_group, groups[1] * per_group
-    hidden = _span(config.intermediate_size, _hidden_unit(checkpoint), rank, size)
+    hidden = _span(config.intermediate_size, _unit(checkpoint, "down"), rank, size)
     vocabulary = tuple(_span(config.vocab_size, 1, part, size) for part in range(size))
     queries, keys = (
         (first * config.head_dim, last * config.head_dim) for first, last in (heads, groups)
@@ -142,8 +142,8 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
 def working_sizes(checkpoint: Checkpoint) -> list[int]:
     """Numbers of processes that the model can be split over, 1 included."""
     config = checkpoint.config
-    blocks = config.intermediate_size // _hidden_unit(checkpoint)
-    unit = max((tensor.column_unit for tensor in _of(checkpoint, "out")), default=1)
+    blocks = config.intermediate_size // _unit(checkpoint, "down")
+    unit = _unit(checkpoint, "out")
     groups, heads = config.num_key_value_heads, config.num_attention_heads
     sizes = [size for size in range(1, min(groups, blocks) + 1) if groups % size == 0]
     return [size for size in sizes if heads // size * config.head_dim % unit == 0]
@@ -155,10 +155,7 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
     if size in working:
         return
     config = checkpoint.config
-    unit = max(
-        (tensor.column_unit for name in ("out", "down") for tensor in _of(checkpoint, name)),
-        default=1,
-    )
+    unit = max(_unit(checkpoint, "out"), _unit(checkpoint, "down"))
     blocks = f" and blocks of {unit} weights" if unit > 1 else ""
     raise BackendError(
         f"{checkpoint.name} cannot be split evenly over {size} processes: it has "
@@ -178,8 +175,7 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
                 f"{checkpoint.name}: layers with fused projections, with experts or without a "
                 "gate are not split over several processes: start one"
             )
-        norms = spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm
-        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *filter(None, norms)}
+        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *spec.norms}
         for name in filter(None, (spec.query_norm, spec.key_norm)):
             if checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,):
                 known.add(name)
@@ -192,14 +188,10 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
         )
 
 
-def _of(checkpoint: Checkpoint, field: str) -> list[Tensor | AffineWeight]:
-    return [
-        checkpoint.tensors[f"{getattr(spec, field)}.weight"] for spec in checkpoint.config.layers
-    ]
-
-
-def _hidden_unit(checkpoint: Checkpoint) -> int:
-    return math.lcm(*{tensor.column_unit for tensor in _of(checkpoint, "down")})
+def _unit(checkpoint: Checkpoint, field: str) -> int:
+    """Columns of the layers' matrices `field` that are split together."""
+    names = (f"{getattr(spec, field)}.weight" for spec in checkpoint.config.layers)
+    return math.lcm(*{checkpoint.tensors[name].column_unit for name in names})
 
 
 def _span(count: int, unit: int, rank: int, size: int) -> Span:

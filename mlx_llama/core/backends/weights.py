@@ -27,7 +27,7 @@ class BaseWeights:
     ranks: the processes that each take a share of the checkpoint, None for all of it here; config,
     tensors and adapters are the share's. A backend makes `_matrix(names)`, modules' matrices as
     one, rows on rows; `_vector(keys)`; `_shift(vector, offset)`, rounded once; `_ones(width)`, a
-    vector; `_stack(names)`; and `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
+    vector; `_stack(names)`; and `_adapt(names)`, what adapters add to a product, or None.
     """
 
     ops: ClassVar[ModuleType]
@@ -40,7 +40,7 @@ class BaseWeights:
     _shift: Callable[[Array, float], Array]
     _ones: Callable[[int], Array]
     _stack: Callable[[Sequence[str]], Stack]
-    _pack_adapters: Callable[[Array, Array], Any]
+    _adapt: Callable[[Sequence[str]], Any]
 
     def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
         self.device, self.ranks = device, ranks
@@ -115,12 +115,6 @@ class BaseWeights:
         """The matrix of an embedding."""
         return self._matrix((name,))
 
-    def _adapt(self, names: Sequence[str]) -> Any:
-        """Additions of the adapters to the modules' product; None: nothing."""
-        shapes = [self.tensors[f"{name}.weight"].shape for name in names]
-        stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
-        return None if stacked is None else self._pack_adapters(*stacked)
-
     @contextlib.contextmanager
     def _allocating(self) -> Iterator[None]:
         """Failed allocations, which frameworks report as RuntimeError, raise OutOfMemoryError."""
@@ -168,7 +162,8 @@ def group_runs(items: Iterable[T], can_concatenate: Callable[[T, T], bool]) -> l
 
 class BlockWeights(BaseWeights):
     """Weights that are copied to a device: tensors of one format are concatenated to a block. A
-    backend makes `_pack(run)`, a block of low-bit weights, and `_dense(run)`, one of others.
+    backend makes `_pack(run)`, a block of low-bit weights, `_dense(run)`, one of others, and
+    `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
     """
 
     # fields that are equal in low-bit weights of one block
@@ -176,6 +171,7 @@ class BlockWeights(BaseWeights):
     stack_type: ClassVar[type]  # (count, block): low-bit matrices of all experts
     _pack: Callable[[Sequence[Any]], Matrix]
     _dense: Callable[[Sequence[Any]], Array]
+    _pack_adapters: Callable[[Array, Array], Any]
 
     def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
         super().__init__(checkpoint, device, ranks)
@@ -198,6 +194,11 @@ class BlockWeights(BaseWeights):
             blocks.append(self._pack(run) if isinstance(run[0], AffineWeight) else self._dense(run))
             self._advance(sum(tensor.nbytes for tensor in run))
         return blocks
+
+    def _adapt(self, names: Sequence[str]) -> Any:
+        shapes = [self.tensors[f"{name}.weight"].shape for name in names]
+        stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
+        return None if stacked is None else self._pack_adapters(*stacked)
 
     def _vector(self, keys: Sequence[str]) -> Array:
         (vector,) = self._read(keys)

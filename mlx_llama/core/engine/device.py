@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Masks, Model, SamplingBatch
-from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.generation.completion import Writer
 
@@ -27,20 +26,6 @@ class Device:
         self.model.forward(ids, self.cache.lengths[row], self.cache, rows=[row])
         self.backend.launch(*self.cache.arrays())
 
-    def rate(
-        self, tokens: Sequence[int], row: int, sampling: SamplingBatch, count: int
-    ) -> list[TokenLogprobs | None]:
-        """Compute a chunk of a row's prompt and wait for the log-probabilities of tokens[1:].
-
-        The last token is not computed. count: likeliest tokens to report.
-        """
-        cache, runtime = self.cache, self.backend.runtime
-        ids, start = np.array([tokens[:-1]], np.int32), cache.lengths[row]
-        logits = self.model.forward(ids, start, cache, rows=[row], all_positions=True)[0]
-        packed = sampling.rate(logits, np.array([tokens[1:]], np.int32).T, count)
-        self.backend.launch(packed, *cache.arrays())
-        return [unpack(columns, count) for columns in runtime.to_numpy(packed).tolist()]
-
     def step(
         self,
         tokens: Array,
@@ -56,34 +41,6 @@ class Device:
         return self._launch(
             self.model.step(tokens, starts, self.cache, sampling, rows=rows, **masked), writers
         )
-
-    def step_processed(
-        self,
-        tokens: Array,
-        row: int,
-        sampling: SamplingBatch,
-        writer: Writer,
-        process: Callable[[np.ndarray], np.ndarray],
-        masks: Masks | None = None,
-    ) -> Array:
-        """As `step` for one row, with logits float32 [1, V] that `process` changes on the host."""
-        cache = self.cache
-        logits = self.backend.runtime.to_numpy(
-            self.model.forward(tokens, cache.lengths[row], cache, rows=[row])
-        )
-        writer.count_read(logits.nbytes)
-        sampled = self.model.sample(process(logits), cache, sampling, rows=[row], masks=masks)
-        self.backend.launch(*cache.arrays())
-        return self._launch(sampled, [writer])
-
-    def verify(
-        self, tokens: Sequence[int], row: int, sampling: SamplingBatch, writer: Writer
-    ) -> Array:
-        """Launch a step over `tokens`; returns the token after each, int32 [1, T] on the device."""
-        sampled = self.model.verify(
-            np.array([tokens], np.int32), self.cache.lengths[row], self.cache, sampling, rows=[row]
-        )
-        return self._launch(sampled, [writer])
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
         """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""

@@ -41,7 +41,8 @@ class Home:
         try:
             future.exception()  # waits
         except BaseException:
-            self._interrupt()
+            thread = ctypes.c_ulong(self._thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
             raise
         return future.result()
 
@@ -58,10 +59,6 @@ class Home:
         else:
             self._calls.put(call)
         return future
-
-    def _interrupt(self) -> None:
-        thread = ctypes.c_ulong(self._thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
 
 
 def _run(future: Future, function: Callable[[], Any]) -> None:

@@ -9,9 +9,6 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import NumericalError, SessionError
 from mlx_llama.core.generation.completion import Completion, Writer
@@ -112,10 +109,6 @@ class Sequence:
     def needs_logits(self) -> bool:
         """True if the caller's processors change the logits; each step then waits for them."""
         return bool(self.request.hooks.processors)
-
-    def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Apply the caller's processors to logits float32 [1, V]. Raises their errors."""
-        return self.request.hooks.process(self.tokens, logits)
 
     @property
     def needs_token(self) -> bool:

@@ -111,11 +111,9 @@ class Rows:
     def claim(
         self, tokens: Sequence[int], end: int, reuses: bool = True, adapter: int = 0
     ) -> tuple[int, int] | None:
-        """Claim a row for `tokens` that may grow to `end`: (row, reused positions), or None.
-
-        Takes over a kept row that is used entirely, else copies the longest common prefix to a free
-        row. The row has storage for the tokens. reuses: prefixes are reused. adapter: number of the
-        adapter that computes the row.
+        """Claim a row for `tokens` that may grow to `end`: (row, reused positions), or None. Takes
+        over a kept row that is used entirely, else copies the longest common prefix to a free row.
+        The row has storage for the tokens. reuses: prefixes are reused. adapter: of the row.
         """
         in_use = sum(map(self._taken, self.used))
         if self.budget is not None and in_use + self.nbytes_for(end) > self.budget:
@@ -182,9 +180,7 @@ class Rows:
             self._drop_oldest()
 
     def export(self, tokens: Sequence[int] | None, adapter: int) -> dict[str, Any]:
-        """State (see Cache.state) of the longest prefix of `tokens` by this adapter, {} for none.
-        tokens None: of the row kept last.
-        """
+        """Cache.state of an adapter's longest prefix of `tokens`; None: of the row kept last."""
         if tokens is None:
             adapters = self.cache.adapters
             row = next((row for row in reversed(self.kept) if adapters[row] == adapter), -1)

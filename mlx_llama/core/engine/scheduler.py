@@ -200,7 +200,7 @@ class Scheduler:
                     # samples in the same pass over the weights
                     self.steps.launch_rest(sequence)
                 else:
-                    self.steps.device.prefill(tokens[start:end], sequence.row)
+                    self.steps.prefill(tokens[start:end], sequence.row)
             if end == len(tokens):
                 self.queues.run(sequence)
             elif sequence.limit == 0 and end == sequence.rated:  # there is no answer
@@ -283,7 +283,7 @@ class Scheduler:
         try:
             if count > SHARED_CHUNK:  # the next tick continues
                 part = sequence.tokens[start : start + SHARED_CHUNK]
-                self.steps.device.prefill(part, sequence.row)
+                self.steps.prefill(part, sequence.row)
             else:
                 self.steps.launch_rest(sequence)
         except Exception as error:
@@ -323,7 +323,7 @@ class Scheduler:
     def _read(self, step: Step) -> bool:
         """Read a step and take its tokens. False: it failed, and all steps are forgotten."""
         try:
-            sampled = self.steps.read(step)
+            sampled = self.steps.read_step(step)
         except Exception as error:
             self._forget_steps()
             self._retry(step.sequences, error)
@@ -380,7 +380,7 @@ class Scheduler:
             others, self.steps.launched = self.steps.launched, []
             try:
                 self.steps.launch_rest(sequence)
-                self._take(self.steps.launched[0], self.steps.read(self.steps.launched[0]))
+                self._take(self.steps.launched[0], self.steps.read_step(self.steps.launched[0]))
             except Exception as again:
                 self.queues.end(sequence, again)
             self.steps.launched = others

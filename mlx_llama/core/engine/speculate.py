@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -37,17 +36,6 @@ RATED_DRAFTS = 24  # latest drafts that decide whether speculation goes on
 # the only limit, any share pays.
 MIN_ACCEPTANCE = 0.3
 COMPARED_PIECES = 4096  # pieces of two vocabularies that are compared
-
-
-class Drafter(Protocol):
-    """A source of guesses. It reads the request's growing list of tokens, prompt and answer."""
-
-    kind: str  # a value of the option speculate
-    max_drafts: int  # per verification
-
-    def may_draft_next(self) -> bool: ...  # False: no drafts after the next token, whatever it is
-    # 0 to `count` guesses of the next tokens
-    def draft(self, count: int, writer: Writer) -> list[int]: ...
 
 
 class PromptLookup:
@@ -184,7 +172,11 @@ class Speculation:
     """
 
     def __init__(
-        self, drafter: Drafter | None, writer: Writer, width: int = 16, kind: str = "none"
+        self,
+        drafter: PromptLookup | ModelDrafts | None,
+        writer: Writer,
+        width: int = 16,
+        kind: str = "none",
     ):
         self.drafter = drafter
         self.writer = writer

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
-from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.backends.interface import Array, SamplingBatch
+from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.generation.dry import write_columns
 
 from .device import Device
@@ -29,14 +29,11 @@ class Step:
         return self.sampled if self.sampled.shape[1] == 1 else self.sampled[:, :1]
 
 
-class Steps:
-    """Launches and reads steps of a model on its cache. Raises the errors of the backend."""
+@dataclass(eq=False)
+class Steps(Device):
+    """Launches and reads steps of the served model. Raises the errors of the backend."""
 
-    def __init__(self, backend: Backend, model: Model, cache: Cache):
-        self.backend = backend
-        self.model = model
-        self.cache = cache
-        self.device = Device(backend, model, cache)
+    def __post_init__(self) -> None:
         self.launched: list[Step] = []  # not read yet
         # the last step read: its tokens on the device are the input of the same rows' next step
         self._last: Step | None = None
@@ -48,11 +45,15 @@ class Steps:
         return any(sequence in step.sequences for step in self.launched)
 
     def rate(self, sequence: Sequence, start: int, end: int) -> None:
-        """Compute a chunk of a prompt and wait for its log-probabilities."""
-        count = sequence.request.prompt_logprobs or 0
-        rates = self.device.rate(
-            sequence.tokens[start : end + 1], sequence.row, sequence.sampling, count
-        )
+        """Compute a chunk of a prompt and wait for the log-probabilities of the tokens after it."""
+        count, cache, row = sequence.request.prompt_logprobs or 0, self.cache, sequence.row
+        ids = np.array([sequence.tokens[start:end]], np.int32)
+        after = np.array([sequence.tokens[start + 1 : end + 1]], np.int32).T
+        logits = self.model.forward(ids, cache.lengths[row], cache, rows=[row], all_positions=True)
+        packed = sequence.sampling.rate(logits[0], after, count)
+        self.backend.launch(packed, *cache.arrays())
+        columns = self.backend.runtime.to_numpy(packed).tolist()
+        rates = [unpack(numbers, count) for numbers in columns]
         sequence.writer.completion.prompt_logprobs[start + 1 : end + 1] = rates
 
     def launch(self, sequences: list[Sequence], tokens: Array | None = None) -> None:
@@ -71,13 +72,14 @@ class Steps:
 
     def verify(self, sequence: Sequence, drafts: list[int]) -> None:
         """Launch a step over the last token and drafts of the next ones."""
-        tokens = [sequence.tokens[-1], *drafts]
-        sampled = self.device.verify(tokens, sequence.row, sequence.sampling, sequence.writer)
-        self.launched.append(Step([sequence], sampled, drafts))
+        tokens, row = np.array([[sequence.tokens[-1], *drafts]], np.int32), sequence.row
+        place = self.cache.lengths[row], self.cache
+        sampled = self.model.verify(tokens, *place, sequence.sampling, rows=[row])
+        self.launched.append(Step([sequence], self._launch(sampled, [sequence.writer]), drafts))
 
-    def read(self, step: Step) -> list[int]:
+    def read_step(self, step: Step) -> list[int]:
         """Wait for a step's tokens, row by row."""
-        sampled = self.device.read(step.sampled, [sequence.writer for sequence in step.sequences])
+        sampled = self.read(step.sampled, [sequence.writer for sequence in step.sequences])
         self._last = step
         return sampled
 
@@ -88,13 +90,19 @@ class Steps:
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
         is_masked = any(sequence.needs_token for sequence in sequences)
         masks = (lambda: self._compute_masks(sequences)) if is_masked else None
-        if (first := sequences[0]).needs_logits:  # it is alone
-            options = first.sampling, first.writer, first.process, masks
-            return Step(sequences, self.device.step_processed(tokens, first.row, *options))
         rows = [sequence.row for sequence in sequences]
         writers = [sequence.writer for sequence in sequences]
-        sampling = self._sampling(sequences)
-        return Step(sequences, self.device.step(tokens, rows, sampling, writers, masks))
+        sampling, cache = self._sampling(sequences), self.cache
+        if not (first := sequences[0]).needs_logits:
+            return Step(sequences, self.step(tokens, rows, sampling, writers, masks))
+        # It is alone, and its caller changes the logits on the host.
+        logits = self.model.forward(tokens, cache.lengths[first.row], cache, rows=rows)
+        logits = self.backend.runtime.to_numpy(logits)
+        first.writer.count_read(logits.nbytes)
+        logits = first.request.hooks.process(first.tokens, logits)
+        sampled = self.model.sample(logits, cache, sampling, rows=rows, masks=masks)
+        self.backend.launch(*cache.arrays())
+        return Step(sequences, self._launch(sampled, writers))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
         """Allowed tokens and penalties, see Masks. Raises OptionsError for complex grammars."""

@@ -59,9 +59,7 @@ def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
 
 
 def find_family(read: Reader) -> tuple[Family, Reader, bool]:
-    """(family, reader of the text model's fields, True for a model of images and text) of a
-    config.json. Raises ConfigError.
-    """
+    """(family, reader of its fields, True with images) of a config.json. Raises ConfigError."""
     names, kind = read.get("architectures", None), read.get("model_type", None)
     is_single = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
     name = names[0] if is_single else None

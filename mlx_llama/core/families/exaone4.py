@@ -10,9 +10,9 @@ from .windows import Layers, Windows, choose_layers
 _GGUF_LAYERS = 64  # llama.cpp gives windows to the model of that many layers
 
 
-def windowed(read: Reader, count: int) -> Layers:
+def windowed(read: Reader, values: dict[str, Any]) -> Layers:
     """Layers by `sliding_window_pattern`: letters, L for a window, or each n-th without."""
-    pattern = read.get("sliding_window_pattern", 4)
+    count, pattern = values["num_hidden_layers"], read.get("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return tuple(i for i in range(count) if pattern[i % len(pattern)] == "L")
     return choose_layers(count, read.integer("sliding_window_pattern", 4))
@@ -49,10 +49,9 @@ FAMILY = Family(
         "rms_norm_eps": 1e-5,
         "bos_token_id": 0,
         "eos_token_id": 2,
-        "sliding_window": 4096,
     },
     fixed={"query_key_norm": "head", "norm_placement": "after"},
-    windows=Windows(windowed, is_free=True, pattern=4),
+    windows=Windows(4096, windowed, is_free=True, pattern=4),
     unrotated=unrotated,
     write=write,
 )

@@ -17,7 +17,7 @@ from typing import Any
 from mlx_llama.core.models.reader import Field, Reader
 
 from .names import Experts, GGUFNames
-from .windows import Layers, Windows
+from .windows import Rule, Windows
 
 
 def size(name: str, gguf: str, bits: int, json: str = "", **more: Any) -> Field:
@@ -29,6 +29,11 @@ def factor(name: str, json: str, gguf: str, default: float = 1.0, **more: Any) -
     """A number above 0; `default` is config.json's, and LlamaConfig's holds in GGUF."""
     more |= {"default": default, "gguf_default": None, "zero": True}
     return Field(name, json, gguf, float, 0, 1e12, **more)
+
+
+def flag(name: str, json: str, value: Any, default: bool) -> Field:
+    """A flag of config.json, which stands for `value` or None."""
+    return Field(name, json, kind=bool, default=default, decode={True: value}.get, encode=bool)
 
 
 _EPS = "rms_norm_eps"
@@ -50,11 +55,16 @@ _ATTENTION_BIAS = Field("attention_bias", "attention_bias", kind=bool, default=F
 _MLP_BIAS = Field("mlp_bias", "mlp_bias", kind=bool, default=False)
 
 
-def expert_fields(count: str, width: str, gguf_width: str, alias: str) -> tuple[Field, ...]:
-    """Fields of a mixture of experts. count, width: names in config.json; alias: of `count`."""
+def expert_fields(
+    count: str, default: int, used: int, width: str, gguf_width: str = "expert_feed_forward_length"
+) -> tuple[Field, ...]:
+    """Fields of a mixture of experts. count, width: names in config.json; `count` has an alias.
+    default, used: defaults of the experts, and of those of a token.
+    """
+    (alias,) = {"num_experts", "num_local_experts"} - {count}
     return (
-        size("num_experts", "expert_count", 12, count, alias=alias),
-        size("num_experts_per_tok", "expert_used_count", 12, placeholder=1),
+        size("num_experts", "expert_count", 12, count, default=default, alias=alias),
+        size("num_experts_per_tok", "expert_used_count", 12, default=used, placeholder=1),
         size("moe_intermediate_size", gguf_width, 22, width),
     )
 
@@ -106,7 +116,7 @@ class Family:
     layer_sizes: Callable[[Reader], tuple[tuple[int, int], ...]] | None = None
     windows: Windows = Windows(is_absent=True)
     # layers without rotary embedding
-    unrotated: Callable[[Reader, dict[str, Any]], Layers] | None = None
+    unrotated: Rule | None = None
     theta: float = 10000.0  # default of `rope_theta`
     # Rope of layers with a window: its base's field in config.json, and default; None: the rest's
     local_theta: tuple[str, float | None] | None = None

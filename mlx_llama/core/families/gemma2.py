@@ -6,7 +6,7 @@ from typing import Any
 from mlx_llama.core.models.reader import Field, Reader
 
 from .family import Family, factor
-from .windows import Windows, all_but_each
+from .windows import Windows
 
 
 def complete_for(wide_layers: int) -> Callable[[Reader, dict[str, Any]], dict[str, Any]]:
@@ -45,7 +45,6 @@ DEFAULTS = {
     "head_dim": 256,
     "bos_token_id": 2,
     "eos_token_id": 1,
-    "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
 # Shared with Gemma 3
@@ -72,7 +71,7 @@ FAMILY = Family(
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
-    windows=Windows(all_but_each(2), is_free=True, is_required=True, pattern=2, gguf_default=4096),
+    windows=Windows(4096, is_free=True, is_required=True, pattern=2, gguf_default=4096),
     fixed={"norm_placement": "both"},
     complete=complete_for(wide_layers=46),
     **SHARED,

@@ -2,7 +2,7 @@
 
 from .family import Family
 from .gemma2 import DEFAULTS, SCALE, SHARED, complete_for, softcap
-from .windows import Windows, all_but_each
+from .windows import Windows
 
 FAMILY = Family(
     "Gemma3ForCausalLM",
@@ -22,7 +22,7 @@ FAMILY = Family(
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     },
-    windows=Windows(all_but_each(6), is_free=True, is_required=True, pattern=6),
+    windows=Windows(4096, is_free=True, is_required=True, pattern=6),
     fixed={"norm_placement": "both", "query_key_norm": "head"},
     theta=1e6,
     local_theta=("rope_local_base_freq", 1e4),

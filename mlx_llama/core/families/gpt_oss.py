@@ -2,19 +2,16 @@
 
 from .apertus import write_rope
 from .family import Family, expert_fields
-from .names import Experts
-from .windows import Windows, choose_layers
+from .names import fused_experts
+from .windows import Windows
 
 _CONSTANTS = "the constants of the gate are fixed here"
-
 
 FAMILY = Family(
     "GptOssForCausalLM",
     "gpt_oss",
     "gpt-oss",
-    fields=expert_fields(
-        "num_local_experts", "intermediate_size", "expert_feed_forward_length", alias="num_experts"
-    ),
+    fields=expert_fields("num_local_experts", 128, 4, "intermediate_size"),
     defaults={
         "vocab_size": 201088,
         "hidden_size": 2880,
@@ -24,12 +21,9 @@ FAMILY = Family(
         "num_key_value_heads": 8,
         "head_dim": 64,
         "max_position_embeddings": 131072,
-        "sliding_window": 128,
         "rms_norm_eps": 1e-5,
         "bos_token_id": None,
         "eos_token_id": None,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
         "attention_bias": True,
         "rope_parameters": {
             "rope_theta": 150000.0,
@@ -50,12 +44,9 @@ FAMILY = Family(
     mlp_bias=True,
     write=write_rope,
     fixed={"activation": "clamped_swiglu", "attention_sinks": True},
-    experts=Experts("mlp", router="router", stack="experts", fused_rows="in turn"),
-    renamed={
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_sinks": "self_attn.sinks",
-    },
-    windows=Windows(lambda read, count: choose_layers(count, 2), is_free=True, pattern=2),
+    experts=fused_experts("in turn"),
+    renamed={"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
+    windows=Windows(128, is_free=True, pattern=2),
     theta=150000.0,
     exceeds_float16=True,
     truncates_yarn=False,

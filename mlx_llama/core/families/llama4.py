@@ -1,67 +1,45 @@
-"""Llama 4 (text): chunked attention; every fourth layer rotates nothing and sees all; experts with
-a shared one in every layer or every other.
-"""
+"""Llama 4 (text): chunked attention, each fourth layer without rotation and chunks, and experts."""
 
 from typing import Any
 
-from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.reader import Field, Reader
 
-from .family import Family, expert_fields, size
-from .names import Experts
-from .smollm3 import read_unrotated
+from . import smollm3
+from .family import Family, expert_fields, flag, size
+from .names import fused_experts
 from .windows import Layers, Windows
 
-_CHUNK, _FLOOR, _SCALE = 8192, 8192, 0.1  # llama.cpp has no fields for them
+# llama.cpp has no fields for these, and no norms of heads in the model of 128 experts.
+_CHUNK, _FLOOR, _SCALE, _NORM, _UNNORMED = 8192, 8192, 0.1, "without weights", 128
 _STEP = "interleave_moe_layer_step"  # in both kinds of files
-_UNNORMED = 128  # experts of the model whose heads llama.cpp does not norm
 
 
-def rotated(read: Reader, count: int) -> Layers:
-    still = read_unrotated(read, count)
-    return tuple(i for i in range(count) if i not in still)
+def rotated(read: Reader, values: dict[str, Any]) -> Layers:
+    still = smollm3.unrotated(read, values)
+    return tuple(i for i in range(values["num_hidden_layers"]) if i not in still)
 
 
 def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
-    window = values["sliding_window"]
-    if read.is_gguf and window is None:
-        return ()
-    if window not in (None, _CHUNK) and read.is_gguf:
-        read.fail("attention.sliding_window", window, f"0 or {_CHUNK}, llama.cpp's chunk")
-    return read_unrotated(read, values["num_hidden_layers"])
+    rotates = read.is_gguf and values["sliding_window"] is None
+    return () if rotates else smollm3.unrotated(read, values)
 
 
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
-    """The experts' layers, the norms of heads, and the factor of unrotated layers' queries."""
-    norm = "without weights"
+    """Norms of heads, factors of unrotated layers' queries, and the experts' layers."""
+    result: dict[str, Any] = {}
+    is_scaled = read.get("attn_temperature_tuning", True)  # 4 in the first files
     if read.is_gguf:
-        normed = values["num_experts"] != _UNNORMED
-        scales = read.get("attention.sliding_window", _CHUNK) != 0
-        scale, floor = _SCALE, _FLOOR
-    else:
-        normed = read.boolean("use_qk_norm", True)
-        scales = bool(read.get("attn_temperature_tuning", True))  # 4 in the first files
-        scale, floor = read.number("attn_scale", _SCALE), read.integer("floor_scale", _FLOOR)
-    more = {"query_key_norm": norm if normed else None, "expert_step": values["expert_step"]}
-    if scales:
-        more |= {"temperature_scale": scale, "temperature_floor": floor}
+        result["query_key_norm"] = None if values["num_experts"] == _UNNORMED else _NORM
+        is_scaled = read.get("attention.sliding_window", _CHUNK)
+    if not is_scaled or not values.get("temperature_scale", _SCALE):
+        result |= {"temperature_scale": 0.0, "temperature_floor": 1}
     layers, count = read.get("moe_layers", None), values["num_hidden_layers"]
-    if layers is None or read.is_gguf:
-        return more
-    step = layers[0] + 1 if isinstance(layers, list) and layers and type(layers[0]) is int else 1
-    if layers != list(range(step - 1, count, step)):
-        read.fail("moe_layers", layers, "the numbers of every layer, every other, and so on")
-    return more | {"expert_step": step}
-
-
-def write(config: Any) -> dict[str, Any]:
-    rotated = [int(i not in config.unrotated_layers) for i in range(config.num_hidden_layers)]
-    return {
-        "no_rope_layers": rotated,
-        "use_qk_norm": config.query_key_norm is not None,
-        "attn_temperature_tuning": bool(config.temperature_scale),
-        "attn_scale": config.temperature_scale or _SCALE,
-        "floor_scale": config.temperature_floor,
-    }
+    if layers is not None:
+        steps = [step for step in range(1, count + 1) if layers == [*range(step - 1, count, step)]]
+        if not steps:
+            read.fail("moe_layers", layers, "the numbers of every layer, every other, and so on")
+        result["expert_step"] = steps[0] if steps else 1
+    return result
 
 
 FAMILY = Family(
@@ -71,13 +49,11 @@ FAMILY = Family(
     wrapper=("Llama4ForConditionalGeneration", "llama4"),
     fields=(
         size("intermediate_size", "feed_forward_length", 22, "intermediate_size_mlp"),
-        *expert_fields(
-            "num_local_experts",
-            "intermediate_size",
-            "expert_feed_forward_length",
-            alias="num_experts",
-        ),
+        *expert_fields("num_local_experts", 16, 1, "intermediate_size"),
         size("expert_step", _STEP, 12, _STEP, default=1, placeholder=1),
+        flag("query_key_norm", "use_qk_norm", _NORM, default=True),
+        Field("temperature_scale", "attn_scale", "", float, -1e-9, 1e12, default=_SCALE),
+        size("temperature_floor", "", 30, "floor_scale", default=_FLOOR),
     ),
     defaults={
         "vocab_size": 202048,
@@ -90,26 +66,15 @@ FAMILY = Family(
         "head_dim": 128,
         "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
-        "num_local_experts": 16,
-        "num_experts_per_tok": 1,
-        "attention_chunk_size": _CHUNK,
     },
     attention_biases=(None, None),
-    experts=Experts(
-        "feed_forward",
-        router="router",
-        stack="experts",
-        fused_rows="halves",
-        shared="shared_expert",
-        is_everywhere=False,
-        scoring="sigmoid",
-        scales_input=True,
-    ),
+    experts=fused_experts("halves", shared="shared_expert", scoring="sigmoid", scales_input=True),
     mlp="feed_forward",
     interleaved=True,
-    windows=Windows(rotated, is_free=True, pattern=4, gguf_default=_CHUNK, is_chunk=True),
+    windows=Windows(_CHUNK, rotated, is_free=True, pattern=4, is_chunk=True),
     unrotated=unrotated,
     complete=complete,
+    fixed={"temperature_scale": _SCALE, "temperature_floor": _FLOOR},
     theta=5e5,
-    write=write,
+    write=smollm3.write,
 )

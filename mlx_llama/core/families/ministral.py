@@ -7,7 +7,7 @@ FAMILY = Family(
     "MinistralForCausalLM",
     "ministral",
     "llama",
-    defaults={"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
-    windows=Windows(is_free=True),
+    defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8},
+    windows=Windows(4096, is_free=True),
     permuted=True,
 )

@@ -12,7 +12,6 @@ FAMILY = Family(
     fields=(factor("query_beta", "", "attention.temperature_scale"),),
     defaults={
         "max_position_embeddings": 262144,
-        "sliding_window": None,
         "num_key_value_heads": 8,
         "head_dim": 128,
         "rms_norm_eps": 1e-5,

@@ -8,7 +8,7 @@ FAMILY = Family(
     "mistral",
     "llama",
     wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
-    defaults={"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
-    windows=Windows(),
+    defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8},
+    windows=Windows(4096),
     permuted=True,
 )

@@ -9,17 +9,8 @@ FAMILY = Family(
     "mixtral",
     "llama",
     gguf_mark="expert_count",
-    fields=expert_fields(
-        "num_local_experts", "intermediate_size", "feed_forward_length", alias="num_experts"
-    ),
-    defaults={
-        "max_position_embeddings": 131072,
-        "sliding_window": None,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
+    fields=expert_fields("num_local_experts", 8, 2, "intermediate_size", "feed_forward_length"),
+    defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
     experts=Experts("block_sparse_moe", gate="w1", up="w3", down="w2"),
     windows=Windows(),
     theta=1e6,

@@ -35,7 +35,7 @@ _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 class Experts:
     """Modules of a mixture of experts, in place of each layer's MLP."""
 
-    block: str  # in a layer
+    block: str = ""  # in a layer, if it is not the MLP's
     gate: str = "gate_proj"  # of each expert
     up: str = "up_proj"
     down: str = "down_proj"
@@ -44,9 +44,13 @@ class Experts:
     # Rows of gates and ups "in turn" or as "halves" of one tensor of all (fused_experts.py)
     fused_rows: str = ""
     shared: str = ""  # an MLP for all tokens
-    is_everywhere: bool = True  # no layer has a plain MLP
     scoring: str = "softmax"  # as in ExpertsSpec
     scales_input: bool = False
+
+
+def fused_experts(rows: str, **more: Any) -> Experts:
+    """Experts whose files have one tensor of all gates and ups, in transformers' names."""
+    return Experts(router="router", stack="experts", fused_rows=rows, **more)
 
 
 class GGUFNames:
@@ -78,15 +82,16 @@ class GGUFNames:
         self.layers, self.experts = layers, {}
         self.permuted = _PERMUTED if family.permuted else ()
         if experts:
-            if experts.is_everywhere:
+            block = experts.block or family.mlp
+            if all(field.name != "expert_step" for field in family.fields):  # no plain MLPs
                 layers = {name: module for name, module in layers.items() if "mlp." not in module}
-            self.layers = layers | {"ffn_gate_inp": f"{experts.block}.{experts.router}"}
+            self.layers = layers | {"ffn_gate_inp": f"{block}.{experts.router}"}
             for part in ("gate", "up", "down"):
                 if experts.shared:
-                    shared = f"{experts.block}.{experts.shared}.{part}_proj"
+                    shared = f"{block}.{experts.shared}.{part}_proj"
                     self.layers[f"ffn_{part}_shexp"] = shared
-                module = f"{experts.block}.experts.#.{getattr(experts, part)}"
-                self.layers[f"ffn_{part}_exps"] = f"{experts.block}.{experts.stack}.{part}_proj"
+                module = f"{block}.experts.#.{getattr(experts, part)}"
+                self.layers[f"ffn_{part}_exps"] = f"{block}.{experts.stack}.{part}_proj"
                 self.experts[f"ffn_{part}"] = module
         kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
         self.layers = kept | dict(family.renamed)
@@ -109,9 +114,7 @@ class GGUFNames:
         return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
-        """The inverse of `hugging_face`; the stack's name for an expert's module. Raises KeyError:
-        the family has no such tensor.
-        """
+        """The inverse of `hugging_face`; an expert's stack. Raises KeyError for unknown names."""
         module, _, suffix = (f"{name}.weight" if name.endswith(_BARE) else name).rpartition(".")
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""

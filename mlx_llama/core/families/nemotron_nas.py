@@ -1,6 +1,4 @@
-"""Nemotron-NAS (Llama-3.1-Nemotron 49B, 253B): layers of a Llama with fewer key-value heads or
-narrower MLPs, or without either (Bercovich et al. 2024, arXiv 2411.19146).
-"""
+"""Nemotron-NAS: layers with fewer key-value heads or hidden units, or none (arXiv 2411.19146)."""
 
 from typing import Any
 
@@ -8,7 +6,6 @@ from mlx_llama.core.models.reader import Reader
 
 from .family import Family
 
-_UNIT = 256  # hidden units are rounded up to a multiple
 _GGUF = "attention.head_count", "attention.head_count_kv", "feed_forward_length"
 _LINEAR = "no matrix in place of attention or MLP, which this package lacks"
 
@@ -28,19 +25,17 @@ def read_layers(read: Reader) -> tuple[tuple[int, int], ...]:
         if len(values) != count or any(type(value) is not int or value < 0 for value in values):
             read.fail(name, values, f"a whole number for each of {count} layers")
         lists.append(values)
-    for heads, key_value_heads, _ in zip(*lists):
-        if heads not in (0, max(lists[0])):
-            read.fail(_GGUF[0], lists[0], "the same number in all layers with attention")
-        if bool(heads) != bool(key_value_heads):
-            read.fail(_GGUF[1], lists[1], _LINEAR)
+    heads, groups, _ = lists
+    if {*heads} - {0, max(heads)}:
+        read.fail(_GGUF[0], heads, "the same number in all layers with attention")
+    if [*map(bool, heads)] != [*map(bool, groups)]:
+        read.fail(_GGUF[1], groups, _LINEAR)
     return tuple(zip(*lists[1:]))
 
 
 def _read_block(read: Reader, i: int, block: Any) -> tuple[int, int]:
     inner = read.inner(block, f"block_configs[{i}].")
-    attention, ffn = (
-        inner.inner(inner.get(name), f"{inner.prefix}{name}.") for name in ("attention", "ffn")
-    )
+    attention, ffn = inner.part("attention"), inner.part("ffn")
     for part in (attention, ffn):
         part.refuse("replace_with_linear", False, reason=_LINEAR)
     for name in ("window_length", "num_sink_tokens", "sparsify"):
@@ -53,7 +48,7 @@ def _read_block(read: Reader, i: int, block: Any) -> tuple[int, int]:
         groups = heads // size
     if not ffn.boolean("no_op", False):
         width = int(2 * ffn.number("ffn_mult") * read.integer("hidden_size") / 3)
-        units = -(-width // _UNIT) * _UNIT
+        units = -(-width // 256) * 256  # rounded up to a multiple
     return groups, units
 
 

@@ -1,7 +1,7 @@
 """OLMo 3: OLMo 2 with a window in three of four layers; the rope of the others alone is scaled."""
 
 from .family import Family
-from .windows import Windows, choose_layers
+from .windows import Windows
 
 FAMILY = Family(
     "Olmo3ForCausalLM",
@@ -14,13 +14,10 @@ FAMILY = Family(
         "bos_token_id": None,
         "eos_token_id": 50279,
         "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
     },
     attention_biases=(None, None),
     fixed={"query_key_norm": "whole", "norm_placement": "after"},
-    windows=Windows(
-        lambda _, count: choose_layers(count, 4), is_free=True, is_required=True, pattern=4
-    ),
+    windows=Windows(4096, is_free=True, is_required=True, pattern=4),
     theta=5e5,
     local_theta=("rope_theta", None),
 )

@@ -23,7 +23,6 @@ FAMILY = Family(
         "num_key_value_heads": None,
         "eos_token_id": 32000,
         "rms_norm_eps": 1e-5,
-        "sliding_window": None,
     },
     fused={
         "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

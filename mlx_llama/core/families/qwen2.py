@@ -1,5 +1,7 @@
 """Qwen2 and 2.5: biases of query, key and value, and windows that are off by default."""
 
+from typing import Any
+
 from mlx_llama.core.models.reader import Reader
 
 from .family import Family
@@ -7,7 +9,6 @@ from .windows import Layers, Windows
 
 DEFAULTS = {
     "max_position_embeddings": 32768,
-    "sliding_window": 4096,
     "num_key_value_heads": 32,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -15,7 +16,8 @@ DEFAULTS = {
 }
 
 
-def last_layers(read: Reader, count: int) -> Layers:
+def last_layers(read: Reader, values: dict[str, Any]) -> Layers:
+    count = values["num_hidden_layers"]
     full = read.integer("max_window_layers", DEFAULTS["max_window_layers"], low=0)
     return tuple(range(min(full, count), count))
 
@@ -26,5 +28,5 @@ FAMILY = Family(
     "qwen2",
     defaults=DEFAULTS,
     attention_biases=(True, False),
-    windows=Windows(last_layers, is_switched=True),
+    windows=Windows(4096, last_layers, is_switched=True),
 )

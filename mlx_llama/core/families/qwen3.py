@@ -11,5 +11,5 @@ FAMILY = Family(
     defaults={**DEFAULTS, "head_dim": 128},
     attention_biases=(None, None),
     fixed={"query_key_norm": "head"},
-    windows=Windows(last_layers, is_switched=True),
+    windows=Windows(4096, last_layers, is_switched=True),
 )

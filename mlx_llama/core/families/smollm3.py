@@ -10,31 +10,22 @@ from .windows import Layers, Windows
 _EVERY = 4  # default of `no_rope_layer_interval`, and llama.cpp's
 
 
-def read_unrotated(read: Reader, count: int) -> Layers:
+def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
     """Zeros of `no_rope_layers`, else every `no_rope_layer_interval`-th layer."""
-    flags = read.get("no_rope_layers", None)
+    flags, count = read.get("no_rope_layers", None), values["num_hidden_layers"]
     if flags in (None, []) or read.is_gguf:
         every = _EVERY if read.is_gguf else read.integer("no_rope_layer_interval", _EVERY)
         return tuple(range(every - 1, count, every))
-    if (
-        not isinstance(flags, list)
-        or len(flags) < count
-        or any(flag not in (0, 1) for flag in flags)
-    ):
-        read.fail(
-            "no_rope_layers",
-            flags,
-            f"a list of {count} numbers, 0 for a layer without rotary embedding, else 1",
-        )
+    if not isinstance(flags, list) or len(flags) < count or not all(x in (0, 1) for x in flags):
+        expected = f"a list of {count} numbers, 0 for a layer without rotary embedding, else 1"
+        read.fail("no_rope_layers", flags, expected)
     return tuple(i for i in range(count) if not flags[i])
 
 
-def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
-    return read_unrotated(read, values["num_hidden_layers"])
-
-
 def write(config: Any) -> dict[str, Any]:
-    return {"no_rope_layers": [int(spec.rotates) for spec in config.layers]}
+    return {
+        "no_rope_layers": [int(i not in config.unrotated_layers) for i in range(len(config.layers))]
+    }
 
 
 FAMILY = Family(
@@ -47,12 +38,11 @@ FAMILY = Family(
         "tie_word_embeddings": True,
         "bos_token_id": 128000,
         "eos_token_id": 128001,
-        "sliding_window": None,
     },
     attention_biases=(None, None),
     mlp_bias=None,
     permuted=True,
-    windows=Windows(read_unrotated, is_switched=True, is_free=True),
+    windows=Windows(None, unrotated, is_switched=True, is_free=True),
     unrotated=unrotated,
     theta=2e6,
     write=write,

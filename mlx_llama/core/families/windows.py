@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from mlx_llama.core.errors import show
 from mlx_llama.core.models.reader import Reader
 
 Layers = tuple[int, ...]
+Rule = Callable[[Reader, dict[str, Any]], Layers]  # (file, LlamaConfig's fields) -> layers
 _FULL = "full_attention"  # in config.json's `layer_types`
 _FIRST = "attention"  # "full_attention" in Granite's files
 
@@ -18,16 +19,17 @@ _FIRST = "attention"  # "full_attention" in Granite's files
 class Windows:
     """The rule of a family for its layers with a window."""
 
-    # by config.json, of so many layers; None for all
-    layers: Callable[[Reader, int], Iterable[int]] | None = None
+    default: int | None = None  # of `field`
+    # those of config.json; None for all but each `pattern`-th
+    layers: Rule | None = None
     is_absent: bool = False  # no layer has a window
     is_switched: bool = False  # config.json's `use_sliding_window`, false by default, turns them on
     is_free: bool = False  # `layer_types` may name other layers
     is_required: bool = False  # `sliding_window` may not be null
-    # llama.cpp gives a window to all layers but each `pattern`-th; 0: it ignores windows
+    # default in files, and llama.cpp's rule; 0: all have windows, and llama.cpp ignores them
     pattern: int = 0
     gguf_default: int | None = None  # llama.cpp's window where a file names none
-    is_chunk: bool = False  # chunked attention
+    is_chunk: bool = False  # chunked attention, of `default` tokens in llama.cpp
 
     @property
     def field(self) -> str:
@@ -39,15 +41,20 @@ class Windows:
         """The name of layers with the window in config.json's `layer_types`."""
         return "chunked_attention" if self.is_chunk else "sliding_attention"
 
-    def read(self, read: Reader, count: int, default: Any) -> tuple[int | None, Layers | None]:
-        """Read (window, layers with it, None for all) of `count`. default: of `field`."""
+    def read(self, read: Reader, values: dict[str, Any]) -> tuple[int | None, Layers | None]:
+        """Read (window, layers with it, None for all)."""
+        count = values["num_hidden_layers"]
+        if read.is_gguf:
+            return self._read_gguf(read, count, values["max_position_embeddings"])
         window, sliding = None, None
         if not self.is_absent and (
             not self.is_switched or read.boolean("use_sliding_window", False)
         ):
-            window = read.integer(self.field, default, nullable=not self.is_required)
+            window = read.integer(self.field, self.default, nullable=not self.is_required)
         if window and self.layers:
-            sliding = tuple(self.layers(read, count))
+            sliding = self.layers(read, values)
+        elif window and self.pattern:
+            sliding = choose_layers(count, read.integer("sliding_window_pattern", self.pattern))
         kinds = read.get("layer_types", None)
         if kinds is not None:
             if not isinstance(kinds, list) or len(kinds) != count:
@@ -64,15 +71,18 @@ class Windows:
                     read.fail(f"layer_types[{i}]", kind, " or ".join(map(repr, wanted)) + reason)
             if window and self.is_free:
                 sliding = tuple(i for i, kind in enumerate(kinds) if kind == self.kind)
-                sliding = None if self.layers is None and len(sliding) == count else sliding
+                if len(sliding) == count and not (self.layers or self.pattern):
+                    sliding = None
         return (None, None) if sliding == () else (window, sliding)
 
-    def read_gguf(
+    def _read_gguf(
         self, read: Reader, count: int, positions: int
     ) -> tuple[int | None, Layers | None]:
-        """The same of GGUF metadata. positions: the context's length."""
         name = "attention.sliding_window"
-        window = read.integer(name, self.gguf_default, low=0) or None  # 0 means none
+        default = self.default if self.is_chunk else self.gguf_default
+        window = read.integer(name, default, low=0) or None  # 0 means none
+        if self.is_chunk and window not in (None, default):
+            read.fail(name, window, f"0 or {default}, llama.cpp's chunk")
         if window and self.pattern:
             return window, _gguf_pattern(read, count, self.pattern)
         if window and self.is_switched:
@@ -82,14 +92,14 @@ class Windows:
             return None, None
         return window, None
 
-    def can_express(self, window: int | None, layers: Layers | None, default: Any) -> bool:
-        """Config.json has such windows. default: of `field`."""
+    def can_express(self, window: int | None, layers: Layers | None) -> bool:
+        """Config.json has such windows."""
         if self.is_absent:
             return window is None
         return (
             self.is_free
             or self.is_switched
-            or (layers is None and (window is not None or default is None))
+            or (layers is None and (window is not None or self.default is None))
         )
 
     def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
@@ -104,15 +114,6 @@ class Windows:
         elif self.layers:
             fields["max_window_layers"] = slides.index(True) if True in slides else 0
         return fields
-
-
-def all_but_each(every: int) -> Callable[[Reader, int], Layers]:
-    """All layers but each `every`-th, the default of config.json's `sliding_window_pattern`."""
-
-    def choose(read: Reader, count: int) -> Layers:
-        return choose_layers(count, read.integer("sliding_window_pattern", every))
-
-    return choose
 
 
 def choose_layers(count: int, every: int) -> Layers:

@@ -70,9 +70,7 @@ def _can_express(family: Family, config: LlamaConfig) -> bool:
     plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"
     return (
         all(decided in (None, has_bias) for decided, has_bias in biases)
-        and family.windows.can_express(
-            config.sliding_window, config.sliding_layers, family.defaults.get(family.windows.field)
-        )
+        and family.windows.can_express(config.sliding_window, config.sliding_layers)
         and (family.name == config.architecture or {family.name, config.architecture} <= set(plain))
     )
 

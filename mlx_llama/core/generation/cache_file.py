@@ -53,9 +53,7 @@ class Identity:
         context: int = 0,
         adapter: int = 0,
     ) -> Identity:
-        """dtype: of the activations, by name. context: positions of the cache. adapter: number of
-        the adapter that computed the cache, 0 for none.
-        """
+        """dtype: of the activations, by name. context: positions. adapter: its number, or 0."""
         # a path of this machine means nothing elsewhere
         name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name
         width = "float16" if cache_bits == 16 and dtype == "float32" else dtype
@@ -104,9 +102,7 @@ def write_cache(
 
 
 def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndarray]:
-    """The state of a row, for Cache.restore. Raises SessionError for a file that is missing,
-    damaged or foreign, or of another version, model, width or rope.
-    """
+    """The state of a row, for Cache.restore. Raises SessionError for an unusable file."""
     path = expand_path(path)
     metadata = _read_metadata(path, must_be_read=True)
     if metadata.get("format") != FORMAT:

@@ -78,10 +78,9 @@ class Completion:
 
     @property
     def parsed(self) -> Any:
-        """The answer as a Python value: of the type passed as schema, else as JSON gives it.
-
-        None without a schema, and for an answer that was cut short. Raises pydantic's
-        ValidationError if the type is stricter than its schema.
+        """The answer as a Python value: of the type passed as schema, else as JSON gives it. None
+        without a schema, and for an answer that was cut short. Raises pydantic's ValidationError if
+        the type is stricter than its schema.
         """
         return self.schema.parse(self.text) if self.schema and self.finish_reason == "eos" else None
 

@@ -86,9 +86,7 @@ class Constraint:
 
     def mask(self) -> npt.NDArray[np.int32]:
         """Allowed tokens, a new int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set where token
-        i may come next.
-
-        Raises OptionsError if the grammar needs more work than the limits allow.
+        i may come next. Raises OptionsError if the grammar needs more work than the limits allow.
         """
         bits = np.empty(-(-self.size // 32), np.int32)
         self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
@@ -149,20 +147,15 @@ class Grammars:
             OrderedDict()
         )
 
-    def prepare(self) -> None:
-        """Pass the vocabulary to llguidance now, not at the first `compile`."""
-        self._load()
-
     def compile(
         self, rule: Rule, *, starts_text: bool = True, seconds: float | None = None
     ) -> Constraint:
-        """Compile a rule for one answer.
+        """Compile a rule for one answer. Raises OptionsError for a rule that is rejected or exceeds
+        a limit.
 
         starts_text: the answer starts a text, whose first space the decoder drops. seconds: refuse
         a rule that takes longer to compile; None: wait for it. Keywords of a lenient rule that
         llguidance cannot enforce are dropped (`Constraint.relaxed`).
-
-        Raises OptionsError for a rule that llguidance rejects, or that exceeds a limit.
         """
         drops = starts_text and self.tokenizer.dropped_space is not None
         vocabulary = self._load()

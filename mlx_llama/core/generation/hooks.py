@@ -35,9 +35,7 @@ class Hooks:
     def process(
         self, tokens: list[int], logits: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        """Apply the processors to logits [1, V], which they may change in place; -inf forbids a
-        token. Raises OptionsError for a result of another shape.
-        """
+        """Apply the processors to logits [1, V], perhaps in place. Raises OptionsError."""
         known, shape = np.array(tokens, np.int32), logits.shape
         for processor in self.processors:
             logits = np.asarray(processor(known, logits))

@@ -82,10 +82,8 @@ class Job:
 
 
 def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> list[Job]:
-    """The requests in `text`. name: of the file, for messages. options: of all requests; those of
-    a line win. model: its name and other conditions of all requests.
-
-    Raises OptionsError that names the file, the line and the field.
+    """The requests in `text`. name: of the file, for messages. options: of all requests; those of a
+    line win. model: its name and other conditions of all requests. Raises OptionsError.
     """
     jobs: list[Job] = []
     seen: dict[str | int, int] = {}
@@ -138,13 +136,10 @@ class Results:
         self.tokens = 0  # generated for results of this run
         digests = [job.digest for job in jobs]
         self._whole = 0  # bytes of whole lines
-        try:
-            if self.path.exists() and not self.path.is_file():
+        with writing(f"`output` {path}", OptionsError, "read"):
+            content = self.path.read_bytes() if self.path.is_file() else b""
+            if not content and self.path.exists() and not self.path.is_file():
                 raise OptionsError(f"`output` {path}: is not a file: choose another one")
-            content = self.path.read_bytes() if self.path.exists() else b""
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            reason = getattr(error, "strerror", None) or error
-            raise OptionsError(f"`output` {path}: cannot be read: {reason}") from None
         *lines, torn = content.split(b"\n")
         for number, line in enumerate(lines, 1):
             index, is_failed = _read_result(line, digests)

@@ -176,9 +176,7 @@ class LLM:
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """The whole continuation of a text, or the answer to messages; `print` shows its text. For
-        a question see `ask`.
-
-        Arguments and errors as for `stream`.
+        a question see `ask`. Arguments and errors as for `stream`.
         """
         return self.stream(prompt, **options).finish()
 
@@ -303,10 +301,7 @@ class LLM:
         return loop.completion, loop.messages
 
     def _respond(
-        self,
-        messages: Messages,
-        box: Toolbox,
-        options: abc.Mapping[str, Any],
+        self, messages: Messages, box: Toolbox, options: abc.Mapping[str, Any]
     ) -> ToolStream:
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)
@@ -343,10 +338,8 @@ class LLM:
 
     def load_cache(self, path: str | os.PathLike) -> int:
         """Read what `save_cache` wrote; prompts that begin with its tokens start from there.
-        Returns their number.
-
-        Raises SessionError for a damaged file or one of another model, width or version,
-        ContextError if memory has no room for it.
+        Returns their number. Raises SessionError for a damaged or foreign file, ContextError
+        without room.
         """
         adapter = self.engine.default_adapter
         state = read_cache(path, self.identify_cache(adapter))
@@ -370,10 +363,9 @@ class LLM:
     ) -> Session:
         """A conversation: `send` or `stream` each question.
 
-        messages: earlier questions and answers in turn, perhaps after a system message.
-
-        tools: Python functions with type hints, which the model may call; it answers again with
-        their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
+        messages: earlier questions and answers in turn, perhaps after a system message. tools:
+        Python functions with type hints, which the model may call; it answers again with their
+        results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
         OptionsError, and TemplateError without a template.
         """
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
@@ -396,9 +388,7 @@ class LLM:
         self, prompt: Prompt, top: int = 0, adapter: str | None = None
     ) -> list[TokenLogprobs | None]:
         """The log-probability of each token of a prompt after those before it, None for the first,
-        and of the `top` likeliest ones.
-
-        Computed in chunks, so a long prompt takes little memory. Raises as `stream`.
+        and of the `top` likeliest ones. Computed in chunks. Raises as `stream`.
         """
         resolved = self.defaults.resolve({"max_tokens": 0, "logprobs": top, "adapter": adapter})
         tokens = self.encode(prompt, self.engine.check_count)
@@ -423,12 +413,9 @@ class LLM:
     def encode(
         self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None, **variables: Any
     ) -> list[int]:
-        """Token ids of a prompt (as for `stream`).
-
-        check_count: called with a lower bound of their number before a text is encoded; may raise.
-        variables: of the chat template, such as enable_thinking.
-
-        Raises ContextError, TemplateError, TokenizerError.
+        """Token ids of a prompt (as for `stream`). check_count: called with a lower bound of their
+        number before a text is encoded; may raise. variables: of the chat template, such as
+        enable_thinking. Raises ContextError, TemplateError, TokenizerError.
         """
         if isinstance(prompt, str):
             if check_count is not None:
@@ -472,10 +459,8 @@ def with_fields_of(
 
 
 def load_model(options: LoadOptions) -> LLM:
-    """Load a model.
-
-    In a script under mlx.launch or torchrun each process loads a share; only rank 0 returns, the
-    others follow it and exit.
+    """Load a model. In a script under mlx.launch or torchrun each process loads a share; only rank
+    0 returns, the others follow it and exit.
 
     Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError,
     OptionsError.

@@ -37,8 +37,6 @@ MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadra
 SHOWN_INPUT = 200  # characters of a bad value in a message
 ENDLESS = 2**31  # tokens: more than any context holds
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
-
-
 _BOOLEANS = ("speculate", "schema", "post_sampling_probs")  # options that a bool may be meant for
 
 
@@ -389,11 +387,7 @@ class Resolved:
 
 
 def validate(options: Mapping[str, Any], source: str = "") -> GenerationOptions:
-    """Build `GenerationOptions` from names and values; converts text.
-
-    Raises OptionsError that lists every bad option with its value and limits. source: name of the
-    file that has the options, if any.
-    """
+    """Build GenerationOptions; converts text. source: a file's name. Raises OptionsError."""
     try:
         return GenerationOptions(**options)
     except ValidationError as error:
@@ -470,10 +464,7 @@ def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Defaults:
-    """The defaults of a checkpoint: its generation_config.json, checked once, and ours.
-
-    `resolve` makes the options of every request.
-    """
+    """A checkpoint's defaults: its generation_config.json, checked once, and ours."""
 
     def __init__(
         self,
@@ -491,17 +482,12 @@ class Defaults:
         self.notices = (notice,) if unsupported else ()
 
     def lift_limit(self) -> None:
-        """Let answers go on to their end, or to that of the context, unless the checkpoint has a
-        limit of tokens. Commands and servers do so; a function call has a limit.
-        """
+        """Let answers go on to their end, unless the checkpoint has a limit of tokens."""
         if "max_tokens" not in self.options.model_fields_set:
             self._ours = {"max_tokens": ENDLESS}
 
     def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
-        """Add a user's options, which win; None means unset. Draws a missing seed, for the receipt.
-
-        Raises OptionsError.
-        """
+        """Add a user's options (None: unset), which win, and a seed. Raises OptionsError."""
         if not isinstance(user, GenerationOptions):
             user = validate({name: value for name, value in user.items() if value is not None})
         chosen = {name: getattr(user, name) for name in user.model_fields_set}

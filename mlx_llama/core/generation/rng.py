@@ -36,10 +36,7 @@ def split_seed(seed: int) -> tuple[int, int]:
 
 
 def threefry2x32(key: tuple[int, int], counter0: np.ndarray, counter1: int) -> np.ndarray:
-    """First output word of Threefry-2x32-20.
-
-    key: two 32-bit words; counter0: uint32 [N]; counter1: one 32-bit word. Returns uint32 [N].
-    """
+    """First word of Threefry-2x32-20, uint32 [N]. key: two words; counter0: uint32 [N]."""
     keys = (np.uint32(key[0]), np.uint32(key[1]), np.uint32(key[0] ^ key[1] ^ PARITY))
     x0 = counter0 + keys[0]
     x1 = np.full_like(counter0, (counter1 + key[1]) & 0xFFFFFFFF)

@@ -21,7 +21,6 @@ Masks = Callable[[], np.ndarray]
 
 class Kind(NamedTuple):
     """Features that any row of a batch uses, without a row's values: the key of a step's trace.
-
     Sizes are of the largest row, rounded up to powers of two; 0: not used.
     """
 

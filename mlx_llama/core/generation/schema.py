@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -15,17 +16,17 @@ MAX_CHARACTERS = 1 << 16  # of a schema as JSON
 MAX_DEPTH = 64  # of nested objects and arrays in a schema; llguidance reads 128
 
 
+@dataclass(frozen=True, repr=False)
 class Schema:
     """A JSON schema and the Python type it was made from, if any. Objects of a type have only the
     declared keys, unless it allows others (extra="allow").
-
-    text: the schema as JSON, keys in their original order. kind: the type, or None. is_lenient:
-    keywords that cannot be enforced are dropped with a notice, not refused; true for types, which
-    check the answer when it is parsed.
     """
 
-    def __init__(self, text: str, kind: Any = None, is_lenient: bool = False):
-        self.text, self.kind, self.is_lenient = text, kind, is_lenient
+    text: str  # the schema as JSON, keys in their original order
+    kind: Any = None  # the type
+    # Keywords that cannot be enforced are dropped with a notice, not refused; true for types, which
+    # check the answer when it is parsed.
+    is_lenient: bool = False
 
     @classmethod
     def of(cls, value: Any, is_lenient: bool = False) -> Schema:
@@ -54,9 +55,6 @@ class Schema:
         """The schema as Python values."""
         schema: dict[str, Any] = json.loads(self.text)
         return schema
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schema) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash(self.text)

@@ -207,17 +207,12 @@ class Session:
             return self._ask(self.messages, text, resolved, hooks)
 
     def regenerate(self, **options: Unpack[Options]) -> Stream:
-        """Answer the last question again. The old answer stays until the new one has begun.
-
-        Raises SessionError without a question, and as `stream`.
-        """
+        """Answer the last question again, as `edit` without a text. Raises as `edit`."""
         return self.edit(None, **options)
 
     def edit(self, text: str | None, **options: Unpack[Options]) -> Stream:
         """Ask `text` in place of the last question, None: the question itself. The old turn stays
-        until the new answer has begun.
-
-        Raises SessionError without a question, and as `stream`.
+        until the new answer has begun. Raises SessionError without a question, and as `stream`.
         """
         resolved, hooks = self._resolve_all(options)
         with self._lock:
@@ -393,9 +388,8 @@ class Session:
             self.messages, self.dropped, self.last = [], 0, None
 
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
-        """Write the conversation as JSON, atomically. Raises SessionError.
-
-        cache: write the keys and values too, to PATH.safetensors, for `load`.
+        """Write the conversation as JSON, atomically. cache: write the keys and values too, to
+        PATH.safetensors, for `load`. Raises SessionError.
         """
         if cache:
             assert self.identify_cache is not None
@@ -406,9 +400,8 @@ class Session:
         write_session(expand_path(path), options=options, **fields)
 
     def load(self, path: str | os.PathLike) -> list[str]:
-        """Continue a saved conversation, from its cache if that was saved; returns notices.
-
-        Raises SessionError, and then changes nothing. Unusable keys and values give a notice.
+        """Continue a saved conversation, from its cache if that was saved; returns notices. Raises
+        SessionError, and then changes nothing. Unusable keys and values give a notice.
         """
         saved = read_session(expand_path(path))
         try:
@@ -437,17 +430,9 @@ class Session:
         return notices
 
     def _fit(
-        self,
-        messages: Messages,
-        resolved: Resolved,
-        box: Toolbox,
-        first: int,
-        begun: int = 0,
+        self, messages: Messages, resolved: Resolved, box: Toolbox, first: int, begun: int = 0
     ) -> tuple[ToolPrompt, int]:
-        """Drop the oldest turns until the prompt fits; returns it and the number dropped.
-
-        first: number of messages dropped already. begun: tokens of the answer after the prompt.
-        """
+        """Drop the oldest turns until the prompt fits. Arguments and result as of fit_turns."""
         system = [{"role": "system", "content": self.system}] if self.system else []
 
         def encode(dropped: int) -> ToolPrompt:

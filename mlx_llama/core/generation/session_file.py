@@ -107,10 +107,8 @@ def expand_path(path: str | os.PathLike) -> Path:
 
 def read_session(path: Path) -> SavedSession:
     """Read and check a saved session. Raises SessionError."""
-    try:
+    with writing(path, SessionError, "read"):
         raw = read_file(path, MOST_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        raise SessionError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
     return parse_session(raw, path)
 
 

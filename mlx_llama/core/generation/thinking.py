@@ -61,10 +61,8 @@ class Thinking:
         options: GenerationOptions,
         has_rule: bool,
     ) -> tuple[list[int], Thinking | None]:
-        """The prompt, perhaps with the end of a thought added, and the thoughts of its answer; None
-        for a template without any.
-
-        source: of the template, which made `tokens`. has_rule: for the answer.
+        """The prompt, perhaps with the end of a thought added, and the thoughts of its answer, if
+        any. source: of the template, which made `tokens`. has_rule: for the answer.
         """
         form = find_thoughts(source)
         if form is None:
@@ -90,9 +88,7 @@ class Thinking:
 
 @dataclass(eq=False)
 class ThoughtConstraint:
-    """Lets a thought pass, forces its end when the budget is spent, then applies a constraint to
-    the answer. Of the interface of Constraint.
-    """
+    """Lets a thought pass, forces its end at its budget, then applies an answer's constraint."""
 
     thinking: Thinking
     tokenizer: Tokenizer

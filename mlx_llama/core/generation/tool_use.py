@@ -110,12 +110,10 @@ def encode_with_tools(
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> ToolPrompt:
     """Encode a conversation that may offer tools, and have calls and results. check_count: as for
-    `encode_messages`. variables: of the template, beside tools.
+    `encode_messages`, whose errors it raises. variables: of the template, beside tools.
 
     options: their schema is that of an answer without calls, where tools are offered; without tools
     the options enforce it. Their thoughts are switched in the template.
-
-    Raises TemplateError and TokenizerError as `encode_messages`.
     """
     template = template.choose(bool(box.offered))
     variables = set_switches(template.source, options, variables)

@@ -27,10 +27,8 @@ def fit_turns(
     first: int = 0,
     begun: int = 0,
 ) -> tuple[ToolPrompt, int]:
-    """Drop the oldest turns until the prompt leaves room for an answer.
-
-    Returns the prompt and the number of dropped messages. The prompt of the newest question alone
-    may be too long: the caller checks.
+    """Drop the oldest turns until the prompt leaves room for an answer. Returns the prompt, which
+    may be too long with the newest question alone, and the number of dropped messages.
 
     encode: encodes the messages from an index on, with the system prompt; may raise ContextError
     early. messages: without the system prompt. first: number of messages dropped already. begun:

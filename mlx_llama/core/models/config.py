@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -180,9 +180,10 @@ class LlamaConfig:
         return self.layer_sizes[i] if self.layer_sizes else alike
 
     def _experts(self, layer: str) -> ExpertsSpec:
-        modules = FAMILIES[self.architecture].experts
+        family = FAMILIES[self.architecture]
+        modules = family.experts
         assert modules is not None  # a family without experts has no `num_experts`
-        block = f"{layer}{modules.block}"
+        block = f"{layer}{modules.block or family.mlp}"
         gate, up, down = (
             tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
             for name in (modules.gate, modules.up, modules.down)
@@ -191,19 +192,10 @@ class LlamaConfig:
             (f"{block}.{name}.gate_proj", f"{block}.{name}.up_proj", f"{block}.{name}.down_proj")
             for name in (modules.stack, modules.shared)
         )
-        return ExpertsSpec(
-            f"{block}.{modules.router}",
-            gate,
-            up,
-            down,
-            stacks,
-            self.num_experts_per_tok,
-            self.norm_topk_prob,
-            modules.scoring,
-            modules.scales_input,
-            shared if modules.shared else None,
-            self.mlp_bias,
-        )
+        shares = self.norm_topk_prob, modules.scoring, modules.scales_input
+        more = shared if modules.shared else None, self.mlp_bias
+        router, used = f"{block}.{modules.router}", self.num_experts_per_tok
+        return ExpertsSpec(router, gate, up, down, stacks, used, *shares, *more)
 
     @property
     def exceeds_float16(self) -> bool:
@@ -281,13 +273,11 @@ class LlamaConfig:
             return [sizes[field.name == "intermediate_size"] for sizes in self.layer_sizes]
         if self.layer_sizes and field.name == "num_attention_heads":
             return [value if groups else 0 for groups, _ in self.layer_sizes]
-        return None if value is None else field.encode(value)
+        return field.encode(value)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
-        """Read a config.json. path: the file, or its folder. Raises ConfigError: as `from_dict`; or
-        the file is missing or not a JSON object.
-        """
+        """Read a config.json, or that of a folder. Raises ConfigError."""
         path = Path(path)
         if path.is_dir():
             if not (path / "config.json").exists() and (path / "params.json").exists():
@@ -302,29 +292,16 @@ class LlamaConfig:
     def from_dict(
         cls, raw: dict[str, Any], source: str = "config.json", report: Report = refuse
     ) -> LlamaConfig:
-        """Resolve a parsed config.json. source: file to name in errors.
-
-        report: called with the error of each bad field. If it returns, reading goes on.
-
-        Raises ConfigError: a field is missing, of the wrong type, out of range or at odds with
-        another; the architecture, rope type, activation or quantisation is not supported; what
-        `report` raises.
+        """Resolve a parsed config.json. source: its name in errors; report: see Reader. Raises
+        ConfigError.
         """
         family, read, is_part = find_family(Reader(raw, source, report=report))
         default = family.defaults
         for name, (neutral, reason) in family.refused.items():
             read.refuse(name, neutral, reason=reason)
         values = _read_table(read, family)
-        layers, vocab = values["num_hidden_layers"], values["vocab_size"]
-        windows = read.attempt(
-            family.windows.read,
-            read,
-            layers,
-            default.get(family.windows.field),
-            otherwise=(None, None),
-            needs="num_hidden_layers",
-        )
-        values |= _choose_layers(read, family, values, windows)
+        vocab = values["vocab_size"]
+        values |= _choose_layers(read, family, values)
         has_bias = values.pop("attention_bias", False)
         qkv, out = (has_bias if bias is None else bias for bias in family.attention_biases)
         values.setdefault("mlp_bias", bool(family.mlp_bias))
@@ -346,7 +323,13 @@ class LlamaConfig:
         )
         _check_norms(read, config)
         if isinstance(config.quantization, Quantization):
-            packing = _name_each_expert(config, config.quantization)
+            stacks = config.stacks()
+            layers = (  # experts have the settings that stand under the name of their stack
+                (module, settings)
+                for name, settings in config.quantization.layers
+                for module in stacks.get(name, (name,))
+            )
+            packing = dataclasses.replace(config.quantization, layers=tuple(layers))
             config = dataclasses.replace(config, quantization=packing)
             if not read.failed:
                 check_modules(packing, config.tensor_shapes() | config.stored_shapes(), source)
@@ -361,14 +344,13 @@ class LlamaConfig:
         dtype: str,
         source: str,
     ) -> LlamaConfig:
-        """Resolve the metadata and tensor shapes of a GGUF file.
+        """Resolve the metadata and tensor shapes of a GGUF file. Raises ConfigError.
 
         metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough). shapes: by
         Hugging Face name; they give the vocabulary's size, and whether the model has an output head
         and biases. divisors: values of the tensors rope_freqs.weight (""),
         rope_factors_short.weight ("short") and rope_factors_long.weight ("long"), as far as there
-        are. dtype: of the embedding. source: file to name in errors. Raises ConfigError: a field is
-        missing, malformed, out of range, at odds with another or with the tensors.
+        are. dtype: of the embedding. source: file to name in errors.
         """
         general = Reader(metadata, source, is_gguf=True)
         family, read = _open_gguf(general)
@@ -378,18 +360,14 @@ class LlamaConfig:
         elif not isinstance(tokens, (str, int, float)) and tokens:
             read.raw.setdefault("vocab_size", len(tokens))
         values = _read_table(read, family)
-        vocab, positions, layers = (
-            values[name] for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers")
-        )
+        vocab, positions = values["vocab_size"], values["max_position_embeddings"]
         if isinstance(tokens, (str, int, float)) or len(tokens) > vocab:
             expected = f"at most {vocab} tokens, the rows of token_embd.weight"
             general.fail("tokenizer.ggml.tokens", tokens, expected)
         head_dim = values["head_dim"]
         if (length := read.integer("attention.value_length", head_dim)) != head_dim:
             read.fail("attention.value_length", length, f"{head_dim}, the size of a head")
-        values |= _choose_layers(
-            read, family, values, family.windows.read_gguf(read, layers, positions)
-        )
+        values |= _choose_layers(read, family, values)
         values.setdefault("activation", ACTIVATIONS.get(family.activation[1], XIELU))
         keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
         # Some writers store -1 (no token) as an unsigned number.
@@ -421,7 +399,7 @@ class LlamaConfig:
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
 
         def matrices(
-            names: tuple[str, ...], rows: tuple[int, ...], columns: int, has_bias: bool
+            names: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool
         ) -> None:
             for name, count in zip(names, rows, strict=True):
                 shapes[f"{name}.weight"] = (count, columns)
@@ -438,22 +416,18 @@ class LlamaConfig:
                 is_whole = self.query_key_norm == "whole"
                 shapes[f"{spec.query_norm}.weight"] = (q if is_whole else self.head_dim,)
                 shapes[f"{spec.key_norm}.weight"] = (kv if is_whole else self.head_dim,)
+            mlps: list[tuple[str, ...]] = [(*spec.gate_up, spec.down)] if spec.down else []
+            units = self._sizes(spec.index)[1]
             if experts := spec.experts:
                 matrices((experts.router,), (experts.count,), d, self.mlp_bias)
                 units = self.moe_intermediate_size
                 mlps = [*zip(experts.gate, experts.up, experts.down)]
-                for gate, up, down in mlps + ([experts.shared] if experts.shared else []):
-                    matrices((gate, up), (units, units), d, self.mlp_bias)
-                    matrices((down,), (d,), units, self.mlp_bias)
-            elif spec.down:
-                units = self._sizes(spec.index)[1]
-                matrices(spec.gate_up, (units,) * len(spec.gate_up), d, self.mlp_bias)
-                matrices((spec.down,), (d,), units, self.mlp_bias)
+                mlps += [experts.shared] if experts.shared else []
+            for *gate_up, down in mlps:
+                matrices(gate_up, [units] * len(gate_up), d, self.mlp_bias)
+                matrices((down,), (d,), units, self.mlp_bias)
             shapes |= zip(spec.xielu, ((1,), (1,), (), ()))
-            before = (spec.attention_norm, spec.ffn_norm)
-            after = (spec.post_attention_norm, spec.post_ffn_norm)
-            for name in filter(None, (*before, *after)):
-                shapes[f"{name}.weight"] = (d,)
+            shapes |= {f"{name}.weight": (d,) for name in spec.norms}
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (vocab, d)
@@ -550,10 +524,7 @@ def _read_layers(
     """`layer_sizes`; the fields of the layers get a number for all."""
     sizes = read.attempt(sizes_of, read, otherwise=())
     groups, units = ([size for size in column if size] for column in zip(*sizes or [(1, 1)]))
-    alike = {
-        "num_key_value_heads": math.lcm(*groups),
-        "intermediate_size": max(units, default=1),
-    }
+    alike = {"num_key_value_heads": math.lcm(*groups), "intermediate_size": max(units, default=1)}
     heads = read.raw.get(read.name(fields["num_attention_heads"]))
     if read.is_gguf and isinstance(heads, list):
         alike["num_attention_heads"] = max(heads)
@@ -561,17 +532,16 @@ def _read_layers(
     return {"layer_sizes": sizes}
 
 
-def _choose_layers(
-    read: Reader,
-    family: Family,
-    values: dict[str, Any],
-    windows: tuple[int | None, tuple[int, ...] | None],
-) -> dict[str, Any]:
-    """The fields that list layers. windows: `sliding_window` and `sliding_layers`."""
-    chosen = dict(zip(("sliding_window", "sliding_layers"), windows))
+def _choose_layers(read: Reader, family: Family, values: dict[str, Any]) -> dict[str, Any]:
+    """The window, and the fields that list layers."""
+    needs = "num_hidden_layers"
+    window, sliding = read.attempt(
+        family.windows.read, read, values, otherwise=(None, None), needs=needs
+    )
+    chosen = {"sliding_window": window, "sliding_layers": sliding}
     if family.unrotated:
         chosen["unrotated_layers"] = read.attempt(
-            family.unrotated, read, values | chosen, otherwise=(), needs="num_hidden_layers"
+            family.unrotated, read, values | chosen, otherwise=(), needs=needs
         )
     return chosen
 
@@ -581,17 +551,6 @@ def _check_norms(read: Reader, config: LlamaConfig) -> None:
     kind, is_after = config.rope.type, config.query_key_norm in ("rotated", "without weights")
     if is_after and kind in ("yarn", "longrope"):
         read.fail("rope_type", kind, f"another type, since {config.architecture} norms after it")
-
-
-def _name_each_expert(config: LlamaConfig, packing: Quantization) -> Quantization:
-    """Give each expert the settings of quantisation that stand under the name of its stack."""
-    stacks = config.stacks()
-    layers = tuple(
-        (module, settings)
-        for name, settings in packing.layers
-        for module in stacks.get(name, (name,))
-    )
-    return dataclasses.replace(packing, layers=layers)
 
 
 def _read_activation(read: Reader, field: str, default: str) -> str:

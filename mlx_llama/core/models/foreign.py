@@ -101,7 +101,7 @@ def _read_compressed(read: Reader) -> Float8Quantization:
     blocks = []
     for name, group in groups.items() if isinstance(groups, dict) else ():
         inner = read.inner(group, f"{read.prefix}config_groups.{show(name)[1:-1]}.")
-        weights = inner.inner(inner.get("weights"), f"{inner.prefix}weights.")
+        weights = inner.part("weights")
         for field, wanted in (("type", "float"), ("num_bits", 8)):
             if (value := weights.get(field)) != wanted:
                 _refuse(weights, field, value, str(wanted))

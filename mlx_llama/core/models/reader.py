@@ -74,6 +74,10 @@ class Reader:
         reader.notices = self.notices
         return reader
 
+    def part(self, name: str) -> Reader:
+        """A reader of the object in a field."""
+        return self.inner(self.get(name), f"{self.prefix}{name}.")
+
     def fail(self, name: str, value: object, expected: str) -> None:
         fault = f"{self.prefix}{name} is {show(value)}, expected {expected}"
         self.report(ConfigError(f"{self.source}: {fault}; {self.remedy}"))
@@ -87,9 +91,7 @@ class Reader:
     def attempt(
         self, function: Callable[..., Any], *arguments: Any, otherwise: Any, needs: str = ""
     ) -> Any:
-        """function(*arguments), where the first error is reported and gives `otherwise`. needs: a
-        field; if it has failed, the function is not called.
-        """
+        """function(*arguments); `otherwise` if it fails, or the field `needs` has failed."""
         if needs in self.failed:
             return otherwise
         report, self.report = self.report, refuse
@@ -141,13 +143,14 @@ class Reader:
         ):
             self.fail(name, value, f"{' or '.join(map(json.dumps, neutral))}, since {reason}")
 
-    def tokens(self, name: str, default: Any, vocab: int) -> tuple[int, ...]:
+    def tokens(
+        self, name: str, default: Any, vocab: int, is_single: bool = False
+    ) -> tuple[int, ...]:
         """Token ids from an int, a list or null; in order, without duplicates."""
-        return self.attempt(self._tokens, name, default, vocab, False, otherwise=())
+        return self.attempt(self._tokens, name, default, vocab, is_single, otherwise=())
 
     def token(self, name: str, default: Any, vocab: int) -> int | None:
-        ids = self.attempt(self._tokens, name, default, vocab, True, otherwise=())
-        return ids[0] if ids else None
+        return next(iter(self.tokens(name, default, vocab, is_single=True)), None)
 
     def _value(self, name: str, field: Field, default: Any, nullable: bool = False) -> Any:
         failed = object()

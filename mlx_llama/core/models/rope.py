@@ -8,10 +8,11 @@ which computes them in float32.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from .config import LlamaConfig, RopeConfig
+from .config import LlamaConfig
 
 
 def inverse_frequencies(
@@ -24,11 +25,11 @@ def inverse_frequencies(
     capacity for type "longrope", which has one table for a context of the trained length and one
     for a longer one. table: of config.ropes.
     """
-    # The assertions here and below hold since a RopeConfig has all parameters of its type.
-    rope, dim = config.ropes[table], config.rotary_dim
+    # Any: a RopeConfig has all parameters of its type, here and below.
+    rope: Any = config.ropes[table]
+    dim = config.rotary_dim
     # NTK-aware scaling: the base grows with the sequence past the trained length
     if rope.type == "dynamic":
-        assert rope.factor is not None
         trained = config.max_position_embeddings
         length = max(seq_len or trained, trained)
         stretch = (rope.factor * length / trained) - (rope.factor - 1)
@@ -37,13 +38,10 @@ def inverse_frequencies(
     if rope.divisors is not None:
         frequencies = frequencies / np.array(rope.divisors)
     if rope.type == "longrope":
-        assert rope.original_max_position_embeddings is not None
-        assert rope.attention_factor is not None
         is_long = seq_len is not None and seq_len > rope.original_max_position_embeddings
         factors = np.array(rope.long_factor if is_long else rope.short_factor)
         return frequencies / factors, rope.attention_factor
     if rope.type == "linear":
-        assert rope.factor is not None
         return frequencies / rope.factor, 1.0
     if rope.type == "llama3":
         return _llama3(frequencies, rope), 1.0
@@ -74,10 +72,8 @@ def max_context(config: LlamaConfig) -> int:
 def tables(
     config: LlamaConfig, positions_start: int, count: int, seq_len: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines for `count` positions from `positions_start` on, attention factor included.
-
-    Returns: cos, sin: float32 [count, table_width], of several tables side by side; angles are
-        float64, so that position 100 000 is as exact as position 1.
+    """Cosines and sines for `count` positions from `positions_start` on, attention factor included:
+    float32 [count, table_width], several tables side by side, of angles in float64.
     """
     positions = np.arange(positions_start, positions_start + count, dtype=np.float64)
     cosines, sines = [], []
@@ -87,8 +83,7 @@ def tables(
         cosines.append((np.cos(angles) * factor).astype(np.float32))
         sines.append((np.sin(angles) * factor).astype(np.float32))
     if config.query_beta:
-        trained = config.rope.original_max_position_embeddings
-        assert trained is not None
+        trained: Any = config.rope.original_max_position_embeddings
         lengths = positions // trained
         factors = 1 + config.query_beta * np.log1p(lengths)[:, None]
         for parts in (cosines, sines):
@@ -102,20 +97,18 @@ def tables(
     return np.concatenate(cosines, axis=1), np.concatenate(sines, axis=1)
 
 
-def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
+def _llama3(frequencies: np.ndarray, rope: Any) -> np.ndarray:
     """Divide low frequencies by the factor, keep high ones, blend those between (Llama 3.1)."""
     trained, low = rope.original_max_position_embeddings, rope.low_freq_factor
     high = rope.high_freq_factor
-    assert trained is not None and low is not None and high is not None and rope.factor is not None
     turns = trained * frequencies / (2 * math.pi)  # within the trained context
     # Llama 4 Scout has low == high: none are blended.
     blend = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else 1.0 * (turns > low)
     return frequencies * (blend + (1.0 - blend) / rope.factor)
 
 
-def _yarn(frequencies: np.ndarray, rope: RopeConfig, dim: int) -> np.ndarray:
+def _yarn(frequencies: np.ndarray, rope: Any, dim: int) -> np.ndarray:
     trained, fast, slow = rope.original_max_position_embeddings, rope.beta_fast, rope.beta_slow
-    assert trained is not None and fast is not None and slow is not None and rope.factor is not None
 
     def find_pair(turns: float) -> float:
         """Index of the pair that makes this number of turns within the trained context."""
@@ -131,9 +124,8 @@ def _yarn(frequencies: np.ndarray, rope: RopeConfig, dim: int) -> np.ndarray:
     return frequencies * ((1.0 - ramp) + ramp / rope.factor)
 
 
-def _yarn_attention_factor(rope: RopeConfig) -> float:
+def _yarn_attention_factor(rope: Any) -> float:
     factor = rope.factor
-    assert factor is not None
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

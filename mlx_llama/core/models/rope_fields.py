@@ -44,8 +44,7 @@ class RopeConfig:
 
 def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> dict[str, Any]:
     """The fields `rope`, `local_rope` and `query_beta` of LlamaConfig, from config.json. Two ropes
-    are spelled `rope_parameters.full_attention` and `.sliding_attention`, or as one with the base
-    of the other.
+    are `rope_parameters.full_attention` and `.sliding_attention`, or one and the other's base.
     """
     if family.local_theta is None:
         rope = read.attempt(

@@ -102,6 +102,12 @@ class LayerSpec:
     sinks: str | None
     experts: ExpertsSpec | None  # in place of the MLP
 
+    @property
+    def norms(self) -> list[str]:
+        """The norms of the stream and of what is added to it."""
+        before, after = (self.attention_norm, self.ffn_norm), self.post_attention_norm
+        return [name for name in (*before, after, self.post_ffn_norm) if name]
+
     # the same in all layers
     heads = _shared("num_attention_heads")  # H of grouped-query attention
     key_value_heads = _shared("num_key_value_heads")  # G

@@ -68,10 +68,7 @@ def promise_of(model: Model, dtype: str) -> str:
 
 
 def make_prompts(tokens: Sequence[int], count: int, room: int) -> list[list[int]]:
-    """Make `count` prompts of different lengths that share half of `tokens` as prefix.
-
-    room: positions per row, including the answer.
-    """
+    """Make `count` prompts that share half of `tokens`. room: positions of a row, with answer."""
     longest = max(2, min(len(tokens), room - STEPS - 1))
     shared = list(tokens[: longest // 2])
     prompts = []

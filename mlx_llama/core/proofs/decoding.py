@@ -21,10 +21,7 @@ def prefill(
     prompts: Mapping[int, Sequence[int]],
     chunk: int = CHUNK,
 ) -> list[int]:
-    """Append a prompt to each row, `chunk` tokens per evaluation; returns the next token of each.
-
-    prompts: {row: tokens}.
-    """
+    """Append {row: prompt}, `chunk` tokens per evaluation; returns the next token of each."""
     sampling, sampled = backend.sampling_batch([GREEDY]), []
     for row, prompt in prompts.items():
         rest = (len(prompt) - 1) // chunk * chunk
@@ -41,10 +38,8 @@ def prefill(
 def decode(
     backend: Backend, model: Model, cache: Cache, tokens: Sequence[int], count: int
 ) -> Iterator[list[int]]:
-    """Decode `count` tokens of each of the first rows, starting from `tokens`, one per row; yields
-    the rows' tokens after each step.
-
-    An asynchronous device receives step n+1 before step n is read, as in generation.
+    """Decode `count` tokens of each of the first rows after `tokens`; yields each step's. An
+    asynchronous device receives step n+1 before step n is read, as in generation.
     """
     rows = list(range(len(tokens)))
     sampling, unread = backend.sampling_batch([GREEDY] * len(rows)), None

@@ -56,10 +56,8 @@ def diagnose(
     cache_bits: int | None = None,
 ) -> Diagnosis:
     """Examine this machine and a model, as `open_checkpoint` names it; of a hub id, cached files.
-
-    ctx_size: requested positions. cache_bits: width of keys and values, as in Backend.load. Every
-    fault of the model or the machine becomes a finding. Raises ContextError for a ctx_size beyond
-    the model's limit.
+    Every fault becomes a finding. ctx_size, cache_bits: load options. Raises ContextError for a
+    ctx_size beyond the model's limit.
     """
     gpus = Gpus()  # nvidia-smi runs while the model is examined
     label = "guide" if name is None else os.fspath(name)
@@ -96,9 +94,7 @@ def diagnose(
 
 
 def take_stock(gpus: Gpus) -> list[BackendFacts]:
-    """Describe all backends (mlx, cpu, cuda), their devices and memory. Each one's `facts` ask the
-    system's tools and the installed packages; facts that need a framework are unknown.
-    """
+    """Describe the backends (mlx, cpu, cuda); facts that need a framework are unknown."""
     stock = []
     for name in selection.PACKAGES:
         facts, packages = selection.import_facts(name), {}

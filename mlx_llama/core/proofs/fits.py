@@ -31,10 +31,8 @@ def fit_backends(
     is_default: bool,
     cache_bits: int | None = None,
 ) -> None:
-    """Add the model's fit on each backend, and the command to run next.
-
-    requested: requested positions, None for any. is_default: the model is the commands' default.
-    cache_bits: a load option.
+    """Add the model's fit on each backend, and the command to run next. requested: positions, None
+    for any. is_default: the model is the commands' default.
     """
     longest = rope.max_context(checkpoint.config)
     for facts in diagnosis.backends:
@@ -57,18 +55,18 @@ def fit_backends(
             fit.tokens = default_budget(room) // per_position
             fit.fits = fit.longest_context >= (requested or 1)
         diagnosis.fits.append(fit)
-    _choose(diagnosis, checkpoint, revision, requested, is_default, cache_bits)
+    options: dict[str, Any] = {} if is_default else {"model": diagnosis.name}
+    _choose(diagnosis, checkpoint, requested, options | {"revision": revision}, cache_bits)
 
 
 def _choose(
     diagnosis: Diagnosis,
     checkpoint: Checkpoint,
-    revision: str | None,
     requested: int | None,
-    is_default: bool,
+    options: dict[str, Any],
     cache_bits: int | None,
 ) -> None:
-    """Add the command to run next, or the error that prevents it."""
+    """Add the command to run next, or the error that prevents it. options: its first ones."""
     facts = {entry.name: entry for entry in diagnosis.backends}
     memory = {entry.name: entry.memory_bytes for entry in diagnosis.backends}
     made_for = checkpoint.config.max_position_embeddings
@@ -104,8 +102,6 @@ def _choose(
                 f"there is room for {', '.join(rooms)}; {remedy}"
             )
         return
-    options: dict[str, Any] = {} if is_default else {"model": diagnosis.name}
-    options["revision"] = revision
     if chosen.backend != diagnosis.auto:
         note(
             f"`backend='auto'` chooses {diagnosis.auto}, whose memory is too small for it; "

@@ -89,9 +89,7 @@ def collect(
     backend: Backend, model: Model, tokens: Sequence[int], decoded: int
 ) -> dict[str, np.ndarray]:
     """Collect every probe over `tokens`, the last `decoded` of them one by one: {name: float32 [T,
-    width]}.
-
-    Raises ContextError for fewer than two tokens, and if they do not fit.
+    width]}. Raises ContextError.
     """
     parts: dict[str, list[np.ndarray]] = {}
 

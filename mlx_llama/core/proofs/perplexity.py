@@ -33,11 +33,9 @@ def measure_perplexity(
     stride: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:
-    """Measure perplexity over windows of `window` tokens, one every `stride` tokens.
-
-    Each token but the first is scored once, with at least `window - stride` tokens of context if
-    there are that many (as in transformers' guide to perplexity). Raises ContextError for fewer
-    than two tokens and for windows that do not fit.
+    """Measure perplexity over windows of `window` tokens, one every `stride` tokens. Each token but
+    the first is scored once, with at least `window - stride` tokens of context if there are that
+    many (as in transformers' guide to perplexity). Raises ContextError.
     """
     if len(tokens) < 2:
         raise ContextError(f"the text has {len(tokens)} tokens: a perplexity needs at least 2")

@@ -31,9 +31,7 @@ def open_file(path: str | os.PathLike) -> BinaryIO:
 
 
 def read_file(path: str | os.PathLike, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes. Raises OSError: as `open_file`; the file is
-    longer. ValueError: a NUL in the name.
-    """
+    """Read a regular file of at most `limit` bytes. Raises as `open_file`; OSError if longer."""
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
             parts, size = [], 0
@@ -69,13 +67,13 @@ def reading(
 
 
 @contextmanager
-def writing(name: object, error: type[LlamaError]) -> Iterator[None]:
-    """Turn faults of writing the file `name` into `error`."""
+def writing(name: object, error: type[LlamaError], done: str = "written") -> Iterator[None]:
+    """Turn faults of writing the file `name`, or of what is `done` with it, into `error`."""
     try:
         yield
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name
         reason = getattr(e, "strerror", None) or e
-        raise error(f"{name}: cannot be written: {reason}") from None
+        raise error(f"{name}: cannot be {done}: {reason}") from None
 
 
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:

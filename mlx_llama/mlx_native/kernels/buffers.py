@@ -50,7 +50,6 @@ class Buffer:
 
     @property
     def used(self) -> int:
-        """Number of slots that have a row."""
         return len(self.rows) - self.rows.count(None)
 
     def arrays(self) -> list[mx.array]:
@@ -314,7 +313,6 @@ class Buffers(Positions):
         self._move(active, max(buffer.slots // 2, 2), length)
 
     def _move(self, rows: list[int], slots: int, length: int) -> None:
-        """Move rows to a new buffer."""
         buffer = self._copy_rows(rows, slots, length)
         for number, row in enumerate(rows):
             self._place(row, buffer, number)

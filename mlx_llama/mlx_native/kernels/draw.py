@@ -11,21 +11,43 @@ import numpy as np
 
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.sampling import BatchOptions, Kind, RowNumbers
+from mlx_llama.core.generation.sampling import BatchOptions, Kind, Masks, RowNumbers
 
-Values = dict[str, mx.array]  # of OptionArrays.arrange
+Values = dict[str, mx.array]  # of SamplingBatch.arrange
 
 
-class OptionArrays(BatchOptions):
-    """Options of the rows of a batch, as arrays."""
+class SamplingBatch(BatchOptions):
+    """Samples in the lazy graph. Options of the rows of a batch are arrays."""
 
     def __init__(self, options: Sequence[GenerationOptions], device: mx.Device = mx.Device(mx.cpu)):
         super().__init__(options, device)
         self._arranged: dict[tuple[int, ...], Values] = {}
 
-    def arrange(self, order: Sequence[int]) -> Values:
-        """Options as arrays [S, *]. order: the row of each sequence; -1 for any."""
-        order = tuple(order)
+    def __call__(
+        self,
+        logits: mx.array,
+        positions: Sequence[int],
+        recent: mx.array | None = None,
+        masks: Masks | None = None,
+    ) -> mx.array:
+        with mx.stream(self.device):
+            if masks is not None:
+                mx.async_eval(logits)  # the device works while the host computes the masks
+            words = None if masks is None else mx.array(masks())
+            places = mx.array([p & 0xFFFFFFFF for p in positions], mx.uint32)
+            return sample(self.kind, logits, places, recent, self.arrange(), words)
+
+    def rate(self, logits: mx.array, tokens: np.ndarray, count: int) -> mx.array:
+        with mx.stream(self.device):
+            return pack(mx.array(tokens), logits, count)
+
+    def processed(self, scores: mx.array, recent: mx.array | None = None) -> mx.array:
+        """Scores float32 [B, V] after bias, penalties, temperature and filters, which give -inf."""
+        return process(self.kind, scores, recent, self.arrange())
+
+    def arrange(self, order: Sequence[int] | None = None) -> Values:
+        """Options as arrays [S, *]. order: the row of each sequence; -1 for any. None: all rows."""
+        order = tuple(range(len(self.options)) if order is None else order)
         if order not in self._arranged:
             # buffers of a step; orders are forgotten when rows join or leave
             if len(self._arranged) == 8:
@@ -101,7 +123,7 @@ def draw(
     kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: Values
 ) -> mx.array:
     """Draw on every path, traced or not. logits: [S, V]; positions: uint32 [S], or [] with one row;
-    values: of OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch. -1 is in
+    values: of SamplingBatch.arrange; recent and the result: as of SamplingBatch. -1 is in
     place of a token whose score is not finite."""
     scores = _score(kind, logits, positions, recent, values)
     best = mx.max(scores, axis=-1, keepdims=True)  # NaN if any is
@@ -200,7 +222,7 @@ def pack(tokens: mx.array, logits: mx.array, count: int) -> mx.array:
 
 
 def process(kind: Kind, logits: mx.array, recent: mx.array | None, values: Values) -> mx.array:
-    """sampling.SamplingBatch.processed of arrays alone."""
+    """SamplingBatch.processed of arrays alone."""
     scores = logits.astype(mx.float32)
     if kind.biases:
         scores = scores.at[mx.arange(len(scores))[:, None], values["bias_ids"]].add(values["bias"])

@@ -14,9 +14,7 @@ Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes
 @dataclass(frozen=True)
 class Packing:
     """Numbers [S, G, L, D]; or codes uint32 [S, G, L, D' / 4], scales and biases [S, G, L, D' /
-    32].
-
-    D' is D rounded up to a multiple of CACHE_GROUP, 32.
+    32], where D' is D rounded up to a multiple of CACHE_GROUP, 32.
     """
 
     # 8: codes, with scale and bias for every CACHE_GROUP; 16: two bytes; None: as `dtype`

@@ -16,7 +16,7 @@ from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.generation.sampling import Kind
 
 from .buffers import Buffer, Buffers
-from .draw import OptionArrays, Values, sample
+from .draw import SamplingBatch, Values, sample
 from .packing import Packing
 
 # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
@@ -44,7 +44,7 @@ class Runner:
         tokens: mx.array | np.ndarray,
         index_pos: int | Sequence[int],
         cache: Buffers,
-        sampling: OptionArrays,
+        sampling: SamplingBatch,
         rows: Sequence[int] | None,
         masks: Masks | None = None,
     ) -> mx.array:
@@ -73,7 +73,7 @@ class Runner:
             buffers.drawn, buffers.result = drawn, buffers.collect(drawn)
         return buffers.result
 
-    def _run(self, cache: Buffers, work: Work, sampling: OptionArrays) -> list[mx.array]:
+    def _run(self, cache: Buffers, work: Work, sampling: SamplingBatch) -> list[mx.array]:
         """The next token in each slot, int32 [S, 1] or [S, C], by buffer."""
         kind, packing, following = sampling.kind, cache.packing, []
         for buffer, order, token in work:
@@ -86,7 +86,7 @@ class Runner:
         return following
 
     def _run_masked(
-        self, cache: Buffers, work: Work, sampling: OptionArrays, masks: Masks
+        self, cache: Buffers, work: Work, sampling: SamplingBatch, masks: Masks
     ) -> list[mx.array]:
         """As `_run`, in two units: the host computes the masks during the forward."""
         kind, packing, forwards = sampling.kind, cache.packing, []
@@ -104,27 +104,13 @@ class Runner:
             drawn.append(draw(*arrays, sampling.arrange(order), allowed))
         return drawn
 
-    def _step(
-        self,
-        kind: Kind,
-        packing: Packing,
-        values: Values,
-        token: mx.array,
-        position: mx.array,
-        *state,
-    ) -> tuple:
+    def _step(self, kind: Kind, packing: Packing, values: Values, token, position, *state) -> tuple:
         """Forward and sampling as one unit, of arrays alone after the first two."""
         logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
         return self._draw_next(kind, logits, position, recent, values), *state
 
     def _draw_next(
-        self,
-        kind: Kind,
-        logits: mx.array,
-        position: mx.array,
-        recent: mx.array | None,
-        values: Values,
-        words: mx.array | None = None,
+        self, kind: Kind, logits: mx.array, position: mx.array, recent, values: Values, words=None
     ) -> mx.array:
         """Sample the tokens after `position`, int32 [S], or [] with one slot."""
         following = (position + 1).astype(mx.uint32) if kind.is_random else position

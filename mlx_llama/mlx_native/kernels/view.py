@@ -34,10 +34,7 @@ class StepView(View):
         tables: tuple,
         adapters: mx.array | None = None,
     ):
-        """Store `token`, int32 [S, 1], at `position`.
-
-        tokens, keys, values: of the buffer. tables: of Cache. adapters: of the slots, int32 [S].
-        """
+        """Store `token`, int32 [S, 1], at `position`. tokens, keys, values: of the buffer."""
         self.position, self.packing, self.adapters = position, packing, adapters
         self.keys, self.values = list(keys), list(values)
         self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis

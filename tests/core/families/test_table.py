@@ -7,6 +7,7 @@ import transformers
 from mlx_llama.core.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
 from mlx_llama.core.families.names import Experts
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.reader import REQUIRED
 from mlx_llama.core.models.spec import Window
 
 SIZES = dict(hidden_size=64, intermediate_size=80, head_dim=16)
@@ -35,7 +36,7 @@ def split_experts(
     shapes: dict[str, tuple[int, ...]], experts: Experts, mlp: str
 ) -> dict[str, tuple[int, ...]]:
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
-    tensors = {}
+    tensors, block = {}, experts.block or mlp
     for key, shape in shapes.items():
         layer, _, part = key.partition(f"{mlp}.")
         if part.startswith("experts."):
@@ -45,7 +46,7 @@ def split_experts(
             kind = "bias" if part.endswith("_bias") else "weight"
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
             tensors |= {
-                f"{layer}{experts.block}.experts.{i}.{module}.{kind}": (
+                f"{layer}{block}.experts.{i}.{module}.{kind}": (
                     sizes[0] // len(modules),
                     *sizes[1:],
                 )
@@ -53,7 +54,7 @@ def split_experts(
                 for module in modules
             }
         else:
-            tensors[f"{layer}{experts.block}.{part}" if part else key] = shape
+            tensors[f"{layer}{block}.{part}" if part else key] = shape
     return tensors
 
 
@@ -86,12 +87,16 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
 
 @pytest.mark.parametrize("name", IN_TRANSFORMERS)
 def test_defaults_are_those_of_transformers_config(name):
-    theirs = transformers.AutoConfig.for_model(FAMILIES[name].model_type)
-    for field, value in FAMILIES[name].defaults.items():
-        if field != "sliding_window":  # transformers clears it unless use_sliding_window
-            is_of_rope = field == "partial_rotary_factor"
-            expected = theirs.rope_parameters[field] if is_of_rope else getattr(theirs, field)
-            assert value == expected or (value is None and field == "num_key_value_heads"), field
+    family = FAMILIES[name]
+    theirs = transformers.AutoConfig.for_model(family.model_type)
+    defaults = {field.json: field.default for field in family.fields if field.json}
+    defaults = {field: value for field, value in defaults.items() if value is not REQUIRED}
+    if not family.windows.is_switched:  # else transformers clears it
+        defaults[family.windows.field] = family.windows.default
+    for field, value in (defaults | family.defaults).items():
+        is_of_rope = field == "partial_rotary_factor"
+        expected = theirs.rope_parameters[field] if is_of_rope else getattr(theirs, field, None)
+        assert value == expected or (value is None and field == "num_key_value_heads"), field
 
 
 @pytest.mark.parametrize(

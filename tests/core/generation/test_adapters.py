@@ -65,7 +65,7 @@ def test_requests_of_one_step_have_adapters_of_their_own(llm, wanted, monkeypatc
         llm.submit(PROMPT, max_tokens=8, logit_bias={1: -100, 2: -100}, adapter=name)
         for name in ("sky", "base", "sea", "sky")
     ]
-    device, widths = llm.loop.scheduler.steps.device, []
+    device, widths = llm.loop.scheduler.steps, []
     step = device.step
 
     def note(tokens, rows, *rest):
