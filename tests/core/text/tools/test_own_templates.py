@@ -30,8 +30,8 @@ UNKNOWN = "{% if tools %}call @{name}{% endif %}"
 # vLLM's template of Phi-4 mini prints calls of the history without their mark.
 LISTED = """{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}
 {%- if m.tool_calls %}OPENS[{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", \
-"arguments": {{ call.function.arguments | tojson }}}{{ "" if loop.last else ", " }}{% endfor %}]CLOSES
-{%- endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+"arguments": {{ call.function.arguments | tojson }}}{{ "" if loop.last else ", " }}{% endfor %}]\
+CLOSES{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 OURS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DATA.glob("*.jinja"))}
 OURS |= {name: TEMPLATES[name] for name in ("smollm2", "zephyr", "llama-2")}
 OURS |= {f"unknown-{name}": UNKNOWN + OURS[name] for name in ("smollm2", "gemma-2")}
