@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from core.text.cases import THOUGHT_TEMPLATES
 from hypothesis import example, given, strategies as st
 from launching import run_python
 from making import make_checkpoint
@@ -879,8 +880,8 @@ def test_a_thought_is_dimmed_and_folded_to_a_line():
 
 def make_thinker(folder, template):
     """A model with the template of a reasoning model."""
-    source = (Path(__file__).parents[1] / f"data/thought-templates/{template}.jinja").read_text()
-    return load(make_scripted_checkpoint(folder / "m", source), backend="cpu")
+    folder = make_scripted_checkpoint(folder / "m", THOUGHT_TEMPLATES[template])
+    return load(folder, backend="cpu")
 
 
 def test_thoughts_are_folded_shown_and_turned_off(tmp_path, session, capsys):

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import jinja2
@@ -36,7 +35,7 @@ from mlx_llama.core.text.template import (
 )
 from mlx_llama.core.text.tools import read_tools
 
-from .cases import KINDS, TEMPLATES, USER, conversation, load_template, plain
+from .cases import KINDS, TEMPLATES, TOOL_TEMPLATES, USER, conversation, load_template, plain
 
 CONVERSATIONS = {
     "one": [("user", "Hello world")],
@@ -320,11 +319,10 @@ def test_of_several_without_a_default_the_first_for_talk(names, tmp_path):
     assert text.source == f"for {wanted}" and f"using '{wanted}'" in text.notice
 
 
-DATA = Path(__file__).resolve().parents[2] / "data"
 SEVERAL = {
     "default": "{% for m in messages %}[{{ m.content }}]{% endfor %}",
     "rag": "{% for d in documents %}<{{ d.title }}: {{ d.text }}>{% endfor %}{{ messages }}",
-    "tool_use": (DATA / "tool-templates/qwen2.5.jinja").read_text(encoding="utf-8"),
+    "tool_use": TOOL_TEMPLATES["qwen2.5"],
 }
 DOCUMENTS = [{"title": "A", "text": "b"}, {"title": "C", "text": "d"}]
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}

@@ -337,7 +337,7 @@ def test_a_passage_of_the_pages_stands_below_the_guides_answer(page):
 @in_browser
 def test_formulas_are_drawn(tmp_path, browse):
     text = r"\[ x = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a} \]" + "\n\n" + r"with $a \ne 0$, for $5."
-    with make_thinker("qwen3.jinja", tmp_path / "m") as thinker:
+    with make_thinker("qwen3", tmp_path / "m") as thinker:
         page = browse(thinker.url)
         with thinker.script("<think>\n\n</think>\n\n" + text):
             page.ask("Roots?")
@@ -751,7 +751,7 @@ def test_rendering_hostile_markdown_ends():
 
 @in_browser
 def test_a_thought_is_folded_and_can_be_turned_off(tmp_path, browse):
-    with make_thinker("qwen3.jinja", tmp_path / "m") as thinker:
+    with make_thinker("qwen3", tmp_path / "m") as thinker:
         page = browse(thinker.url)
         with thinker.script(ANSWER, "Hi.") as script:
             page.ask("Hello?")

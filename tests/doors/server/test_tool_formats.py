@@ -5,9 +5,9 @@ judged by the clients.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from core.text.cases import TOOL_TEMPLATES
 from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from mlx_llama import load
@@ -237,9 +237,7 @@ def test_text_that_begins_like_a_call_is_text(model):
 )
 def test_formats_that_need_the_tools_or_the_prompt(name, answer, tmp_path):
     """Types of arguments are the tool's; the prompt ends with a mark."""
-    folder = Path(__file__).resolve().parents[2] / "data" / "tool-templates"
-    template = (folder / f"{name}.jinja").read_text(encoding="utf-8")
-    with Scripted(template, tmp_path / "m") as server, server.script(answer):
+    with Scripted(TOOL_TEMPLATES[name], tmp_path / "m") as server, server.script(answer):
         body = {"model": "m", **CHAT, "max_tokens": 300}
         with server.openai.chat.completions.stream(**body) as stream:
             [choice] = stream.get_final_completion().choices

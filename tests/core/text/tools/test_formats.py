@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from making import refusal
 
-from core.text.cases import TEMPLATES, USER, conversation
+from core.text.cases import TEMPLATES, TOOL_TEMPLATES, USER, conversation
 from mlx_llama.core.errors import OptionsError, TemplateError
 from mlx_llama.core.generation.grammar import Grammars, Rule
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
@@ -39,14 +38,6 @@ from mlx_llama.core.text.tools.formats import (
 
 from .reading import read
 from .test_describe import add, weather
-
-TOOL_TEMPLATES = {
-    path.stem: path.read_text(encoding="utf-8")
-    for path in sorted(
-        (Path(__file__).resolve().parents[3] / "data" / "tool-templates").glob("*.jinja")
-    )
-}
-
 
 # Templates
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.text.cases import TEMPLATES
+from core.text.cases import TEMPLATES, TOOL_TEMPLATES
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.thoughts import find_thoughts
@@ -24,7 +24,6 @@ from mlx_llama.core.text.tools.formats import HARMONY
 
 from .reading import read
 
-DATA = Path(__file__).resolve().parents[3] / "data" / "tool-templates"
 FOLDER = os.environ.get("MLX_LLAMA_TEMPLATES")
 UNKNOWN = "{% if tools %}call @{name}{% endif %}"
 # vLLM's template of Phi-4 mini prints calls of the history without their mark.
@@ -32,8 +31,7 @@ LISTED = """{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.conten
 {%- if m.tool_calls %}OPENS[{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", \
 "arguments": {{ call.function.arguments | tojson }}}{{ "" if loop.last else ", " }}{% endfor %}]\
 CLOSES{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
-OURS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DATA.glob("*.jinja"))}
-OURS |= {name: TEMPLATES[name] for name in ("smollm2", "zephyr", "llama-2")}
+OURS = TOOL_TEMPLATES | {name: TEMPLATES[name] for name in ("smollm2", "zephyr", "llama-2")}
 OURS |= {f"unknown-{name}": UNKNOWN + OURS[name] for name in ("smollm2", "gemma-2")}
 OURS |= {
     "listed-tool_call": LISTED.replace("OPENS", "<tool_call>").replace("CLOSES", "</tool_call>"),
