@@ -44,14 +44,6 @@ def test_default_values_of_llama_cpp_change_nothing(flags, run):
     assert (done.code, done.out) == (0, plain.out), done.err
 
 
-def test_no_limit_of_tokens_goes_to_the_end_of_the_context(run):
-    flags = "-n -1 --ctx-size 40 --jsonl --logit-bias 1=-100 --logit-bias 2=-100"
-    done = run(*PROMPT, *flags.split())
-    receipt = json.loads(done.out.splitlines()[-1])["receipt"]
-    assert receipt["finish_reason"] == "context"
-    assert receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
-
-
 def test_a_template_may_be_text(run, toy):
     text = "{% for message in messages %}Q {{ message.content }} A{% endfor %}"
     done = run("-p", "hello", "-m", "5", "--chat-template", text)
