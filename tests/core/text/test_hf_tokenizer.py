@@ -8,13 +8,7 @@ import json
 import pytest
 import sentencepiece
 from hypothesis import assume, given
-from making import (
-    LLAMA3_SPECIALS,
-    config_fields,
-    make_tokenizer,
-    refusal,
-    sentencepiece_model,
-)
+from making import LLAMA3_SPECIALS, config_fields, make_tokenizer, refusal, sentencepiece_model
 from transformers import AutoTokenizer
 
 from mlx_llama.core.errors import TokenizerError
