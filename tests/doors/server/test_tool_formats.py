@@ -14,13 +14,10 @@ from mlx_llama import load
 
 from .conftest import Inside, Scripted, join
 
-jsonschema = pytest.importorskip("jsonschema")
-
 QUESTION = [{"role": "user", "content": "1 + 2, and the time?"}]
 EMPTY = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 INTEGER = {"type": "integer"}
 SUM = EMPTY | {"properties": {"a": INTEGER, "b": INTEGER}, "required": ["a", "b"]}
-CITY = EMPTY | {"properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 FUNCTIONS = [
     {"name": name, "description": text, "parameters": schema}
     for name, text, schema in (("add", "Add two numbers.", SUM), ("time", "Tell the time.", EMPTY))
@@ -193,17 +190,6 @@ def test_messages(model):
         last = model.message(**asked | {"messages": [*QUESTION, *turns]})
     assert last.content[0].text == LAST and last.stop_reason == "end_turn"
     check_order(script.prompts[0])
-
-
-def test_a_required_call_in_the_format_of_the_model(model):
-    """Of a random model: a grammar makes it write the call."""
-    tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
-    asked = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
-    choice = model.chat(messages=QUESTION, **asked, max_tokens=100, temperature=1, seed=3)
-    [(name, arguments)] = calls_of(choice.message)
-    jsonschema.validate(arguments, CITY)
-    assert name == "weather" and choice.finish_reason == "tool_calls"
-    assert choice.message.content is None
 
 
 def test_text_that_begins_like_a_call_is_text(model):
