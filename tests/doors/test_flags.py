@@ -76,13 +76,11 @@ def test_logprobs_of_a_batch_are_in_its_lines(run, llm, tmp_path):
     assert line["logprobs"] == list(map(list, zip(rates, tops)))
 
 
-@pytest.mark.parametrize("asked", ["flag", "command"])
-def test_logprobs_of_a_conversation_follow_its_answer(run, llm, asked):
+@pytest.mark.parametrize(
+    "flags, script", [(("--logprobs", "2"), b"hi\n"), ((), b"/set logprobs 2\nhi\n")]
+)
+def test_logprobs_of_a_conversation_follow_its_answer(run, llm, flags, script):
     wanted = llm.chat().send("hi", max_tokens=5, logprobs=2)
-    flags, script = {
-        "flag": (("--logprobs", "2"), b"hi\n"),
-        "command": ((), b"/set logprobs 2\nhi\n"),
-    }[asked]
     done = run("-m", "5", *flags, main=chat.main, stdin=script)
     assert done.code == 0 and done.out.rstrip("\n") == wanted.text.rstrip("\n")
     check_logprobs(done.err.splitlines(), wanted)

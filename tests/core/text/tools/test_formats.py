@@ -18,7 +18,6 @@ from mlx_llama.core.text.tools.formats import (
     BRIEF,
     FUNCTIONARY_31,
     FUNCTIONARY_32,
-    FUNCTOOLS,
     GLM,
     GRANITE_3,
     HARMONY,
@@ -32,7 +31,6 @@ from mlx_llama.core.text.tools.formats import (
     PHI_4_MINI,
     QWEN_CODER,
     SEED_OSS,
-    SMOLLM2,
     SMOLLM3,
 )
 
@@ -188,8 +186,6 @@ def test_formats_are_recognised(model):
         **{"phi-4-mini": PHI_4_MINI, "qwen2.5": HERMES, "qwen3-coder": QWEN_CODER},
         **{"seed-oss": SEED_OSS, "smollm3": SMOLLM3},
     }
-    assert find_format("{% if tools %}<tool_call>[{name, arguments}", bare) is SMOLLM2
-    assert find_format("{% if tools %}functools[{", bare) is FUNCTOOLS
     assert find_format(TEMPLATES["llama-2"], model.tokenizer) is BRIEF
 
 
