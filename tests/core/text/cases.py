@@ -46,12 +46,14 @@ def load_folder(folder, **fields):
     return load_tokenizer(folder, LlamaConfig.from_dict(config_fields(**fields)))
 
 
-def load_vocabulary(metadata, **fields):
-    """A tokenizer from GGUF metadata, `fields` of tokenizer.ggml.* replaced (None: left out)."""
+def load_vocabulary(metadata, rows=128256, **fields):
+    """A tokenizer from GGUF metadata, `fields` of tokenizer.ggml.* replaced (None: left out).
+    rows: of the model's embedding.
+    """
     metadata = metadata | {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     metadata = {name: value for name, value in metadata.items() if value is not None}
     return load_gguf_tokenizer(
-        metadata, LlamaConfig.from_dict(config_fields(vocab_size=128256)), "toy.gguf"
+        metadata, LlamaConfig.from_dict(config_fields(vocab_size=rows)), "toy.gguf"
     )
 
 

@@ -15,15 +15,12 @@ from making import (
     CHAT_TEMPLATE,
     LLAMA3_SPECIALS,
     byte_level_json,
-    config_fields,
     refusal,
     sentencepiece_model,
 )
 from making_gguf import add_byte_level, add_sentencepiece
 
 from mlx_llama.core.errors import TokenizerError
-from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, read_gguf_template
 from mlx_llama.core.text.tokenizer import byte_alphabet
 
@@ -33,10 +30,6 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 KINDS = ("llama", "gpt2")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 anything = any_text("</s>", "don't", "I'LL", "1234", "<b>")
-
-
-def config(vocab_size):
-    return LlamaConfig.from_dict(config_fields(vocab_size=vocab_size))
 
 
 def toy(kind):
@@ -424,8 +417,8 @@ def test_bad_vocabularies_are_told_in_one_line(kind, fields, message):
 def test_more_tokens_than_embeddings():
     metadata, _ = toy("llama")
     with pytest.raises(TokenizerError, match="384 tokens, the model's embedding 383 rows"):
-        load_gguf_tokenizer(metadata, config(383), "toy.gguf")
-    ours = load_gguf_tokenizer(metadata, config(400), "toy.gguf")
+        load_vocabulary(metadata, rows=383)
+    ours = load_vocabulary(metadata, rows=400)
     assert ours.decode([399]) == ""
     with pytest.raises(TokenizerError, match="outside the vocabulary"):
         ours.decode([400])
