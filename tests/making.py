@@ -10,7 +10,7 @@ import functools
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,20 @@ SENTENCES = (
 )
 
 
-def refusal(call: Callable, *args: Any, kind: type[Exception] | None = None) -> str:
-    """The one-line message of the error that `call` must raise: a CheckpointError, or `kind`."""
+def refusal(
+    call: Callable, *args: Any, kind: type[Exception] | None = None, words: Iterable[str] = ()
+) -> str:
+    """The one-line message of the error that `call` must raise: a CheckpointError, or `kind`.
+    words: it contains each of them.
+    """
     from mlx_llama.core.errors import CheckpointError
 
     with pytest.raises(kind or CheckpointError) as caught:
         call(*args)
     message = str(caught.value)
     assert "\n" not in message and len(message) < 700
+    missing = [word for word in words if word not in message]
+    assert not missing, message
     return message
 
 
@@ -235,8 +241,23 @@ def to_bfloat16(x: np.ndarray) -> np.ndarray:
     return x.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
-def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
-    """Write a safetensors file from {name: (dtype code, shape, bytes)}."""
+Encoded = dict[str, tuple[str, tuple[int, ...], bytes]]  # {name: (dtype code, shape, bytes)}
+
+
+def put_zeros(name: str, code: str, *shape: int) -> Callable[[Encoded], None]:
+    """An edit of encoded tensors: zeros of this dtype code and shape under the name."""
+    sizes = {"U8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "F64": 8}
+    data = bytes(math.prod(shape) * sizes.get(code, 4))
+    return lambda tensors: tensors.__setitem__(name, (code, shape, data))
+
+
+def drop(name: str) -> Callable[[Encoded], Any]:
+    """An edit of encoded tensors: without this one."""
+    return lambda tensors: tensors.pop(name)
+
+
+def write_safetensors(path: Path, tensors: Encoded) -> None:
+    """Write a safetensors file of encoded tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, (code, shape, data) in tensors.items():

@@ -74,23 +74,14 @@ def tool_formats() -> dict[str, tuple[str, str]]:
     """Templates of four families, and how their models write the calls add(a=1, b=2) and then
     time().
     """
-    from pathlib import Path
+    from core.text.cases import TEMPLATES, TOOL_TEMPLATES
 
-    from core.text.cases import TEMPLATES
-
-    folder = Path(__file__).parent / "data" / "tool-templates"
     add = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
     time = '{"name": "time", "arguments": {}}'
-
-    def read(name: str) -> str:
-        return (folder / f"{name}.jinja").read_text(encoding="utf-8")
-
-    return {
-        "llama-3.1": (read("llama-3.1"), f"{add}; {time}".replace("arguments", "parameters")),
-        "mistral-nemo": (read("mistral-nemo"), f"[TOOL_CALLS][{add}, {time}]"),
-        "qwen2.5": (
-            read("qwen2.5"),
-            f"<tool_call>\n{add}\n</tool_call>\n<tool_call>\n{time}\n</tool_call>",
-        ),
-        "smollm2": (TEMPLATES["smollm2"], f"<tool_call>[{add}, {time}]</tool_call>"),
+    calls = {
+        "llama-3.1": f"{add}; {time}".replace("arguments", "parameters"),
+        "mistral-nemo": f"[TOOL_CALLS][{add}, {time}]",
+        "qwen2.5": f"<tool_call>\n{add}\n</tool_call>\n<tool_call>\n{time}\n</tool_call>",
+        "smollm2": f"<tool_call>[{add}, {time}]</tool_call>",
     }
+    return {name: ((TEMPLATES | TOOL_TEMPLATES)[name], text) for name, text in calls.items()}

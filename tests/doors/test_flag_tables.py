@@ -11,7 +11,7 @@ import pytest
 
 from mlx_llama.cli import flags as flag_tables, running
 from mlx_llama.cli.spelling import flag_of
-from mlx_llama.core.backends.load_options import TABLE, LoadOptions
+from mlx_llama.core.backends.load_options import TABLE
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.options import FIELDS, resolve
 
@@ -140,13 +140,6 @@ def test_load_flags_are_the_parameters_of_load():
     for name, field in TABLE.items():
         assert f"\n    {name}: " in load.__doc__
         assert field.metadata["help"] in helps.get(name, field.metadata["help"])
-
-
-def test_what_llama_cpp_writes_for_unset_is_unset():
-    parser = flag_tables.Parser()
-    flag_tables.add_load_flags(parser)
-    parsed = parser.parse_args(["-c", "0", "--threads", "-1"])
-    assert flag_tables.load_options(parsed) == LoadOptions()
 
 
 def test_every_option_has_a_flag():

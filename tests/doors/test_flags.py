@@ -44,14 +44,6 @@ def test_default_values_of_llama_cpp_change_nothing(flags, run):
     assert (done.code, done.out) == (0, plain.out), done.err
 
 
-def test_no_limit_of_tokens_goes_to_the_end_of_the_context(run):
-    flags = "-n -1 --ctx-size 40 --jsonl --logit-bias 1=-100 --logit-bias 2=-100"
-    done = run(*PROMPT, *flags.split())
-    receipt = json.loads(done.out.splitlines()[-1])["receipt"]
-    assert receipt["finish_reason"] == "context"
-    assert receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
-
-
 def test_a_template_may_be_text(run, toy):
     text = "{% for message in messages %}Q {{ message.content }} A{% endfor %}"
     done = run("-p", "hello", "-m", "5", "--chat-template", text)
@@ -84,13 +76,11 @@ def test_logprobs_of_a_batch_are_in_its_lines(run, llm, tmp_path):
     assert line["logprobs"] == list(map(list, zip(rates, tops)))
 
 
-@pytest.mark.parametrize("asked", ["flag", "command"])
-def test_logprobs_of_a_conversation_follow_its_answer(run, llm, asked):
+@pytest.mark.parametrize(
+    "flags, script", [(("--logprobs", "2"), b"hi\n"), ((), b"/set logprobs 2\nhi\n")]
+)
+def test_logprobs_of_a_conversation_follow_its_answer(run, llm, flags, script):
     wanted = llm.chat().send("hi", max_tokens=5, logprobs=2)
-    flags, script = {
-        "flag": (("--logprobs", "2"), b"hi\n"),
-        "command": ((), b"/set logprobs 2\nhi\n"),
-    }[asked]
     done = run("-m", "5", *flags, main=chat.main, stdin=script)
     assert done.code == 0 and done.out.rstrip("\n") == wanted.text.rstrip("\n")
     check_logprobs(done.err.splitlines(), wanted)

@@ -11,9 +11,11 @@ from mlx_llama.bench import command as bench
 from mlx_llama.chat import repl as chat
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.parity import command as parity
+from mlx_llama.server import command as server
 
 MAINS = {"bench": bench.main, "chat": chat.main, "doctor": doctor.main, "generate": generate.main}
-MAINS |= {"parity": parity.main, "quantize": quantize.main}
+MAINS |= {"parity": parity.main, "quantize": quantize.main, "server": server.main}
+NEWS = {"parity": ("running", "("), "server": ("listening",)}
 LONG = "word " * 600
 # TOY: a model with a context of 256. Found before anything is loaded:
 EARLY = """
@@ -62,8 +64,28 @@ generate --prompts none -o x | none: cannot be read
 generate --prompts none | --prompts needs --output FILE
 parity --cache-bits 4 | --cache-bits '4': must be 8 or 16
 parity --record x.json --batch-invariant | --batch-invariant has no meaning with --record
+server --port 99999 | --port '99999'
+server --port x | --port 'x'
+server --host no.such.host.invalid | cannot listen
+server --timeout 0 | --timeout '0'
+server --queue -1 | --queue '-1'
+server --max-connections 0 | --max-connections '0'
+server --parallel 0 | --max-rows '0'
+server --template nope | neither a file
+server --threads x | --threads
+server --idle-unload never | --idle-unload 'never'
+server --api-key-file /no/file | cannot be read
+server --api-key schlüssel | ASCII
+server --ssl-key-file x | needs both
+server --temp -3 | option --temp
+server --max-body big | --max-body 'big'
+server --model no/such/folder | no such folder
 """
 OTHERS = """
+chat TOY --temp -1 --top-p 2 | option --temp
+chat TOY --frob | there is no flag --frob
+chat TOY --backend abacus | there is no backend 'abacus'
+chat --model /nowhere | /nowhere
 doctor --nope | --nope
 doctor a b | unrecognized arguments: b
 doctor --ctx-size many | --ctx-size 'many'
@@ -131,6 +153,10 @@ quantize IN OUT --calibrate docs | --format gguf:IQ4_XS
 quantize IN OUT.gguf --imatrix m.gguf --format gguf:Q8_0 | gguf:Q8_0
 quantize IN OUT.gguf --imatrix no.gguf --format gguf:Q4_0 | no.gguf
 quantize IN OUT.gguf --calibrate no.txt --format gguf:Q4_0 | no.txt
+server --quiet --port 0 --ssl-key-file /no/a --ssl-cert-file /no/b | cannot be used
+server --quiet --port 0 --ctx-size 99999 | 1 to
+server --quiet --port 0 --regex ( | option --regex
+server --quiet --port 0 --logit-bias 999999=1 | option --logit-bias
 """
 
 
@@ -146,7 +172,7 @@ def test_a_refusal_is_one_line(line, is_early, door, toy, tmp_path, monkeypatch)
     if is_early:
         monkeypatch.setattr(Backend, "build", lambda *args, **named: pytest.fail("loaded"))
     done = door(MAINS[name], *(LONG if word == "LONG" else word for word in words))
-    news = ("running", "(") if name == "parity" else ()
+    news = () if is_early else NEWS.get(name, ())
     (error,) = (text for text in done.err.splitlines() if not text.startswith(news))
     assert done.code == 2 and done.out == "" and error.startswith("error: ") and message in error
     assert [path.name for path in tmp_path.iterdir()] == ["TEXT"]

@@ -5,7 +5,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from making import config_fields, encode_tensor, make_checkpoint, refusal, write_safetensors
+from making import (
+    config_fields,
+    drop,
+    encode_tensor,
+    make_checkpoint,
+    put_zeros,
+    refusal,
+    write_safetensors,
+)
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -158,38 +166,28 @@ REFUSED = {
 def test_other_formats_are_refused_by_name(case):
     field, words = REFUSED[case]
     raw = config_fields(quantization_config=field, **SIZES)
-    message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
-    for word in ["quantization_config", *words]:
-        assert word in message, message
-
-
-def replace(name, code, shape):
-    size = {"I32": 4, "F32": 4, "F8_E5M2": 1}[code]
-    return lambda tensors: tensors.__setitem__(
-        name, (code, shape, bytes(int(np.prod(shape)) * size))
-    )
+    words = ["quantization_config", *words]
+    refusal(LlamaConfig.from_dict, raw, kind=ConfigError, words=words)
 
 
 BAD = {
     "no scales": (
-        lambda tensors: tensors.pop(f"{QUERY}.weight_scale_inv"),
+        drop(f"{QUERY}.weight_scale_inv"),
         [f"{QUERY}.weight_scale", "missing", "F8_E4M3"],
     ),
     "scales of other blocks": (
-        replace(f"{QUERY}.weight_scale_inv", "F32", (2, 1)),
+        put_zeros(f"{QUERY}.weight_scale_inv", "F32", 2, 1),
         [f"{QUERY}.weight_scale_inv", "[2, 1]", "[1, 1]", "128 x 128"],
     ),
     "scales as integers": (
-        replace(f"{QUERY}.weight_scale_inv", "I32", (1, 1)),
+        put_zeros(f"{QUERY}.weight_scale_inv", "I32", 1, 1),
         [f"{QUERY}.weight_scale_inv", "I32", "F32"],
     ),
-    "another float": (replace(f"{QUERY}.weight", "F8_E5M2", (128, 128)), [QUERY, "weight_scale"]),
+    "another float": (put_zeros(f"{QUERY}.weight", "F8_E5M2", 128, 128), [QUERY, "weight_scale"]),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_tensor_is_named(case, tmp_path):
     change, words = BAD[case]
-    message = refusal(open_checkpoint, make_float8(tmp_path / "m", "blocks", change)[0])
-    for word in words:
-        assert word in message, message
+    refusal(open_checkpoint, make_float8(tmp_path / "m", "blocks", change)[0], words=words)

@@ -9,13 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from data.make_blocks import (
-    KINDS,
-    WEIGHED,
-    make_importance,
-    make_weights,
-    quantize_by_llama_cpp,
-)
+from data.make_blocks import KINDS, WEIGHED, make_importance, make_weights, quantize_by_llama_cpp
 
 from mlx_llama.core.files.gguf_quantize import quantize
 from mlx_llama.core.files.quantized import GGUF_FORMATS

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from making import (
     config_fields,
+    drop,
     encode_tensor,
     make_checkpoint,
+    put_zeros,
     random_tensors,
     refusal,
     write_safetensors,
@@ -246,10 +248,8 @@ BAD_FIELDS = {
 def test_a_bad_setting_is_named(case):
     field, words = BAD_FIELDS[case]
     raw = config_fields(quantization=field, **WIDE)
-    message = refusal(LlamaConfig.from_dict, raw, "m/config.json", kind=ConfigError)
+    message = refusal(LlamaConfig.from_dict, raw, "m/config.json", kind=ConfigError, words=words)
     assert message.startswith("m/config.json: ")
-    for word in words:
-        assert word in message, message
 
 
 @pytest.mark.parametrize("other", ["aqlm", "hqq", "bitsandbytes", "quark"])
@@ -319,17 +319,6 @@ def test_groups_that_do_not_divide_a_row_of_a_named_layer():
 # Tensors that do not fit the settings
 
 
-def drop(name):
-    return lambda tensors: tensors.pop(name)
-
-
-def replace(name, code, shape):
-    size = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "U8": 1, "F64": 8}[code]
-    return lambda tensors: tensors.__setitem__(
-        name, (code, shape, bytes(int(np.prod(shape)) * size))
-    )
-
-
 CODES, SCALES, BIASES = (f"{QUERY}.{part}" for part in ("weight", "scales", "biases"))
 ELSEWHERE = "model.layers.9.mlp.up_proj.scales"
 GROUPS = "4 bits, groups of 64"
@@ -337,28 +326,26 @@ BAD_TENSORS = {
     "no scales": (drop(SCALES), [SCALES, "[128, 2]", "missing"]),
     "no biases": (drop(BIASES), [BIASES, "[128, 2]", "missing"]),
     "no codes": (drop(CODES), [CODES, "[128, 16]", "missing"]),
-    "other scales": (replace(SCALES, "F16", (128, 4)), [SCALES, "[128, 4]", "[128, 2]", GROUPS]),
-    "other biases": (replace(BIASES, "F16", (128, 1)), [BIASES, "[128, 1]", "[128, 2]"]),
-    "other bits": (replace(CODES, "U32", (128, 32)), [CODES, "[128, 32]", "[128, 16]", "4 bits"]),
-    "other rows": (replace(CODES, "U32", (64, 16)), [CODES, "[64, 16]", "[128, 16]"]),
-    "codes unpacked": (replace(CODES, "F16", (128, 128)), [CODES, "[128, 128]", "[128, 16]"]),
-    "codes as floats": (replace(CODES, "F32", (128, 16)), [CODES, "F32", "U32"]),
-    "codes as signed": (replace(CODES, "I32", (128, 16)), [CODES, "I32", "U32"]),
-    "scales as bytes": (replace(SCALES, "U8", (128, 2)), [SCALES, "U8", "F32, F16 or BF16"]),
-    "scales in double": (replace(SCALES, "F64", (128, 2)), [SCALES, "F64"]),
-    "biases of another dtype": (replace(BIASES, "BF16", (128, 2)), [BIASES, "BF16", "F16"]),
-    "scales of nothing": (replace(ELSEWHERE, "F16", (128, 2)), [ELSEWHERE, "not part"]),
-    "of a norm": (replace("model.norm.scales", "F16", (2,)), ["model.norm.scales", "not part"]),
+    "other scales": (put_zeros(SCALES, "F16", 128, 4), [SCALES, "[128, 4]", "[128, 2]", GROUPS]),
+    "other biases": (put_zeros(BIASES, "F16", 128, 1), [BIASES, "[128, 1]", "[128, 2]"]),
+    "other bits": (put_zeros(CODES, "U32", 128, 32), [CODES, "[128, 32]", "[128, 16]", "4 bits"]),
+    "other rows": (put_zeros(CODES, "U32", 64, 16), [CODES, "[64, 16]", "[128, 16]"]),
+    "codes unpacked": (put_zeros(CODES, "F16", 128, 128), [CODES, "[128, 128]", "[128, 16]"]),
+    "codes as floats": (put_zeros(CODES, "F32", 128, 16), [CODES, "F32", "U32"]),
+    "codes as signed": (put_zeros(CODES, "I32", 128, 16), [CODES, "I32", "U32"]),
+    "scales as bytes": (put_zeros(SCALES, "U8", 128, 2), [SCALES, "U8", "F32, F16 or BF16"]),
+    "scales in double": (put_zeros(SCALES, "F64", 128, 2), [SCALES, "F64"]),
+    "biases of another dtype": (put_zeros(BIASES, "BF16", 128, 2), [BIASES, "BF16", "F16"]),
+    "scales of nothing": (put_zeros(ELSEWHERE, "F16", 128, 2), [ELSEWHERE, "not part"]),
+    "of a norm": (put_zeros("model.norm.scales", "F16", 2), ["model.norm.scales", "not part"]),
 }
 
 
 @pytest.mark.parametrize("case", BAD_TENSORS)
 def test_a_tensor_that_does_not_fit_is_named(case, tmp_path):
     change, words = BAD_TENSORS[case]
-    message = refusal(open_checkpoint, make_quantised(tmp_path / "m", GOOD, change=change))
-    assert str(tmp_path / "m") in message
-    for word in words:
-        assert word in message, message
+    folder = make_quantised(tmp_path / "m", GOOD, change=change)
+    refusal(open_checkpoint, folder, words=[str(folder), *words])
 
 
 WITHOUT = {"quantization": None, "quantization_config": None}
@@ -366,8 +353,8 @@ NARROW = {"hidden_size": 64, "intermediate_size": 96}
 
 
 def write_narrow(tensors):
-    replace(DOWN + ".weight", "U32", (64, 12))(tensors)
-    replace(DOWN + ".scales", "F16", (64, 1))(tensors)
+    put_zeros(DOWN + ".weight", "U32", 64, 12)(tensors)
+    put_zeros(DOWN + ".scales", "F16", 64, 1)(tensors)
 
 
 @pytest.mark.parametrize(
@@ -387,5 +374,4 @@ def write_narrow(tensors):
     ids=["left as it is", "rows that groups do not divide", "no scales", "no settings"],
 )
 def test_settings_that_do_not_fit_the_tensors(how, words, tmp_path):
-    message = refusal(open_checkpoint, make_quantised(tmp_path / "m", GOOD, **how))
-    assert all(word in message for word in words), message
+    refusal(open_checkpoint, make_quantised(tmp_path / "m", GOOD, **how), words=words)

@@ -265,9 +265,8 @@ REFUSED = {
 def test_other_packings_are_refused_by_name(case):
     field, words = REFUSED[case]
     raw = config_fields(quantization_config=field, **SIZES)
-    message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
-    for word in ["quantization_config", *words]:
-        assert word in message, message
+    words = ["quantization_config", *words]
+    refusal(LlamaConfig.from_dict, raw, kind=ConfigError, words=words)
 
 
 def change_part(part, shape=None, code="I32", value=0):
@@ -300,8 +299,5 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_tensor_is_named(case, tmp_path):
     change, words = BAD[case]
-    message = refusal(
-        open_checkpoint, Toy("gptq", order=shuffle_runs).write(tmp_path / "m", change=change)
-    )
-    for word in [QUERY, *words]:
-        assert word in message, message
+    folder = Toy("gptq", order=shuffle_runs).write(tmp_path / "m", change=change)
+    refusal(open_checkpoint, folder, words=[QUERY, *words])

@@ -1,5 +1,7 @@
 """Texts, templates and conversations that several test files use."""
 
+from pathlib import Path
+
 from hypothesis import strategies as st
 from making import CHAT_TEMPLATE, config_fields, refusal
 
@@ -44,12 +46,14 @@ def load_folder(folder, **fields):
     return load_tokenizer(folder, LlamaConfig.from_dict(config_fields(**fields)))
 
 
-def load_vocabulary(metadata, **fields):
-    """A tokenizer from GGUF metadata, `fields` of tokenizer.ggml.* replaced (None: left out)."""
+def load_vocabulary(metadata, rows=128256, **fields):
+    """A tokenizer from GGUF metadata, `fields` of tokenizer.ggml.* replaced (None: left out).
+    rows: of the model's embedding.
+    """
     metadata = metadata | {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     metadata = {name: value for name, value in metadata.items() if value is not None}
     return load_gguf_tokenizer(
-        metadata, LlamaConfig.from_dict(config_fields(vocab_size=128256)), "toy.gguf"
+        metadata, LlamaConfig.from_dict(config_fields(vocab_size=rows)), "toy.gguf"
     )
 
 
@@ -62,84 +66,19 @@ def has_wide_space(text):
 
 # Templates
 
-# As the hub's models carry them, some shortened
-TEMPLATES = {
-    "toy": CHAT_TEMPLATE,
-    "llama-2": (
-        "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set " "system_message = "
-        "messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set " "system_message = false %}{% endif %}"
-        "{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % " "2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate " "user/assistant/user/assistant/...') }}{% endif %}"
-        "{% if loop.index0 == 0 and system_message != false %}{% set content = '<<SYS>>\\n' + " "system_message + "
-        "'\\n<</SYS>>\\n\\n' + message['content'] %}{% else %}{% set content = " "message['content'] %}{% endif %}"
-        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' " "[/INST]' }}"
-        "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-    ),
-    "llama-3": (
-        "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = " "'<|start_header_id|>' + "
-        "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' " "%}{% if loop.index0 == 0 %}"
-        "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if " "add_generation_prompt %}"
-        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-    ),
-    "llama-3.1": (
-        "{{- bos_token }}\n{%- if custom_tools is defined %}\n    {%- set tools = custom_tools " "%}\n{%- endif %}\n"
-        "{%- if not date_string is defined %}\n    {%- if strftime_now is defined %}\n"
-        '        {%- set date_string = strftime_now("%d %b %Y") %}\n    {%- else %}\n'
-        '        {%- set date_string = "26 Jul 2024" %}\n    {%- endif %}\n{%- endif %}\n'
-        "{%- if not tools is defined %}\n    {%- set tools = none %}\n{%- endif %}\n"
-        "{%- if messages[0]['role'] == 'system' %}\n    {%- set system_message = " "messages[0]['content']|trim %}\n"
-        "    {%- set messages = messages[1:] %}\n{%- else %}\n    {%- set system_message = " "\"\" %}\n{%- endif %}\n"
-        '{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}\n{%- if tools is not none %}\n'
-        '    {{- "Environment: ipython\\n" }}\n    {%- for t in tools %}\n        {{- t | ' 'tojson(indent=4) }}\n'
-        '    {%- endfor %}\n{%- endif %}\n{{- "Cutting Knowledge Date: December 2023\\n" }}\n'
-        '{{- "Today Date: " + date_string + "\\n\\n" }}\n{{- system_message }}\n{{- ' '"<|eot_id|>" }}\n'
-        "{%- for message in messages %}\n"
-        "    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' " "in message) %}\n"
-        "        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ " "message['content'] | trim + "
-        "'<|eot_id|>' }}\n    {%- elif 'tool_calls' in message %}\n        {%- if not " "message.tool_calls|length == 1 %}\n"
-        '            {{- raise_exception("This model only supports single tool-calls at ' 'once!") }}\n'
-        "        {%- endif %}\n    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n"
-        "    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}\n{%- endif %}\n"
-    ),
-    "mistral": (
-        "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != " "(loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate " "user/assistant/user/assistant/...') }}{% endif %}"
-        "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
-        "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token + ' ' }}"
-        "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% " "endif %}{% endfor %}"
-    ),
-    "zephyr": (
-        "{% for message in messages %}\n{% if message['role'] == 'user' %}\n{{ '<|user|>\n' + " "message['content'] + "
-        "eos_token }}\n{% elif message['role'] == 'system' %}\n{{ '<|system|>\n' + " "message['content'] + eos_token }}\n"
-        "{% elif message['role'] == 'assistant' %}\n{{ '<|assistant|>\n'  + message['content'] " "+ eos_token }}\n{% endif %}"
-        "\n{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif " "%}\n{% endfor %}"
-    ),
-    "smollm2": (
-        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' " "%}{{ '<|im_start|>system\nYou "
-        "are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% " "endif %}{{'<|im_start|>' + "
-        "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if " "add_generation_prompt %}"
-        "{{ '<|im_start|>assistant\n' }}{% endif %}"
-    ),
-    "namespace": (
-        "{%- set ns = namespace(found=false, text='') -%}{%- for m in messages -%}{%- if " "m.role == 'assistant' -%}"
-        "{%- set ns.found = true -%}{%- continue -%}{%- endif -%}{%- set ns.text = ns.text ~ " "m.content ~ '|' -%}"
-        "{%- endfor -%}{{ bos_token ~ ns.text ~ ns.found }}{% for i in range(3) %}{% if i == 2 " "%}{% break %}{% endif %}"
-        "{{ i }}{% endfor %}"
-    ),
-    "macro": (
-        "{% macro turn(m, mark='#') %}{{ mark }}{{ m['role']|upper }}: {{ " "m['content']|replace('a', 'b') }}\n{% endmacro %}"
-        "{% for m in messages %}{{ turn(m) }}{% generation %}{{ loop.index }}{% endgeneration %}"
-        "{{ m | tojson }}{% endfor %}{{ messages | map(attribute='role') | join(', ') }}"
-        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ " "messages[::-1][0]['content'][:5] }}"
-        "{{ dict(a=1)['a'] + 2 * 3 ** 2 }}{{ '%s-%d' % ('x', 3) }}{{ 'é<&' | tojson }}"
-    ),
-    "blocks": (
-        "{% set text %}{% for m in messages %}<{{ m.content.split(' ')[0] }}>{% endfor %}{% endset %}{{ text | trim }}\n"
-        "   {% if tools is none %}no tools{% endif %}\n  {# a comment #}\n{% filter upper " "%}abc{% endfilter %}\n"
-        "{{ pad_token is defined }} {{ unk_token }} {{ [1, 2] + [3] }} {{ {'k': 'v'}.items() | " "list }}\n"
-        "{{ 'loop' if messages|length > 1 else 'one' }} {{ " "messages[-1].content.startswith('x') }}\n"
-    ),
-}  # fmt: skip
+DATA = Path(__file__).resolve().parents[2] / "data"
+
+
+def read_templates(folder: str) -> dict[str, str]:
+    """{name: source} of a folder of tests/data."""
+    paths = sorted((DATA / folder).glob("*.jinja"))
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+TOOL_TEMPLATES = read_templates("tool-templates")
+THOUGHT_TEMPLATES = read_templates("thought-templates")
+TEMPLATES = {"toy": CHAT_TEMPLATE, "llama-3.1": TOOL_TEMPLATES["llama-3.1"]}
+TEMPLATES |= read_templates("chat-templates")
 
 
 def conversation(pairs):

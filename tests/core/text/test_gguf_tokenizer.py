@@ -2,10 +2,10 @@
 tokenizers libraries.
 """
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import numpy as np
 import pytest
 import sentencepiece
@@ -15,14 +15,12 @@ from making import (
     CHAT_TEMPLATE,
     LLAMA3_SPECIALS,
     byte_level_json,
-    config_fields,
     refusal,
     sentencepiece_model,
 )
+from making_gguf import add_byte_level, add_sentencepiece
 
 from mlx_llama.core.errors import TokenizerError
-from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, read_gguf_template
 from mlx_llama.core.text.tokenizer import byte_alphabet
 
@@ -34,53 +32,20 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 anything = any_text("</s>", "don't", "I'LL", "1234", "<b>")
 
 
-def config(vocab_size):
-    return LlamaConfig.from_dict(config_fields(vocab_size=vocab_size))
-
-
-def toy_sentencepiece(user_defined=(), control=()):
-    """(metadata, sentencepiece's own processor) of a model that sentencepiece trained"""
-    model = sentencepiece_model(user_defined=user_defined, control=control)
-    sp = sentencepiece.SentencePieceProcessor(model_proto=model)
-    ids = range(sp.get_piece_size())
-    tokens = [sp.id_to_piece(i) for i in ids]
-    checks = {UNKNOWN: sp.is_unknown, CONTROL: sp.is_control, BYTE: sp.is_byte}
-    checks[USER_DEFINED] = lambda i: tokens[i] in user_defined
-    types = [next((kind for kind, is_it in checks.items() if is_it(i)), NORMAL) for i in ids]
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": np.array([sp.get_score(i) for i in ids], np.float32),
-        "tokenizer.ggml.token_type": np.array(types, np.int32),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
-    return metadata, sp
-
-
-def toy_byte_level():
-    """(metadata, the tokenizers library's own) of a tokenizer.json as Llama 3 has it"""
-    library = tokenizers.Tokenizer.from_str(byte_level_json())
-    vocab = library.get_vocab()
-    merges = json.loads(byte_level_json())["model"]["merges"]
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    tokens = sorted(vocab, key=vocab.get)
-    types = [CONTROL if text in LLAMA3_SPECIALS else NORMAL for text in tokens]
-    metadata = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "llama-bpe",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array(types, np.int32),
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": vocab["<|begin_of_text|>"],
-        "tokenizer.ggml.eos_token_id": vocab["<|end_of_text|>"],
-    }
-    return metadata, library
-
-
 def toy(kind):
-    return toy_sentencepiece() if kind == "llama" else toy_byte_level()
+    """(metadata as gguf's writer has it, the library's own tokenizer)"""
+    writer = gguf.GGUFWriter("toy.gguf", "llama")
+    if kind == "llama":
+        add_sentencepiece(writer)
+        library = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
+    else:
+        add_byte_level(writer)
+        writer.kv_data[0]["tokenizer.ggml.eos_token_id"].value = 380  # <|end_of_text|>
+        library = tokenizers.Tokenizer.from_str(byte_level_json())
+    metadata = {name: field.value for name, field in writer.kv_data[0].items()}
+    for name in ("tokenizer.ggml.add_bos_token", "tokenizer.chat_template"):
+        metadata.pop(name, None)
+    return metadata, library
 
 
 def load_more(metadata, tokens, types, **fields):
@@ -142,7 +107,7 @@ def test_special_tokens_are_llama_cpps(name, vocabularies, judged):
 
 @given(text=anything)
 def test_sentencepieces_own_ids(text):
-    metadata, sp = toy_sentencepiece()
+    metadata, sp = toy("llama")
     ours = load_vocabulary(metadata)
     assert ours.encode(text) == sp.encode(text)
     assert ours.decode(sp.encode(text)) == sp.decode(sp.encode(text))
@@ -150,7 +115,7 @@ def test_sentencepieces_own_ids(text):
 
 @given(text=anything)
 def test_the_tokenizers_librarys_own_ids(text):
-    metadata, library = toy_byte_level()
+    metadata, library = toy("gpt2")
     ours = load_vocabulary(metadata)
     assume("ſ" not in text)  # which (?i:'s) takes for an s, and llama.cpp does not
     assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
@@ -207,7 +172,7 @@ def test_user_defined_tokens_are_found_in_any_text(kind):
 
 
 def test_the_longest_special_token_takes_its_places_first():
-    metadata, _ = toy_byte_level()
+    metadata, _ = toy("gpt2")
     count = len(metadata["tokenizer.ggml.tokens"])
     ours = load_more(metadata, ["<a", "a><b>", "<a><b>", "<b>"], [USER_DEFINED] * 4)
     assert ours.encode("<a><b>") == [count + 2]
@@ -216,24 +181,24 @@ def test_the_longest_special_token_takes_its_places_first():
 
 
 def test_a_skipped_special_token_ends_a_character_as_in_sentencepiece():
-    metadata, sp = toy_sentencepiece()
+    metadata, sp = toy("llama")
     ours, half = load_vocabulary(metadata), [sp.piece_to_id("<0xC3>"), sp.piece_to_id("<0xA9>")]
     assert ours.decode(half) == sp.decode(half) == "é"
     assert ours.decode([half[0], 2, half[1]]) == sp.decode([half[0], 2, half[1]]) == "\ufffd\ufffd"
 
 
 def test_a_user_defined_token_keeps_its_space():
-    metadata, sp = toy_sentencepiece()
+    metadata, sp = toy("llama")
     ours = load_more(metadata, ["  "], [USER_DEFINED])
     assert ours.encode("  ") == [sp.get_piece_size()]
     assert ours.decode(ours.encode("  ")) == "  "
 
 
 def test_a_word_after_a_special_token_gets_a_space():
-    ours = load_vocabulary(toy_sentencepiece()[0])
+    ours = load_vocabulary(toy("llama")[0])
     tokens = [ours.tokens[token] for token in ours.encode("</s>Hello", parse_special=True)]
     assert tokens[0] == "</s>" and tokens[1].startswith("▁")
-    bare = load_vocabulary(toy_sentencepiece()[0], add_space_prefix=False)
+    bare = load_vocabulary(toy("llama")[0], add_space_prefix=False)
     assert ours.encode_parts(["</s>", "Hello"]) == [2, *bare.encode("Hello")]
     assert bare.decode(bare.encode(" Hello")) == " Hello"
     assert not bare.tokens[bare.encode("Hello")[0]].startswith("▁")
@@ -241,7 +206,7 @@ def test_a_word_after_a_special_token_gets_a_space():
 
 def test_merges_do_not_lead_user_text_to_a_control_token():
     """llama.cpp's do; a message could end the answer that way."""
-    metadata, _ = toy_byte_level()
+    metadata, _ = toy("gpt2")
     merges = [*metadata["tokenizer.ggml.merges"], "Q X", "QX Q"]
     last = len(metadata["tokenizer.ggml.tokens"]) + 1
     for kind in (NORMAL, CONTROL):
@@ -265,7 +230,7 @@ def test_the_conversation_in_a_files_template():
 
 
 def test_ends_of_an_answer_by_metadata_and_by_text():
-    metadata, _ = toy_byte_level()
+    metadata, _ = toy("gpt2")
     tokens = metadata["tokenizer.ggml.tokens"]
     ends = [tokens[token] for token in load_vocabulary(metadata).eos_ids]
     assert ends == ["<|end_of_text|>", "<|eot_id|>"]
@@ -276,7 +241,7 @@ def test_ends_of_an_answer_by_metadata_and_by_text():
 
 
 def test_phi_3s_special_tokens_take_white_space_along():
-    metadata, _ = toy_byte_level()
+    metadata, _ = toy("gpt2")
     ours = load_vocabulary(metadata)
     phi = load_vocabulary(metadata | {"general.name": "Phi-3 mini"})
     marked = "<|eot_id|>\n a"
@@ -296,7 +261,7 @@ def test_a_known_vocabulary_without_its_pre_tokenizer(name, pre, vocabularies):
 
 @pytest.mark.parametrize("pre", [None, "default"])
 def test_an_unknown_vocabulary_without_its_pre_tokenizer(pre):
-    ours = load_vocabulary(toy_byte_level()[0], pre=pre)
+    ours = load_vocabulary(toy("gpt2")[0], pre=pre)
     assert "tokenizer.ggml.pre is " in ours.notices[0] and "convert" in ours.notices[0]
 
 
@@ -315,19 +280,19 @@ def test_an_unknown_vocabulary_without_its_pre_tokenizer(pre):
     ],
 )
 def test_whether_texts_begin_with_bos(pre, fields, adds):
-    assert load_vocabulary(toy_byte_level()[0], pre=pre, **fields).adds_bos is adds
+    assert load_vocabulary(toy("gpt2")[0], pre=pre, **fields).adds_bos is adds
 
 
 def test_missing_fields_of_a_sentencepiece_file_have_llama_cpps_defaults():
     ours = load_vocabulary(
-        toy_sentencepiece()[0], bos_token_id=None, eos_token_id=None, unknown_token_id=None
+        toy("llama")[0], bos_token_id=None, eos_token_id=None, unknown_token_id=None
     )
     assert (ours.bos_id, ours.eos_ids, ours.adds_bos) == (1, (2,), True)
     assert ours.named == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def test_unused_and_empty_tokens():
-    metadata, sp = toy_sentencepiece()
+    metadata, sp = toy("llama")
     count = sp.get_piece_size()
     ours = load_more(metadata, ["", "", "[PAD]x", "<unk2>"], [UNUSED, NORMAL, UNUSED, UNKNOWN])
     assert ours.encode("Hello world") == sp.encode("Hello world")
@@ -343,7 +308,7 @@ def test_a_file_without_an_unknown_token(other):
     """As Gemma's, whose <unk> is a control token. A folder's tokenizer.model has no room for one
     more.
     """
-    metadata, sp = toy_sentencepiece()
+    metadata, sp = toy("llama")
     types = np.array(metadata["tokenizer.ggml.token_type"])
     ours = load_vocabulary(metadata, token_type=np.where(types == UNKNOWN, other, types))
     assert ours.encode("Hello world") == sp.encode("Hello world")
@@ -355,21 +320,21 @@ def test_a_user_defined_token_with_a_visible_space_does_not_match_a_space():
     """llama.cpp looks for it in the text as it is; sentencepiece would, after spaces were made
     visible.
     """
-    metadata, _ = toy_sentencepiece()
+    metadata, _ = toy("llama")
     ours = load_more(metadata, ["zq▁x"], [USER_DEFINED])
     added = len(metadata["tokenizer.ggml.tokens"])
     assert added in ours.encode("a zq▁x") and added not in ours.encode("a zq x")
 
 
 def test_the_first_of_two_equal_merges_counts():
-    metadata, _ = toy_byte_level()
+    metadata, _ = toy("gpt2")
     tokens = metadata["tokenizer.ggml.tokens"]
     ours = load_more(metadata, ["QX", "XZ"], [NORMAL] * 2, merges=["Q X", "X Z", "Q X"])
     assert ours.encode("QXZ") == [len(tokens), tokens.index("Z")]
 
 
 def test_bytes_of_no_text_may_lack_a_token():
-    metadata, library = toy_byte_level()
+    metadata, library = toy("gpt2")
     at = metadata["tokenizer.ggml.tokens"].index("õ")  # 0xF5
     ours = load_vocabulary(metadata, tokens=changed("gpt2", "tokens", at, "QQQ"))
     assert ours.encode("Hello 🦙") == library.encode("Hello 🦙", add_special_tokens=False).ids
@@ -450,10 +415,10 @@ def test_bad_vocabularies_are_told_in_one_line(kind, fields, message):
 
 
 def test_more_tokens_than_embeddings():
-    metadata, _ = toy_sentencepiece()
+    metadata, _ = toy("llama")
     with pytest.raises(TokenizerError, match="384 tokens, the model's embedding 383 rows"):
-        load_gguf_tokenizer(metadata, config(383), "toy.gguf")
-    ours = load_gguf_tokenizer(metadata, config(400), "toy.gguf")
+        load_vocabulary(metadata, rows=383)
+    ours = load_vocabulary(metadata, rows=400)
     assert ours.decode([399]) == ""
     with pytest.raises(TokenizerError, match="outside the vocabulary"):
         ours.decode([400])
@@ -465,7 +430,7 @@ def test_more_tokens_than_embeddings():
 @pytest.mark.parametrize("text", ["é", "\x80\x81", "éa", "aé", "éé"])
 def test_a_control_token_of_few_characters_is_spelt_with_others(text):
     """Its merge exists, so that an ordinary text produces it; the text keeps its bytes."""
-    metadata, _ = toy_byte_level()
+    metadata, _ = toy("gpt2")
     alphabet = {byte: char for char, byte in byte_alphabet().items()}
     whole = "".join(alphabet[byte] for byte in text.encode("utf-8"))
     tokens = list(metadata["tokenizer.ggml.tokens"])
@@ -513,6 +478,6 @@ def test_a_long_text_has_at_least_so_many_tokens(name, text, vocabularies):
 
 
 def test_vocabularies_without_some_bytes_have_no_bound():
-    metadata, _ = toy_byte_level()
+    metadata, _ = toy("gpt2")
     tokens = [text if text != "Ā" else "ĀĀ" for text in metadata["tokenizer.ggml.tokens"]]
     assert load_vocabulary(metadata, tokens=tokens).count_at_least("a" * 200_000) == 0

@@ -8,13 +8,7 @@ import json
 import pytest
 import sentencepiece
 from hypothesis import assume, given
-from making import (
-    LLAMA3_SPECIALS,
-    config_fields,
-    make_tokenizer,
-    refusal,
-    sentencepiece_model,
-)
+from making import LLAMA3_SPECIALS, config_fields, make_tokenizer, refusal, sentencepiece_model
 from transformers import AutoTokenizer
 
 from mlx_llama.core.errors import TokenizerError
@@ -62,32 +56,26 @@ def test_any_text_has_the_librarys_ids(kind, text, made):
     assert case.ours.encode(text) == library_ids(case, text)
 
 
-@pytest.mark.parametrize("kind", ["llama2", "bytelevel"])
-def test_a_json_without_class_has_its_own_librarys_ids(kind, made, tmp_path):
-    """Unless the settings name LlamaTokenizer, the file counts as it is: leading spaces and special
-    tokens too.
-    """
-    folder = make_tokenizer(tmp_path, kind, tokenizer_class="PreTrainedTokenizerFast")
-    ours, case = load_folder(folder), made[kind]
-    for text in TEXTS:
-        assert ours.encode(text) == library_ids(case, text)
-        eos = list(ours.special_ids)[-1]
-        marked = f"{eos}{text}{eos} {text}"
-        assert ours.encode(marked, parse_special=True) == library_ids(case, marked)
-
-
 FLAG = (None, True, False)
-SPACES = list(itertools.product(("sentencepiece", "llama2"), FLAG, FLAG))
+SETTINGS = [
+    (kind, {"add_prefix_space": space, "legacy": legacy}, {})
+    for kind, space, legacy in itertools.product(("sentencepiece", "llama2"), FLAG, FLAG)
+]
+SETTINGS += [("bytelevel", {}, {})]
+# as DeepSeek's distilled Llamas declare it
+SETTINGS += [("bytelevel", {"tokenizer_class": "LlamaTokenizerFast"}, {})]
+for kind in (
+    "llama2",
+    "bytelevel",
+):  # without LlamaTokenizer, and in Mistral, the file counts as it is
+    SETTINGS += [(kind, {"tokenizer_class": "PreTrainedTokenizerFast"}, {})]
+    SETTINGS += [(kind, {}, {"architectures": ["MistralForCausalLM"]})]
 
 
-@pytest.mark.parametrize(
-    ("kind", "add_prefix_space", "legacy"), [*SPACES, ("bytelevel", None, None)]
-)
-def test_special_tokens_are_parsed_as_transformers_parses_them(
-    kind, add_prefix_space, legacy, tmp_path
-):
-    folder = make_tokenizer(tmp_path, kind, legacy=legacy, add_prefix_space=add_prefix_space)
-    ours, theirs = load_folder(folder), auto(folder)
+@pytest.mark.parametrize(("kind", "settings", "fields"), SETTINGS)
+def test_special_tokens_are_parsed_as_transformers_parses_them(kind, settings, fields, tmp_path):
+    folder = make_tokenizer(tmp_path, kind, **settings)
+    ours, theirs = load_folder(folder, **fields), auto(folder, **fields)
     bos, eos = theirs.bos_token, theirs.eos_token
     for text in TEXTS:
         middle = f"{text}{eos} {text}{eos}\n{text}"
@@ -254,27 +242,6 @@ def test_single_word_is_refused_beside_sentencepiece(tmp_path):
     token = {"content": "<x>", "single_word": True}
     folder = make_tokenizer(tmp_path, "sentencepiece", added_tokens_decoder={"384": token})
     assert "single_word" in refused(folder, vocab_size=400)
-
-
-def test_a_byte_level_json_ignores_the_class_llama(tmp_path):
-    """As DeepSeek's distilled Llamas declare LlamaTokenizerFast."""
-    folder = make_tokenizer(tmp_path, "bytelevel", tokenizer_class="LlamaTokenizerFast")
-    ours, theirs = load_folder(folder), auto(folder)
-    for text in TEXTS:
-        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.decode(ours.encode(text)) == text
-
-
-@pytest.mark.parametrize("kind", ["llama2", "bytelevel"])
-def test_mistral_takes_the_json_as_it_is(kind, tmp_path):
-    fields = {"architectures": ["MistralForCausalLM"]}
-    folder = make_tokenizer(tmp_path, kind)
-    ours, theirs = load_folder(folder, **fields), auto(folder, **fields)
-    eos = theirs.eos_token
-    for text in TEXTS:
-        marked = f"{eos}{text}{eos} {text}"
-        wanted = theirs(marked, add_special_tokens=False)["input_ids"]
-        assert ours.encode(marked, parse_special=True) == wanted
 
 
 def test_added_tokens_json(tmp_path):

@@ -1,21 +1,15 @@
 """The templates that render without a process of their own."""
 
-from pathlib import Path
-
 import pytest
 
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
 from mlx_llama.core.text.known_templates import KNOWN, digest, is_known
 
-from .cases import TEMPLATES
-
-TOOL_TEMPLATES = Path(__file__).resolve().parents[2] / "data" / "tool-templates"
-
+from .cases import TEMPLATES, TOOL_TEMPLATES
 
 SOURCES = {name: TEMPLATES[name] for name in ("llama-2", "llama-3", "zephyr", "smollm2")}
-PATHS = [GUIDE_PATH / "chat_template.jinja"]
-PATHS += [TOOL_TEMPLATES / f"{name}.jinja" for name in ("llama-3.1", "qwen2.5")]
-SOURCES |= {path.stem: path.read_text(encoding="utf-8") for path in PATHS}
+SOURCES |= {name: TOOL_TEMPLATES[name] for name in ("llama-3.1", "qwen2.5")}
+SOURCES["guide"] = (GUIDE_PATH / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import jinja2
@@ -36,7 +35,7 @@ from mlx_llama.core.text.template import (
 )
 from mlx_llama.core.text.tools import read_tools
 
-from .cases import KINDS, TEMPLATES, USER, conversation, load_template, plain
+from .cases import KINDS, TEMPLATES, TOOL_TEMPLATES, USER, conversation, load_template, plain
 
 CONVERSATIONS = {
     "one": [("user", "Hello world")],
@@ -297,19 +296,27 @@ def test_names_and_reasoning_reach_the_template_as_text(kind, models):
 # Sources of templates
 
 
-def test_the_jinja_file_comes_first(tmp_path, models):
-    make_tokenizer(tmp_path, "sentencepiece", chat_template="old")
-    (tmp_path / "chat_template.jinja").write_text("new {{ eos_token }}", encoding="utf-8")
+BOTH = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
+NEW = {"chat_template.jinja": "new {{ eos_token }}"}
+OLD = {"chat_template.json": '{"chat_template": "old {{ eos_token }}"}'}
+
+
+@pytest.mark.parametrize(
+    "files, setting, place, text",
+    [
+        (NEW | OLD, "other", "chat_template.jinja", "new </s>"),
+        (OLD, "newer {{ eos_token }}", "tokenizer_config.json", "newer </s>"),
+        (OLD, None, "chat_template.json", "old </s>"),
+        ({}, BOTH, "tokenizer_config.json", "chat"),
+    ],
+)
+def test_the_first_of_several_places_counts(files, setting, place, text, tmp_path, models):
+    make_tokenizer(tmp_path, "sentencepiece", chat_template=setting)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
     template = load_template(tmp_path, models["sentencepiece"].tokenizer)
-    assert template.render(USER) == "new </s>" and "chat_template.jinja" in template.name
-
-
-def test_of_several_the_default(tmp_path, models):
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
-    make_tokenizer(tmp_path, "sentencepiece", chat_template=named)
-    assert load_template(tmp_path, models["sentencepiece"].tokenizer).render(USER) == "chat"
+    assert template.render(USER) == text and place in template.name
     assert not read_template(tmp_path).notice
-    assert AutoTokenizer.from_pretrained(tmp_path).get_chat_template() == "chat"
 
 
 @pytest.mark.parametrize("names", [["tool_use", "rag", "long"], ["rag", "tool_use"], ["tool_use"]])
@@ -320,11 +327,10 @@ def test_of_several_without_a_default_the_first_for_talk(names, tmp_path):
     assert text.source == f"for {wanted}" and f"using '{wanted}'" in text.notice
 
 
-DATA = Path(__file__).resolve().parents[2] / "data"
 SEVERAL = {
     "default": "{% for m in messages %}[{{ m.content }}]{% endfor %}",
     "rag": "{% for d in documents %}<{{ d.title }}: {{ d.text }}>{% endfor %}{{ messages }}",
-    "tool_use": (DATA / "tool-templates/qwen2.5.jinja").read_text(encoding="utf-8"),
+    "tool_use": TOOL_TEMPLATES["qwen2.5"],
 }
 DOCUMENTS = [{"title": "A", "text": "b"}, {"title": "C", "text": "d"}]
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
@@ -366,15 +372,6 @@ def test_requests_with_tools_or_documents_use_the_template_named_for_them(stored
         prompt = encode_with_tools(llm.tokenizer, llm.template, USER, box, options)
         text = llm.tokenizer.decode(prompt.tokens)
         assert ("<tools>" in text, text.startswith("[")) == (choice == "auto", choice == "none")
-
-
-def test_the_json_file_of_a_processor_comes_last(tmp_path, models):
-    make_tokenizer(tmp_path, "sentencepiece", chat_template=None)
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "old {{ eos_token }}"}')
-    template = load_template(tmp_path, models["sentencepiece"].tokenizer)
-    assert template.render(USER) == "old </s>" and "chat_template.json" in template.name
-    make_tokenizer(tmp_path, "sentencepiece", chat_template="newer")
-    assert read_template(tmp_path).source == "newer"
 
 
 @pytest.mark.parametrize("value", [None, "", False])

@@ -4,17 +4,16 @@ them.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, strategies as st
 
 from mlx_llama.core.text.thoughts import FORMATS, Thought, ThoughtParser, find_thoughts
 from mlx_llama.core.text.thoughts.marks import Marks
 
+from .cases import THOUGHT_TEMPLATES, TOOL_TEMPLATES
+
 MARKS = [form for form in FORMATS if isinstance(form, Marks)]
 GRANITE = MARKS[0]
-TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
 
 
 def split(parser: ThoughtParser, pieces) -> tuple[str, str]:
@@ -88,8 +87,8 @@ def test_only_granite_has_marks_around_its_answer():
 
 
 def test_templates_of_models_that_think():
-    paths = [*TEMPLATES.glob("*.jinja"), *(TEMPLATES.parent / "tool-templates").glob("*")]
-    forms = {path.stem: find_thoughts(path.read_text()) for path in paths}
+    sources = THOUGHT_TEMPLATES | TOOL_TEMPLATES
+    forms = {name: find_thoughts(source) for name, source in sources.items()}
     assert {name: form.start for name, form in forms.items() if form} == {
         **{"qwen3": "<think>", "r1": "<think>", "ministral": "[THINK]"},
         **{"apertus": "<|inner_prefix|>", "gpt-oss": "<|channel|>analysis<|message|>"},

@@ -149,40 +149,6 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
     asked.wait(lambda: "a-secret-word" in asked.text())
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--port", "99999"], "--port '99999'"),
-        (["--port", "x"], "--port 'x'"),
-        (["--host", "no.such.host.invalid"], "cannot listen"),
-        (["--timeout", "0"], "--timeout '0'"),
-        (["--queue", "-1"], "--queue '-1'"),
-        (["--max-connections", "0"], "--max-connections '0'"),
-        (["--parallel", "0"], "--max-rows '0'"),
-        (["--template", "nope"], "neither a file"),
-        (["--threads", "x"], "--threads"),
-        (["--idle-unload", "never"], "--idle-unload 'never'"),
-        (["--api-key-file", "/no/file"], "cannot be read"),
-        (["--api-key", "schlüssel"], "ASCII"),
-        (["--ssl-key-file", "x"], "needs both"),
-        (["--temp", "-3"], "option --temp"),
-        (["--ssl-key-file", "/no/a", "--ssl-cert-file", "/no/b"], "cannot be used"),
-        (["--max-body", "big"], "--max-body 'big'"),
-        (["--model", "no/such/folder"], "no such folder"),
-        (["--ctx-size", "99999"], "1 to"),
-        (["--regex", "("], "option --regex"),
-        (["--logit-bias", "999999=1"], "option --logit-bias"),
-    ],
-)
-def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message, door):
-    done = door(command.main, "--port", "0", "--quiet", *arguments)
-    last = done.err.strip().splitlines()[-1]
-    late = {"--ctx-size", "--regex", "--logit-bias", "--ssl-cert-file"}
-    assert late & {*arguments} or "listening" not in done.err
-    assert done.code == 2 and last.startswith("error: ") and message in last, done.err
-    assert "Traceback" not in done.err
-
-
 def test_a_port_that_is_taken(guide, door):
     done = door(command.main, "--port", guide.port)
     assert done.code == 2 and "cannot listen there" in done.err and done.err.count("\n") == 1

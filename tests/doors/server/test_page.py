@@ -31,10 +31,6 @@ from .conftest import QUESTION  # noqa: E402
 from .test_thoughts import ANSWER, TEXT, THOUGHT, make_thinker  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-in_browser = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER),
-    reason="no chromium and chromedriver here (apt install chromium-driver)",
-)
 # the conversation, if there is one
 STORED = "localStorage[Object.keys(localStorage).find((key) => / conversation /.test(key))]"
 
@@ -165,6 +161,8 @@ class Page:
 @pytest.fixture(scope="module")
 def driver():
     """A Chromium that reaches this machine alone."""
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("no chromium and chromedriver here (apt install chromium-driver)")
     options = webdriver.ChromeOptions()
     for argument in "--headless=new --no-sandbox --disable-dev-shm-usage".split():
         options.add_argument(argument)
@@ -194,7 +192,6 @@ def page(guide, browse):
     return browse(guide.url)
 
 
-@in_browser
 def test_a_chat_in_the_browser(page, llm):
     first = llm.generate(QUESTION).text
     page.ask("Who are you?")
@@ -240,7 +237,6 @@ QUESTIONS = (
 )
 
 
-@in_browser
 def test_six_questions_outgrow_the_context_as_in_the_repl(page, llm):
     session = llm.chat(max_tokens=4096)
     for number, question in enumerate(QUESTIONS, 1):
@@ -260,7 +256,6 @@ def test_six_questions_outgrow_the_context_as_in_the_repl(page, llm):
     page.wait(lambda: page.texts(".memory + .message .text") == [QUESTIONS[session.dropped // 2]])
 
 
-@in_browser
 def test_a_cut_answer_can_be_continued(page, llm):
     page.set("max_tokens", "9")
     page.ask("Who are you?")
@@ -277,7 +272,6 @@ def test_a_cut_answer_can_be_continued(page, llm):
     assert not page.all("[aria-label='Continue this answer']")
 
 
-@in_browser
 def test_a_reload_takes_the_answer_up_again(endless, browse):
     asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000}
     made = endless.ask("/v1/chat/completions", **asked)
@@ -308,7 +302,6 @@ def test_a_reload_takes_the_answer_up_again(endless, browse):
     endless.wait_idle(3)
 
 
-@in_browser
 def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
     page.wait(lambda: page.all(".welcome"))
     assert page.find(".welcome h2").text == "guide"
@@ -323,7 +316,6 @@ def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
     assert page.answers == [answer.strip()]
 
 
-@in_browser
 def test_a_passage_of_the_pages_stands_below_the_guides_answer(page):
     page.ask("error: cannot listen there (Address already in use)")
     assert page.find(".passage").text.startswith("See docs/troubleshooting.md, The server: cannot")
@@ -334,10 +326,9 @@ def test_a_passage_of_the_pages_stands_below_the_guides_answer(page):
     assert len(page.all(".passage")) == 1
 
 
-@in_browser
 def test_formulas_are_drawn(tmp_path, browse):
     text = r"\[ x = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a} \]" + "\n\n" + r"with $a \ne 0$, for $5."
-    with make_thinker("qwen3.jinja", tmp_path / "m") as thinker:
+    with make_thinker("qwen3", tmp_path / "m") as thinker:
         page = browse(thinker.url)
         with thinker.script("<think>\n\n</think>\n\n" + text):
             page.ask("Roots?")
@@ -347,7 +338,6 @@ def test_formulas_are_drawn(tmp_path, browse):
         page.picture("formulas")
 
 
-@in_browser
 def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
     file = tmp_path / "animals.txt"
     file.write_text("A llama.\n```\ncode\n```\n")
@@ -373,7 +363,6 @@ def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
     assert page.find("#title").text == "Which animal?"
 
 
-@in_browser
 def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp_path):
     page.ask("Who are you?")
     page.press("Answer again")
@@ -416,7 +405,6 @@ def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp
     page.wait(lambda: "is damaged" in page.find("#status").text)
 
 
-@in_browser
 def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
     page.find("#open-settings").click()
     field = page.find("[name=top_k]")
@@ -445,7 +433,6 @@ def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
     assert focused.get_attribute("aria-label") == "Edit this question"
 
 
-@in_browser
 def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     page.find("#open-settings").click()
     names = page.run(
@@ -470,7 +457,6 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     assert "cut at the limit" in page.find(".note").text
 
 
-@in_browser
 def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     page.ask("Who are you?")
     page.find("#export").click()
@@ -495,7 +481,6 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     assert page.find("#title").text == "longer"
 
 
-@in_browser
 def test_a_narrow_screen_and_the_keyboard(page):
     screen = {"width": 390, "height": 760, "deviceScaleFactor": 2, "mobile": True}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
@@ -524,7 +509,6 @@ def test_a_narrow_screen_and_the_keyboard(page):
         assert page.run(f"return {nodes}.filter((node) => {fault}).length") == 0, fault
 
 
-@in_browser
 def test_a_long_name_of_a_model_leaves_room_for_the_settings(page):
     name = "A-Long-Name-135M-Instruct.Q4_1.gguf · cpu"
     page.run(f"document.getElementById('model').textContent = '{name}'")
@@ -534,7 +518,6 @@ def test_a_long_name_of_a_model_leaves_room_for_the_settings(page):
         assert page.run(f"return {box}.right") <= page.run("return innerWidth"), width
 
 
-@in_browser
 def test_light_and_dark_and_the_meter(page):
     """And the meter is amber at three quarters, and red at the end."""
     meter = page.find("#context-meter")
@@ -570,7 +553,6 @@ HOSTILE = """<script>window.broken = 1</script> <img src=x onerror="window.broke
 """
 
 
-@in_browser
 def test_hostile_text_is_shown_and_never_run(page, tmp_path):
     messages = [{"role": role, "content": HOSTILE} for role in ("user", "assistant")]
     file = tmp_path / "<img src=x onerror=window.broken=1>.json"
@@ -592,7 +574,6 @@ def test_hostile_text_is_shown_and_never_run(page, tmp_path):
     assert page.run("return window.stopped") == "TypeError"
 
 
-@in_browser
 def test_stop_and_errors_in_the_browser(endless, browse):
     page = browse(endless.url)
     page.set("max_tokens", "90000")
@@ -623,7 +604,6 @@ def test_stop_and_errors_in_the_browser(endless, browse):
     page.picture("error")
 
 
-@in_browser
 def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, browse):
     server = serve("--model", roomy)
     page = browse(server.url)
@@ -636,7 +616,6 @@ def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, browse):
     assert error.startswith("The connection ended before the answer did.")
 
 
-@in_browser
 def test_a_key_is_asked_for_and_the_log_has_a_line_for_an_answer(serve, browse):
     server = serve("--api-key", "sesame")
     page = browse(server.url, is_locked=True)
@@ -749,9 +728,8 @@ def test_rendering_hostile_markdown_ends():
         assert render_markdown(text)
 
 
-@in_browser
 def test_a_thought_is_folded_and_can_be_turned_off(tmp_path, browse):
-    with make_thinker("qwen3.jinja", tmp_path / "m") as thinker:
+    with make_thinker("qwen3", tmp_path / "m") as thinker:
         page = browse(thinker.url)
         with thinker.script(ANSWER, "Hi.") as script:
             page.ask("Hello?")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import ollama
 import pytest
+from core.text.cases import THOUGHT_TEMPLATES
 
 from .conftest import QUESTION, Scripted, join
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
 THOUGHT, TEXT = "They greet me.\nI greet them.", "Hello, and <think> well.</think>"
 ANSWER = f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}"
 CHAT = "/v1/chat/completions"
@@ -18,18 +18,18 @@ CHAT = "/v1/chat/completions"
 
 def make_thinker(template: str, folder: Path, **settings) -> Scripted:
     """A server of a scripted model whose template thinks."""
-    return Scripted((TEMPLATES / template).read_text(), folder, **settings)
+    return Scripted(THOUGHT_TEMPLATES[template], folder, **settings)
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
-    with make_thinker("qwen3.jinja", tmp_path_factory.mktemp("thoughts") / "m") as thinker:
+    with make_thinker("qwen3", tmp_path_factory.mktemp("thoughts") / "m") as thinker:
         yield thinker
 
 
 @pytest.fixture
 def r1(tmp_path):
-    with make_thinker("r1.jinja", tmp_path / "m") as thinker:
+    with make_thinker("r1", tmp_path / "m") as thinker:
         yield thinker
 
 
@@ -163,7 +163,7 @@ def test_a_thought_that_the_template_opens(r1):
 
 
 def test_raw_leaves_thoughts_in_the_text(tmp_path, qwen):
-    with make_thinker("qwen3.jinja", tmp_path / "m", options={"reasoning": "raw"}) as raw:
+    with make_thinker("qwen3", tmp_path / "m", options={"reasoning": "raw"}) as raw:
         with raw.script(ANSWER):
             assert raw.chat().message.content == ANSWER
     with qwen.script(ANSWER):  # as llama-server

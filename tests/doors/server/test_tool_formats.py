@@ -5,22 +5,19 @@ judged by the clients.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from core.text.cases import TOOL_TEMPLATES
 from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from mlx_llama import load
 
 from .conftest import Inside, Scripted, join
 
-jsonschema = pytest.importorskip("jsonschema")
-
 QUESTION = [{"role": "user", "content": "1 + 2, and the time?"}]
 EMPTY = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 INTEGER = {"type": "integer"}
 SUM = EMPTY | {"properties": {"a": INTEGER, "b": INTEGER}, "required": ["a", "b"]}
-CITY = EMPTY | {"properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 FUNCTIONS = [
     {"name": name, "description": text, "parameters": schema}
     for name, text, schema in (("add", "Add two numbers.", SUM), ("time", "Tell the time.", EMPTY))
@@ -195,17 +192,6 @@ def test_messages(model):
     check_order(script.prompts[0])
 
 
-def test_a_required_call_in_the_format_of_the_model(model):
-    """Of a random model: a grammar makes it write the call."""
-    tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
-    asked = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
-    choice = model.chat(messages=QUESTION, **asked, max_tokens=100, temperature=1, seed=3)
-    [(name, arguments)] = calls_of(choice.message)
-    jsonschema.validate(arguments, CITY)
-    assert name == "weather" and choice.finish_reason == "tool_calls"
-    assert choice.message.content is None
-
-
 def test_text_that_begins_like_a_call_is_text(model):
     answer = {
         "llama-3.1": '{"answer": 3}',
@@ -237,9 +223,7 @@ def test_text_that_begins_like_a_call_is_text(model):
 )
 def test_formats_that_need_the_tools_or_the_prompt(name, answer, tmp_path):
     """Types of arguments are the tool's; the prompt ends with a mark."""
-    folder = Path(__file__).resolve().parents[2] / "data" / "tool-templates"
-    template = (folder / f"{name}.jinja").read_text(encoding="utf-8")
-    with Scripted(template, tmp_path / "m") as server, server.script(answer):
+    with Scripted(TOOL_TEMPLATES[name], tmp_path / "m") as server, server.script(answer):
         body = {"model": "m", **CHAT, "max_tokens": 300}
         with server.openai.chat.completions.stream(**body) as stream:
             [choice] = stream.get_final_completion().choices

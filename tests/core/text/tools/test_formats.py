@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from making import refusal
 
-from core.text.cases import TEMPLATES, USER, conversation
+from core.text.cases import TEMPLATES, TOOL_TEMPLATES, USER, conversation
 from mlx_llama.core.errors import OptionsError, TemplateError
 from mlx_llama.core.generation.grammar import Grammars, Rule
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
@@ -19,7 +18,6 @@ from mlx_llama.core.text.tools.formats import (
     BRIEF,
     FUNCTIONARY_31,
     FUNCTIONARY_32,
-    FUNCTOOLS,
     GLM,
     GRANITE_3,
     HARMONY,
@@ -33,20 +31,11 @@ from mlx_llama.core.text.tools.formats import (
     PHI_4_MINI,
     QWEN_CODER,
     SEED_OSS,
-    SMOLLM2,
     SMOLLM3,
 )
 
 from .reading import read
 from .test_describe import add, weather
-
-TOOL_TEMPLATES = {
-    path.stem: path.read_text(encoding="utf-8")
-    for path in sorted(
-        (Path(__file__).resolve().parents[3] / "data" / "tool-templates").glob("*.jinja")
-    )
-}
-
 
 # Templates
 
@@ -197,8 +186,6 @@ def test_formats_are_recognised(model):
         **{"phi-4-mini": PHI_4_MINI, "qwen2.5": HERMES, "qwen3-coder": QWEN_CODER},
         **{"seed-oss": SEED_OSS, "smollm3": SMOLLM3},
     }
-    assert find_format("{% if tools %}<tool_call>[{name, arguments}", bare) is SMOLLM2
-    assert find_format("{% if tools %}functools[{", bare) is FUNCTOOLS
     assert find_format(TEMPLATES["llama-2"], model.tokenizer) is BRIEF
 
 

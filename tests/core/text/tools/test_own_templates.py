@@ -1,7 +1,8 @@
 """Calls that a model's own template prints are read back, whatever the pieces.
 
-Tested are the shortened templates in tests/data, templates without tools, and with
-MLX_LLAMA_TEMPLATES (the folder models/templates of llama.cpp's source) all of llama.cpp's.
+Tested are the shortened templates in tests/data, templates without tools, our templates of the
+formats that no published file prints back, and with MLX_LLAMA_TEMPLATES (the folder
+models/templates of llama.cpp's source) all of llama.cpp's.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.text.cases import TEMPLATES
+from core.text.cases import TEMPLATES, TOOL_TEMPLATES
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.thoughts import find_thoughts
-from mlx_llama.core.text.tools import Tool, ToolFormat, find_format
+from mlx_llama.core.text.tools import FORMATS, Tool, ToolFormat, find_format
 from mlx_llama.core.text.tools.formats import HARMONY
 
 from .reading import read
 
-DATA = Path(__file__).resolve().parents[3] / "data" / "tool-templates"
 FOLDER = os.environ.get("MLX_LLAMA_TEMPLATES")
-UNKNOWN = "{% if tools %}call @{name}{% endif %}" + TEMPLATES["smollm2"]
-OURS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DATA.glob("*.jinja"))}
-OURS |= {name: TEMPLATES[name] for name in ("smollm2", "zephyr", "llama-2")} | {"unknown": UNKNOWN}
+UNKNOWN = "{% if tools %}call @{name}{% endif %}"
+# vLLM's template of Phi-4 mini prints calls of the history without their mark.
+LISTED = """{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}
+{%- if m.tool_calls %}OPENS[{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", \
+"arguments": {{ call.function.arguments | tojson }}}{{ "" if loop.last else ", " }}{% endfor %}]\
+CLOSES{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+OURS = TOOL_TEMPLATES | {name: TEMPLATES[name] for name in ("smollm2", "zephyr", "llama-2")}
+OURS |= {f"unknown-{name}": UNKNOWN + OURS[name] for name in ("smollm2", "gemma-2")}
+OURS |= {
+    "listed-tool_call": LISTED.replace("OPENS", "<tool_call>").replace("CLOSES", "</tool_call>"),
+    "listed-functools": LISTED.replace("OPENS", "functools").replace("CLOSES", ""),
+}
 THEIRS = {path.name: path for path in sorted(Path(FOLDER).glob("*.jinja"))} if FOLDER else {}
 NAMES = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 BEGINS = "Let me see."
@@ -101,6 +110,11 @@ def render_answer(template: ChatTemplate, form: ToolFormat, message: dict) -> st
         parts = channels.push(whole[begin:].removesuffix(form.closes), is_last=True)
         return "".join(part for part in parts if isinstance(part, str))
     return whole[begin : len(whole) - end]
+
+
+def test_every_format_has_a_template():
+    tokenizer = SimpleNamespace(added_ids=())
+    assert {find_format(source, tokenizer) for source in OURS.values()} == set(FORMATS)
 
 
 @pytest.mark.parametrize("name", [*OURS, *THEIRS])

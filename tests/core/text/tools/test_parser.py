@@ -291,35 +291,18 @@ def test_calls_are_read_in_any_pieces(form, text, rest, calls):
 
 @pytest.mark.parametrize(
     "form, text, rest, calls",
-    [case for case in CASES[:15] if case[0] in (HERMES, MISTRAL, MISTRAL_HEADERS) and case[3]],
+    [case for case in CASES[:15] if case[0] in (HERMES, MISTRAL) and case[3]],
 )
 def test_mlx_lm_reads_the_same_calls(form, text, rest, calls):
     if form is HERMES:
         bodies = [part.split("</tool_call>")[0] for part in text.split("<tool_call>")[1:]]
-        read_calls = [json_tools.parse_tool_call(body) for body in bodies]
+        theirs = [json_tools.parse_tool_call(body) for body in bodies]
     else:
-        parts = text.split("[TOOL_CALLS]")[1:]
-        read_calls = [call for part in parts for call in as_list(parse_or_skip(part))]
-    arguments = [call.get("arguments", {}) for call in read_calls]
+        theirs = mistral_tools.parse_tool_call(text.removeprefix("[TOOL_CALLS]"))
+        theirs = theirs if isinstance(theirs, list) else [theirs]
+    arguments = [call.get("arguments", {}) for call in theirs]
     arguments = [json.loads(call) if isinstance(call, str) else call for call in arguments]
-    read_alike = "[CALL_ID]" not in text  # mlx-lm takes the call's id for the name
-    assert (
-        not read_calls
-        or not read_alike
-        or [(call["name"], values) for call, values in zip(read_calls, arguments)] == calls
-    )
-
-
-def parse_or_skip(text):
-    try:
-        return mistral_tools.parse_tool_call(text)
-    except ValueError:  # the header without [ARGS], which it does not know
-        assert "[ARGS]" not in text and not text.strip().startswith("[")
-        return []
-
-
-def as_list(value):
-    return value if isinstance(value, list) else [value]
+    assert [(call["name"], values) for call, values in zip(theirs, arguments)] == calls
 
 
 def test_a_call_that_is_cut_short_is_kept_as_far_as_it_came():
