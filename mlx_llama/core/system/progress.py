@@ -1,12 +1,6 @@
-"""Progress of long operations. The work and its display are independent:
-
-    advance = progress.meter(checkpoint.nbytes)         # the work, in the calling thread
-    pool.map(lambda part: (pack(part), advance(part.nbytes)), parts)        # from any thread
-
-    with progress.reported(lambda done, total: ...):    # the display (a door: cli.Bar)
-        model = backend.load(checkpoint)
-
-Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for Python.
+"""Progress of long operations. The work makes `advance = meter(total)` in the calling thread, and
+calls it from any. A display has the work in a block of `reported(f)`; without one, `advance` does
+nothing. `show_count` and `show_bytes` are displays for Python.
 """
 
 from __future__ import annotations
