@@ -168,7 +168,7 @@ def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
     probe, last = PLACES[fault]
     if (backend, fault) == ("cpu", "stale row"):
         last = 16  # planted after the prompt
-    if backend == "cpu" and not open_cpu()._runner:
+    if backend == "cpu" and not open_cpu().runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     compiled = ["--compile"] if backend == "mlx" else []
     if compiled and fault == "stale row":  # others: test_all_backends_agree
@@ -193,11 +193,11 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
         reports = step(self, token, index_pos, cache, sampling, rows=rows)
         return (
             (reports + 1) % self.config.vocab_size
-            if index_pos == 53 and self._runner is not None
+            if index_pos == 53 and self.runner is not None
             else reports
         )
 
-    if not open_cpu()._runner:
+    if not open_cpu().runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     monkeypatch.setattr(Llama, "step", wrong)
     reports = {report["backend"]: report for report in run(door, expect=1)["backends"]}
