@@ -85,14 +85,14 @@ class Llama(BaseLlama):
         from .kernels import ops as words
         from .kernels.runner import Runner
 
-        model._runner = Runner(
+        model.runner = Runner(
             model.decoder.over(words), config, weights.code, threads, weights.rank
         )
         return model
 
     @property
     def is_batch_invariant(self) -> bool:
-        return self._runner is not None  # compiled kernels
+        return self.runner is not None  # compiled kernels
 
     @property
     def verify_width(self) -> int:
@@ -101,21 +101,21 @@ class Llama(BaseLlama):
     @property
     def prefill_width(self) -> int:
         # Programs run for this many tokens at a time anyway, and so their progress is seen.
-        return self._runner.width if self._runner else super().prefill_width
+        return self.runner.width if self.runner else super().prefill_width
 
     def profile(self) -> AbstractContextManager[Profile]:
         """Clock the operations of all calls until the context ends. Results do not change."""
-        if self._runner:
+        if self.runner:
             from .kernels.profile import clock_programs
 
-            return clock_programs(self._runner, name_matrices(self))
+            return clock_programs(self.runner, name_matrices(self))
         note = "plain NumPy, with a clock around each operation"
         return clock_ops(self, (ops,), lambda results: None, note)
 
     def _forward(self, tokens: np.ndarray, *call: Any) -> np.ndarray:
-        if self._runner is None:
+        if self.runner is None:
             return super()._forward(tokens, *call)
         index_pos, cache, rows, *how = call
         tokens = checked_tokens(tokens, self.config.vocab_size)
         with cache.view(tokens, index_pos, rows) as view:
-            return self._runner.forward(tokens, view, *how)
+            return self.runner.forward(tokens, view, *how)

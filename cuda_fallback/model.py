@@ -77,7 +77,7 @@ class Llama(BaseLlama):
 
             capture = Capture(device) if decoding.is_captured else None
             forward = model.decoder.over(words)
-            model._runner = Runner(forward, build_view, device, capture, model.vocabulary)
+            model.runner = Runner(forward, build_view, device, capture, model.vocabulary)
         return model
 
     @property
@@ -87,7 +87,7 @@ class Llama(BaseLlama):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        return self._notices + (self._runner.notices if self._runner else ())
+        return self._notices + (self.runner.notices if self.runner else ())
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -99,7 +99,7 @@ class Llama(BaseLlama):
 
         Raises BackendError for captured steps, whose operations cannot be told apart.
         """
-        if self._runner and self._runner.capture:
+        if self.runner and self.runner.capture:
             raise BackendError(
                 "a captured step cannot be profiled by operation: load the model with "
                 "`compile=False`"
@@ -108,7 +108,7 @@ class Llama(BaseLlama):
             note = "torch's own operations, with a clock around each"
             return clock_ops(self, (ops,), lambda results: None, note)
         words = [ops]
-        if self._runner:
+        if self.runner:
             from .kernels import ops as kernel_ops
 
             words.append(kernel_ops)  # of decoded tokens
@@ -139,8 +139,8 @@ class Llama(BaseLlama):
         )
 
     def _compute(self, tokens: Tensor, *call: Any) -> Tensor:
-        if self._runner and (self._batch_invariant or tokens.shape[1] == 1):
-            return self._runner.forward(tokens, *call)
+        if self.runner and (self._batch_invariant or tokens.shape[1] == 1):
+            return self.runner.forward(tokens, *call)
         if not isinstance(tokens, Tensor) or tokens.device != self.device:
             tokens = runtime.send(tokens, self.device)
         else:
@@ -168,8 +168,8 @@ class Llama(BaseLlama):
                 f"a batch of {B} sequences needs {B} options of sampling, not "
                 f"{len(sampling.options)}"
             )
-        if self._runner and T == 1:
-            return self._runner.step(tokens, call, sampling, masks)
+        if self.runner and T == 1:
+            return self.runner.step(tokens, call, sampling, masks)
         chosen = [span.row for span in call.spans]
         if B == 1 or T == 1 or self._batch_invariant:
             return super()._step(tokens, index_pos, cache, sampling, chosen, masks)

@@ -65,7 +65,7 @@ class Llama(BaseLlama):
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model._pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
-            model._runner = Runner(
+            model.runner = Runner(
                 model._advance, compile, model.vocabulary.sample if ranks else sample
             )
         wire(model, device)
@@ -79,7 +79,7 @@ class Llama(BaseLlama):
         """Clock the operations of all calls, which breaks the lazy graph. Raises BackendError for
         traced steps, whose operations cannot be clocked separately.
         """
-        if self._runner and self._runner.compile:
+        if self.runner and self.runner.compile:
             raise BackendError(
                 "a traced step cannot be profiled by operation: load the model with `compile=False`"
             )
@@ -124,8 +124,8 @@ class Llama(BaseLlama):
     def _step(self, tokens: Any, *call: Any) -> mx.array:
         """As `step`. Rows of a step over one token each are computed together."""
         tokens = checked_tokens(tokens, self.config.vocab_size)
-        if self._runner and tokens.shape[1] == 1:
-            return self._runner.step(tokens, *call)
+        if self.runner and tokens.shape[1] == 1:
+            return self.runner.step(tokens, *call)
         return super()._step(tokens, *call)
 
     def _draw(self, logits: mx.array | np.ndarray, *arguments: Any) -> mx.array:

@@ -234,7 +234,6 @@ class TwoLevelMatrix:
         return sum(part.nbytes for part in self.parts)
 
     def matmul(self, x: mx.array) -> mx.array:
-        """x @ w.T. x: [..., K]; returns [..., N] in x's dtype."""
         N, K = self.shape
         if x.ndim != 2:
             return self.matmul(x.reshape(-1, K)).reshape(*x.shape[:-1], N)
@@ -250,7 +249,6 @@ class TwoLevelMatrix:
         return (blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=-1)).astype(x.dtype)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        """Dequantise rows by index, in float32. tokens: int32 [B, T]; returns [B, T, K]."""
         parts = Parts(*(part[tokens.reshape(-1)] for part in self.parts))
         return two_level.dequantise_plainly(self.layout, parts, self.dtype).reshape(
             *tokens.shape, self.shape[1]

@@ -340,11 +340,11 @@ def loaded(source, compile: bool = True, dtype: str = "auto", by_kernels: bool =
             ),
             DEVICE,
         )
-    assert (llama._runner is not None) is by_kernels
+    assert (llama.runner is not None) is by_kernels
     if by_kernels and not HAS_GPU:
         fewer_programs()
-        llama._runner.capture = Recording(llama) if compile else None
-    assert not by_kernels or (llama._runner.capture is not None) is compile
+        llama.runner.capture = Recording(llama) if compile else None
+    assert not by_kernels or (llama.runner.capture is not None) is compile
     return llama
 
 
@@ -358,7 +358,7 @@ def decoded(
     """(tokens, the cache's state) of `count` steps after a prompt."""
     draw, cache = sampler(settings), cache or llama.make_cache(1000)
     token, tokens = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60, []
-    with computing(by_kernels=llama._runner is not None):
+    with computing(by_kernels=llama.runner is not None):
         for _ in range(count):
             token = llama.step(token, cache.length, cache, draw)
             tokens.append(token.item())
@@ -370,9 +370,9 @@ def plain_and_replayed(path: Path, settings: dict, count: int) -> tuple:
     runs = [decoded(llama, count, settings) for llama in (plain, replayed, forward)]
     again = decoded(replayed, 3, settings)  # another cache, the same graph
     if not HAS_GPU:
-        capture = replayed._runner.capture
+        capture = replayed.runner.capture
         assert (capture.recorded, capture.replays) == (1, count - 2 + 2)
-    assert all(step.is_captured for step in replayed._runner._steps.values())
+    assert all(step.is_captured for step in replayed.runner._steps.values())
     return *runs, again
 
 
@@ -425,7 +425,7 @@ def shared_steps(path: Path) -> tuple:
             patch.setattr(packed, "run", run_locked)  # Triton's interpreter runs one grid at a time
         llama = loaded(path)
         alone = [decoded(llama, 3, settings, prompt=prompt)[0] for settings, prompt, _ in requests]
-        assert len(llama._runner._steps) == 2  # seeds share a graph
+        assert len(llama.runner._steps) == 2  # seeds share a graph
         for settings, prompt, capacity in requests:
             tokens = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60
             turns.append([sampler(settings), llama.make_cache(capacity), tokens, []])
@@ -519,7 +519,7 @@ def masked_steps(path: Path, requests: list[dict], has_masks: bool, most_rows: i
     """Steps of three rows, replayed, beside forward and sampling apart. most_rows: of one step."""
     llama, judge = loaded(path), loaded(path, False)
     batch = SamplingBatch([options.resolve(settings).options for settings in requests], DEVICE)
-    V, capture, facts = llama.config.vocab_size, llama._runner.capture, {"calls": [], "points": 0}
+    V, capture, facts = llama.config.vocab_size, llama.runner.capture, {"calls": [], "points": 0}
     pairs = []
     point = StateView.point
 
@@ -567,7 +567,7 @@ def masked_steps(path: Path, requests: list[dict], has_masks: bool, most_rows: i
     # later replays change no earlier result
     facts["same"] = [torch.equal(drawn, wanted) for drawn, wanted in pairs]
     facts["captures"] = [
-        len(step.parts) for key, step in llama._runner._steps.items() if key[1] and step.is_captured
+        len(step.parts) for key, step in llama.runner._steps.items() if key[1] and step.is_captured
     ]
     return facts
 
@@ -605,7 +605,7 @@ def failing(path: Path) -> tuple:
     def refuse(function):
         raise RuntimeError(f"{REFUSAL}\nmore lines")
 
-    llama._runner.capture = refuse
+    llama.runner.capture = refuse
     before = llama.notices
     return plain, decoded(llama, 6, SAMPLING["noise"])[0], before, llama.notices
 
@@ -722,7 +722,7 @@ def by_each_path(fields: dict) -> list[tuple]:
     for by_kernels in (True, False):
         llama = loaded(odd, dtype="float32", by_kernels=by_kernels, cache_bits=bits)
         runs.append(decoded(llama, 5, SAMPLING["noise"]))
-        assert not by_kernels or all(step.is_captured for step in llama._runner._steps.values())
+        assert not by_kernels or all(step.is_captured for step in llama.runner._steps.values())
     return runs
 
 
@@ -744,7 +744,7 @@ END = ["_add_rms_norm", "_multiply"]
 def launches(path: Path, settings: dict) -> list[str]:
     llama = loaded(path)
     decoded(llama, 3, settings)
-    return llama._runner.capture.launched
+    return llama.runner.capture.launched
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a CUDA graph does not tell")

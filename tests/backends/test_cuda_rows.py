@@ -407,14 +407,14 @@ def replayed_rows(path: Path) -> dict:
             for part, array in state.items():
                 np.testing.assert_array_equal(cache.state(PLACES[i])[part], array)
         # Other values of the same kind, and other rows, need no capture.
-        count, kinds = model._runner.capture.recorded, set(model._runner._steps)
+        count, kinds = model.runner.capture.recorded, set(model.runner._steps)
         settings = dict(temperature=0.5, top_k=4, seed=9), MIXED[0], MIXED[0]
         model.step([[5], [6], [7]], 0, model.make_cache(20, rows=3), batch(*settings))
-    steps = model._runner._steps
+    steps = model.runner._steps
     return {
         "points": len(points) - 1,
         "captured": {rows for (rows, _), step in steps.items() if step.is_captured},
-        "more": (model._runner.capture.recorded - count, set(steps) - kinds),
+        "more": (model.runner.capture.recorded - count, set(steps) - kinds),
     }
 
 

@@ -101,9 +101,9 @@ def replay(backend: Backend, checkpoint: Checkpoint, calls: Calls) -> set[str]:
         return result
 
     model.decoder = model.decoder.over(Words(model.ops, listen))
-    if backend.name == "cuda" and model._runner:
-        words = model._runner.compute.ops
-        model._runner.compute = model._runner.compute.over(Words(words, listen))
+    if backend.name == "cuda" and model.runner:
+        words = model.runner.compute.ops
+        model.runner.compute = model.runner.compute.over(Words(words, listen))
     run(backend, model)
     assert not waiting
     return by_kernels

@@ -193,7 +193,7 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
         reports = step(self, token, index_pos, cache, sampling, rows=rows)
         return (
             (reports + 1) % self.config.vocab_size
-            if index_pos == 53 and self._runner is not None
+            if index_pos == 53 and self.runner is not None
             else reports
         )
 

@@ -57,7 +57,6 @@ class Profile:
     def add(
         self, name: str, seconds: float, waiting: float = 0.0, nbytes: int = 0, flops: int = 0
     ) -> None:
-        """Add a call to the totals of an operation."""
         spent = self.operations.setdefault(name, Spent())
         spent.calls += 1
         spent.seconds += seconds

@@ -28,7 +28,6 @@ class Queues:
         return [*self.running, self.prefilling] if self.prefilling else [*self.running]
 
     def admit(self, sequence: Sequence, row: int) -> None:
-        """Give a waiting request a row."""
         self._remove(sequence)
         sequence.row, sequence.status, self.prefilling = row, Status.PREFILLING, sequence
 

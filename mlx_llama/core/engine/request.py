@@ -257,7 +257,6 @@ class Handle(TextPieces):
                 raise
 
     def finish(self) -> Completion:
-        """Generate to the end and return the completion."""
         for _ in self.tokens():
             pass
         return self.completion

@@ -39,11 +39,9 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken now."""
         return self.cache.nbytes + (self.drafts.nbytes if self.drafts else 0)
 
     def nbytes_for(self, length: int) -> int:
-        """Bytes that a row of `length` positions takes."""
         nbytes, drafts = self.cache.nbytes_for(length), self.drafts
         return nbytes + drafts.nbytes_for(min(length, drafts.capacity)) if drafts else nbytes
 
@@ -234,7 +232,6 @@ class Rows:
         return longest
 
     def drop_all(self) -> None:
-        """Drop all kept prefixes."""
         for row in list(self.kept):
             self.drop(row)
 
@@ -253,7 +250,6 @@ class Rows:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
     shorter, length = min(len(first), len(second)), 0
     while length < shorter and first[length : length + BLOCK] == second[length : length + BLOCK]:
         length += BLOCK

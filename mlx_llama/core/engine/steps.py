@@ -135,12 +135,11 @@ def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
     if len(sequences) < 2:
         return [sequences] if sequences else []
     waiting = [[sequence] for sequence in sequences if sequence.needs_logits]
-    if waiting:
-        sequences = [sequence for sequence in sequences if not sequence.needs_logits]
-    if not runs_ahead:
-        return [sequences, *waiting] if sequences else waiting
-    drafting = [[sequence] for sequence in sequences if sequence.speculation.drafter]
-    others = [sequence for sequence in sequences if not sequence.speculation.drafter]
-    free = [sequence for sequence in others if not sequence.needs_token]
-    held = [sequence for sequence in others if sequence.needs_token]
-    return [rows for rows in (free, *drafting, held, *waiting) if rows]
+    groups = [[sequence for sequence in sequences if not sequence.needs_logits]]
+    if runs_ahead:
+        drafting = [[sequence] for sequence in groups[0] if sequence.speculation.drafter]
+        others = [sequence for sequence in groups[0] if not sequence.speculation.drafter]
+        free = [sequence for sequence in others if not sequence.needs_token]
+        held = [sequence for sequence in others if sequence.needs_token]
+        groups = [free, *drafting, held]
+    return [rows for rows in (*groups, *waiting) if rows]

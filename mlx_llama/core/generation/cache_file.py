@@ -22,7 +22,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.identity import checkpoint_hash
 from mlx_llama.core.files.writing import encode, replace_when_done
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.files import open_file
+from mlx_llama.core.system.files import open_file, writing
 
 from .session_file import expand_path
 
@@ -77,7 +77,7 @@ def write_cache(
     path = expand_path(path)
     if not state or not len(state["tokens"]):
         raise SessionError(f"{path}: there is nothing to save yet: generate an answer first")
-    if os.path.lexists(path) and _read_metadata(path).get("format") != FORMAT:
+    if os.path.lexists(path) and not _is_cache(path):
         raise SessionError(f"{path}: exists already and is not a prompt cache: choose another name")
     number = "float16" if identity.width == EIGHT_BITS else identity.width
     tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
@@ -104,7 +104,7 @@ def write_cache(
 def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndarray]:
     """The state of a row, for Cache.restore. Raises SessionError for an unusable file."""
     path = expand_path(path)
-    metadata = _read_metadata(path, must_be_read=True)
+    metadata = _read_metadata(path)
     if metadata.get("format") != FORMAT:
         raise SessionError(f'{path}: is not a prompt cache (no "format": {FORMAT!r}): {_REMEDY}')
     if (version := metadata.get("version")) != VERSION:
@@ -143,24 +143,25 @@ def cache_path(session: str | os.PathLike) -> Path:
     return path.with_name(path.name + ".safetensors")
 
 
-def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
-    """The file's metadata; {} if it is unreadable and need not be read. Raises SessionError."""
-    try:
-        with open_file(path) as file:  # safetensors reports missing and locked files less clearly
-            length = int.from_bytes(file.read(8), "little")
+def _read_metadata(path: Path) -> dict[str, str]:
+    """The file's metadata. Raises SessionError."""
+    # safetensors reports missing and locked files less clearly
+    with writing(path, SessionError, "read"), open_file(path) as file:
+        length = int.from_bytes(file.read(8), "little")
         if length > _MAX_HEADER:  # the library accepts up to 100 MB
-            raise SafetensorError(f"its header has {length} bytes")
-        with safe_open(path, framework="np") as file:
-            return file.metadata() or {}
-    except SafetensorError as error:
-        if must_be_read:
+            raise _damaged(path, f"its header has {length} bytes")
+        try:
+            with safe_open(path, framework="np") as tensors:
+                return tensors.metadata() or {}
+        except SafetensorError as error:
             raise _damaged(path, str(error)) from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        if must_be_read:
-            raise SessionError(
-                f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from None
-    return {}
+
+
+def _is_cache(path: Path) -> bool:
+    try:
+        return _read_metadata(path).get("format") == FORMAT
+    except SessionError:
+        return False
 
 
 def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]:

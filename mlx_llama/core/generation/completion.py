@@ -341,7 +341,6 @@ class Writer:
         self.completion.finish_reason = self.completion.finish_reason or "interrupted"
 
     def fail(self, error: BaseException) -> None:
-        """End the answer by an error."""
         self.completion.error = f"{error}" or type(error).__name__
         self._finish("error")
 

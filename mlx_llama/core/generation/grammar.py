@@ -81,7 +81,6 @@ class Constraint:
     free: ClassVar[float] = 0  # number of next tokens without a constraint
 
     def copy(self) -> Constraint:
-        """A constraint in the same state."""
         return replace(self, matcher=self.matcher.deep_copy())
 
     def mask(self) -> npt.NDArray[np.int32]:

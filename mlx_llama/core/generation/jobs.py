@@ -63,7 +63,6 @@ class Job:
         return hashlib.sha256(request.encode()).hexdigest()[:16]
 
     def result(self, completion: Completion) -> dict[str, Any]:
-        """The result of an answer."""
         names = ["reasoning", "reasoning_tokens"] if completion.reasoning_tokens else []
         names = ["text", *names, "finish_reason", "prompt_tokens", "reused_tokens"]
         fields = {name: getattr(completion, name) for name in names}

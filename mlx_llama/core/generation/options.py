@@ -334,9 +334,8 @@ ALIASES: dict[str, str] = {
 
 class Options(TypedDict, total=False):
     """Keyword arguments of `generate`, `stream`, `chat` and `send`, for type checkers. None: unset.
-
-    GenerationOptions states meanings, limits and defaults. mypy cannot derive this from it, and
-    values are wider here: a test compares both.
+    Values are wider than in GenerationOptions, from which mypy cannot derive this; a test compares
+    both.
     """
 
     max_tokens: int | None

@@ -161,7 +161,6 @@ class Session:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
         assert self.engine.tokenizer is not None  # a session has a template, which needs text
         return self.engine.tokenizer
 

@@ -67,14 +67,12 @@ class Toolbox:
                 f"tool_choice: {show(self.choice)} is none of auto, none, required and the tools' "
                 f"names ({names})"
             )
-        constraint = next(
-            (name for name in ("regex", "grammar") if getattr(options, name) is not None), None
-        )
-        if self.offered and constraint:
-            raise OptionsError(
-                f"option `{constraint}`: forbids every call of a tool: leave it out, or choose "
-                "tool_choice 'none'"
-            )
+        for name in ("regex", "grammar") if self.offered else ():
+            if getattr(options, name) is not None:
+                raise OptionsError(
+                    f"option `{name}`: forbids every call of a tool: leave it out, or choose "
+                    "tool_choice 'none'"
+                )
 
     def check_functions(self) -> None:
         """Raise OptionsError for a tool without a function, which a loop of calls cannot run."""

@@ -8,6 +8,7 @@ lists them. Fields that ask for unsupported arithmetic raise ConfigError.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -436,16 +437,15 @@ class LlamaConfig:
     def fused_parts(self) -> dict[str, tuple[str, int, int]]:
         """{tensor of `tensor_shapes`: (stored tensor with its rows, first, one after the last)}."""
         shapes, parts = self.tensor_shapes(), {}
-        for i in range(self.num_hidden_layers):
-            for whole, modules in FAMILIES[self.architecture].fused.items():
-                for kind in ("weight", "bias"):
-                    first = 0
-                    for module in modules:
-                        name = f"model.layers.{i}.{module}.{kind}"
-                        if name in shapes:
-                            last = first + shapes[name][0]
-                            parts[name] = f"model.layers.{i}.{whole}.{kind}", first, last
-                            first = last
+        fused, layers = FAMILIES[self.architecture].fused, range(self.num_hidden_layers)
+        for i, whole, kind in itertools.product(layers, fused, ("weight", "bias")):
+            first = 0
+            for module in fused[whole]:
+                name = f"model.layers.{i}.{module}.{kind}"
+                if name in shapes:
+                    last = first + shapes[name][0]
+                    parts[name] = f"model.layers.{i}.{whole}.{kind}", first, last
+                    first = last
         return parts
 
     def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:

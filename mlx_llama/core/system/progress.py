@@ -1,12 +1,6 @@
-"""Progress of long operations. The work and its display are independent:
-
-    advance = progress.meter(checkpoint.nbytes)         # the work, in the calling thread
-    pool.map(lambda part: (pack(part), advance(part.nbytes)), parts)        # from any thread
-
-    with progress.reported(lambda done, total: ...):    # the display (a door: cli.Bar)
-        model = backend.load(checkpoint)
-
-Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for Python.
+"""Progress of long operations. The work makes `advance = meter(total)` in the calling thread, and
+calls it from any. A display has the work in a block of `reported(f)`; without one, `advance` does
+nothing. `show_count` and `show_bytes` are displays for Python.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO
 
@@ -65,34 +59,32 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class NotebookBar:
-    """A progress bar in a cell's output, shown after `patience` seconds and removed at the end."""
+@contextmanager
+def draw_in_notebook(label: str, patience: float = 0.0) -> Iterator[Report]:
+    """Draw a bar in a cell's output after `patience` seconds, a few times a second, until the end
+    of the block; yields a function of what is done and of all.
+    """
+    from IPython.display import HTML, display
 
-    def __init__(self, label: str, patience: float = 0.0):
-        self.label = label
-        self._due = time.monotonic() + patience
-        self._shown: Any = None
+    due, shown = time.monotonic() + patience, None
 
-    def show(self, done: int, total: int) -> None:
-        """Draw the bar, a few times a second."""
-        if time.monotonic() < self._due and not (self._shown and done == total):
+    def show(done: int, total: int) -> None:
+        nonlocal due, shown
+        if time.monotonic() < due and not (shown and done == total):
             return
-        self._due = time.monotonic() + 0.1
+        due = time.monotonic() + 0.1
         bar = f'<progress value="{done}" max="{total}"></progress>'
-        self._draw(f"{html.escape(self.label)} {bar} {done / max(1, total):.0%}")
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._shown is not None:
-            self._draw("")
-
-    def _draw(self, text: str) -> None:
-        from IPython.display import HTML, display
-
-        if self._shown is None:
-            self._shown = display(HTML(text), display_id=True)
+        content = HTML(f"{html.escape(label)} {bar} {done / max(1, total):.0%}")
+        if shown is None:
+            shown = display(content, display_id=True)
         else:
-            self._shown.update(HTML(text))
+            shown.update(content)
+
+    try:
+        yield show
+    finally:
+        if shown is not None:
+            shown.update(HTML(""))
 
 
 @contextmanager
@@ -101,7 +93,7 @@ def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
     if not in_notebook():
         yield
         return
-    with closing(NotebookBar(label, patience)) as bar, reported(bar.show):
+    with draw_in_notebook(label, patience) as show, reported(show):
         yield
 
 
@@ -109,8 +101,8 @@ def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
 def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr or in a notebook; yields a function of the number of items done."""
     if in_notebook():
-        with closing(NotebookBar(label)) as bar:
-            yield lambda done: bar.show(done, total)
+        with draw_in_notebook(label) as show_both:
+            yield lambda done: show_both(done, total)
         return
     if not moves_cursor(sys.stderr):
         yield lambda done: None

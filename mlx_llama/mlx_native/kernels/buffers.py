@@ -119,7 +119,6 @@ class Buffers(Positions):
         self._steps: dict[tuple[int, ...], StepBuffers] = {}  # by rows; no two share a buffer
 
     def buffers(self) -> list[Buffer]:
-        """All buffers, each once."""
         return list({id(slot.buffer): slot.buffer for slot in self.slots if slot}.values())
 
     def buffer_of(self, row: int, end: int) -> Buffer:

@@ -45,7 +45,7 @@ def test_rows_are_dequantised(name, kind):
 @pytest.mark.parametrize("count", [1, 16, 37])
 def test_the_stream_begins_with_the_tokens_embeddings(case, is_compiled, count):
     llama = model(case)
-    runner, tokens = llama._runner, TOKENS[0, :count]
+    runner, tokens = llama.runner, TOKENS[0, :count]
     assert (runner.code.embed is not None) == is_compiled
     stream = runner.workspace.hidden.array
     stream[...] = np.nan

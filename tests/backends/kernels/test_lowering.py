@@ -78,7 +78,7 @@ def test_probes_of_a_prompt_of_several_chunks():
 
 
 def test_a_program_refuses_incomplete_operations():
-    core = model("odd widths")._runner
+    core = model("odd widths").runner
     program = Program(core.code, 1)
     names = (
         "qkv qkv_bytes heads key_heads keys_at values_at page_keys page_values key_scales "
@@ -110,7 +110,7 @@ def test_a_program_refuses_incomplete_operations():
 
 def test_matrices_must_fit_the_buffers_they_read_and_write():
     llama = model("odd widths")
-    core = llama._runner
+    core = llama.runner
 
     def trace() -> Trace:
         return Trace(llama.config, core.code, core.workspace, 1, True)

@@ -27,7 +27,7 @@ from mlx_llama.core.errors import ContextError
 @pytest.mark.parametrize("case", MODELS)
 def test_every_model_is_numpys_at_float32(case):
     llama = model(case)
-    assert llama._runner is not None and "NumPy" not in " ".join(llama.notices)
+    assert llama.runner is not None and "NumPy" not in " ".join(llama.notices)
     wanted, slow = answer(plain(case))
     got, cache = answer(llama)
     assert relative_error(got, wanted) < 1e-5
@@ -64,7 +64,7 @@ def test_every_target_runs_a_model(case, name, monkeypatch):
     monkeypatch.setenv(compilation.VARIABLE, name)
     for bits, bound in ((32, 1e-5), (16, 1e-3)):
         llama = load(case, "auto", threads=2, activation_bits=bits)
-        assert llama._runner.code.recipe.target.name == name
+        assert llama.runner.code.recipe.target.name == name
         got, _ = answer(llama)
         assert relative_error(got, wanted) < bound
         np.testing.assert_array_equal(answer(llama, cuts=(*range(1, LENGTH),))[0], got)
@@ -81,7 +81,7 @@ def test_plain_numpy_gives_the_same_answers_and_a_notice(how, monkeypatch):
         reason = "the package 'llvmlite' is not installed (pip install llvmlite)"
     for case in ("head 20", "Q4_K_M"):
         llama = load(case)
-        assert llama._runner is None and llama.notices == (f"plain NumPy: {reason}",)
+        assert llama.runner is None and llama.notices == (f"plain NumPy: {reason}",)
         np.testing.assert_array_equal(answer(llama)[0], answer(plain(case))[0])
 
 
@@ -116,7 +116,7 @@ def test_a_token_has_the_same_bits_in_every_tile(case, bits, name, monkeypatch):
     """Alone, and in one pass with up to 16 others; probes as well."""
     monkeypatch.setenv(compilation.VARIABLE, name)
     llama = load(case, "float32" if bits == 32 else "auto", threads=2, activation_bits=bits)
-    tiles = llama._runner.code.recipe.target.tiles(low_bit=bits != 32)
+    tiles = llama.runner.code.recipe.target.tiles(low_bit=bits != 32)
     assert len(
         {next((tile for tile in tiles if tile >= count), tiles[-1]) for count in COUNTS}
     ) == len(tiles)
@@ -161,7 +161,7 @@ def test_infinite_activations_of_one_run_do_not_reach_the_next(monkeypatch):
     broken = np.array(llama.decoder.embedding.weight)
     broken[0] = np.inf
     with monkeypatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr(llama._runner, "_embedding", broken)
+        patch.setattr(llama.runner, "_embedding", broken)
         spoilt, _ = answer(llama, np.zeros((1, LENGTH), np.int32))
     assert not np.isfinite(spoilt).any()
     np.testing.assert_array_equal(answer(llama)[0], wanted)
@@ -235,7 +235,7 @@ def test_a_prompt_runs_in_parts_and_an_interrupt_ends_it_after_one(threads, ctrl
     the cache as it was.
     """
     llama = load("Q4_K_M", "auto", threads=threads)
-    tokens, core = np.arange(200, dtype=np.int32)[None], llama._runner
+    tokens, core = np.arange(200, dtype=np.int32)[None], llama.runner
     wanted = llama.forward(tokens, 0, llama.make_cache(200))
     monkeypatch.setattr(runner, "PART_WORK", 1.0)
     runs, run = [], core.team.run
@@ -269,7 +269,7 @@ def test_a_dropped_model_frees_its_threads_and_memory():
     assert len(started) == 2
     arena = llama.decoder.head.weight.arena
     gone = [
-        weakref.ref(reference) for reference in (llama._runner, arena, llama._runner.decode.program)
+        weakref.ref(reference) for reference in (llama.runner, arena, llama.runner.decode.program)
     ]
     del llama, arena
     gc.collect()
@@ -308,7 +308,7 @@ def change(view, **fields):
 
 def test_views_and_embeddings_of_other_shapes_are_refused(monkeypatch):
     llama = model("odd widths")
-    core = llama._runner
+    core = llama.runner
 
     def fresh():
         return llama.make_cache(80, 3).view(TOKENS, 0)

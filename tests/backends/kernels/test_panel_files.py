@@ -211,7 +211,7 @@ def test_a_model_may_go_before_its_panels_are_saved(folder, model, monkeypatch):
     """The writer's machine code stays."""
     may_write, room = threading.Event(), cache_folder.make_room
     monkeypatch.setattr(cache_folder, "make_room", lambda *args: may_write.wait(30) and room(*args))
-    code = weakref.ref(Llama.load(open_checkpoint(model))._runner.code.compiled)
+    code = weakref.ref(Llama.load(open_checkpoint(model)).runner.code.compiled)
     gc.collect()
     assert code() is not None  # called by the writer alone
     may_write.set()

@@ -29,15 +29,15 @@ PRODUCTS = {
 @pytest.mark.parametrize("case", ["odd widths", "Q4_K_M", "head 20"])
 def test_a_profile_does_not_change_the_bits(case, threads):
     llama = model(case, threads, 16)
-    team = llama._runner.team
+    team = llama.runner.team
     wanted, _ = answer(llama, cuts=(12, 13, 14))
     with llama.profile() as profile:
         got, _ = answer(llama, cuts=(12, 13, 14))
     np.testing.assert_array_equal(got, wanted)
-    assert llama._runner.team is team and profile.operations
+    assert llama.runner.team is team and profile.operations
     with pytest.raises(ZeroDivisionError), llama.profile():
         1 / 0
-    assert llama._runner.team is team
+    assert llama.runner.team is team
 
 
 @pytest.mark.parametrize("case,padded", [("qwen3, head 64", 1), ("odd widths", 2.3)])
