@@ -10,8 +10,8 @@
     for piece in llm.stream("Once upon"):                  # the same as it comes, a Stream
         print(piece, end="")
 
-Errors derive from LlamaError and are in mlx_llama.errors. All types that signatures name can be
-imported from here.
+help(mlx_llama.Session), Stream and Completion describe the results. Errors derive from LlamaError
+and are in mlx_llama.errors. All types that signatures name can be imported from here.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -91,5 +91,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # For help() and Tab.
-    return [*__all__[:6], "__version__"]
+    # For help() and Tab: what programs call.
+    return ["load", "LLM", "errors", "__version__"]

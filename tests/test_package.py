@@ -15,7 +15,7 @@ import mlx_llama
 from mlx_llama.core import errors
 
 ROOT = Path(mlx_llama.__file__).resolve().parents[1]
-FIRST = {"load", "LLM", "Session", "Stream", "Completion", "errors"}
+FIRST = {"load", "LLM", "errors"}
 # Classes that programs call or read; the engine and other parts are not among them.
 CALLED = set(
     "load LLM Session Stream ToolStream ToolCall Handle Completion Token Options "
@@ -93,8 +93,8 @@ def test_dir_and_completion_import_nothing():
 
 def test_help_opens_with_load_and_llm():
     shown = pydoc.plain(pydoc.render_doc(mlx_llama))
-    for name in FIRST - {"load", "errors"}:
-        assert f"\n    class {name}" in shown, name
+    assert shown.count("\n    class ") == 1 and "\n    class LLM" in shown
+    assert len(shown.splitlines()) < 250
     assert "\n    load(model:" in shown and "Load a model." in shown
     assert "generate(self, prompt:" in shown
     assert shown.index("llm.ask(") < shown.index("llm.generate(")

@@ -16,7 +16,7 @@ import itertools
 import json
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,24 @@ import numpy as np
 from mlx_llama.core.families import BY_MODEL_TYPE
 from mlx_llama.core.files.tensor import NUMBERS
 from mlx_llama.core.models.config import LlamaConfig
+
+
+def describe_blocks(sizes: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Layers of Nemotron-NAS. sizes: query heads for each key-value head (0: no attention), and the
+    MLP's width over two thirds of the stream's, of each layer.
+    """
+    return [
+        {
+            "attention": {
+                "n_heads_in_group": heads or None,
+                "no_op": not heads,
+                "replace_with_linear": False,
+            },
+            "ffn": {"ffn_mult": width, "no_op": False, "replace_with_linear": False},
+        }
+        for heads, width in sizes
+    ]
+
 
 SHAPES = {
     # rows of 256 and 768: the smallest that every GGUF type can quantise
@@ -397,6 +415,32 @@ SHAPES = {
         attention_chunk_size=8192,
         use_qk_norm=True,
     ),
+    # Its kinds of layers, 50 of 80 with attention; in an order of ours, with its 50 billion weights
+    "nemotron-super-49b": dict(
+        model_type="nemotron-nas",
+        attention_bias=False,
+        mlp_bias=False,
+        hidden_size=8192,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        block_configs=describe_blocks(
+            10
+            * [
+                *((8, 2.625), (8, 5.25), (0, 1.0), (8, 5.25)),
+                *((8, 5.25), (0, 0.5), (8, 5.25), (0, 5.25)),
+            ]
+        ),
+        vocab_size=128256,
+        max_position_embeddings=131072,
+        rope_theta=500000.0,
+        rope_scaling=dict(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+    ),
     # Mixtures of experts: 2 of the 32 layers of Mixtral 8x7B, 6 of the 48 of Qwen3-30B-A3B, and a
     # small one
     "mixtral-8x7b-2": dict(
@@ -564,8 +608,11 @@ def config_fields(shape: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def narrow(shape: Mapping[str, Any]) -> dict[str, Any]:
     """The same layers at width 256: what remains of a step is the host's share."""
-    groups = min(2, shape["num_attention_heads"] // shape["num_key_value_heads"])
     fields = dict(hidden_size=256, head_dim=64, vocab_size=2048, num_attention_heads=4)
+    if blocks := shape.get("block_configs"):
+        sizes = ((0 if block["attention"]["no_op"] else 2, 4.5) for block in blocks)
+        return {**shape, **fields, "block_configs": describe_blocks(sizes)}
+    groups = min(2, shape["num_attention_heads"] // shape["num_key_value_heads"])
     fields |= {key: 768 for key in shape if "intermediate_size" in key}
     return {**shape, **fields, "num_key_value_heads": 4 // groups}
 

@@ -232,8 +232,8 @@ def main() -> None:
     if args.layers:
         fields = SHAPES[args.shape]
         fields["num_hidden_layers"] = args.layers
-        if "layer_types" in fields:
-            fields["layer_types"] = fields["layer_types"][: args.layers]
+        for key in fields.keys() & {"layer_types", "block_configs"}:
+            fields[key] = fields[key][: args.layers]
         name += f"-{args.layers}"
     raw = {
         "model_type": "llama",

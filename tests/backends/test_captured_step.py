@@ -704,6 +704,14 @@ ODD = {  # fields of LlamaConfig
         sliding_layers=(0,),
     ),
     "scaled queries": dict(rope=RopeConfig(original_max_position_embeddings=3), query_beta=0.7),
+    "xielu, norms of heads": dict(
+        architecture="ApertusForCausalLM", activation="xielu", query_key_norm="head"
+    ),
+    "a layer without attention, another without an MLP": dict(
+        architecture="DeciLMForCausalLM",
+        num_hidden_layers=3,
+        layer_sizes=((2, 96), (0, 64), (2, 0)),
+    ),
 }
 
 

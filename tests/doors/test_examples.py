@@ -170,7 +170,7 @@ def test_a_random_checkpoint_of_a_family(shape, tmp_path, monkeypatch):
 
 OF_2026 = (
     "seed-oss-36b glm-4-9b ernie-4.5-0.3b hunyuan-1.8b hunyuan-7b granite-4-micro apertus-8b "
-    "olmo-3-7b exaone-4-1.2b gpt-oss-20b llama-4-scout"
+    "olmo-3-7b exaone-4-1.2b gpt-oss-20b llama-4-scout nemotron-super-49b"
 ).split()
 
 
@@ -186,6 +186,8 @@ def test_a_random_gguf_file_of_a_family(shape, tmp_path, monkeypatch):
     small |= {"shared_intermediate_size": 256} if "shared_intermediate_size" in fields else {}
     small |= {"head_dim": 64} if "head_dim" in fields else {}
     small |= dict(num_attention_heads=4, num_key_value_heads=2, vocab_size=1024)
+    if "block_configs" in fields:
+        small = make_random_checkpoint.narrow(fields)
     monkeypatch.setitem(make_random_checkpoint.SHAPES, shape, fields | small)
     kind = "MXFP4" if shape.startswith("gpt-oss") else "Q4_K_M"
     monkeypatch.setattr(sys, "argv", ["", shape, str(tmp_path), kind, "--layers", "4"])

@@ -261,7 +261,11 @@ class Limits:
 def list_adapters(
     adapters: str | os.PathLike | Sequence[str | os.PathLike] | None,
 ) -> tuple[str | os.PathLike, ...]:
-    """One adapter or several as a tuple."""
-    if adapters is None:
-        return ()
-    return (adapters,) if isinstance(adapters, (str, os.PathLike)) else tuple(adapters)
+    """One adapter or several as a tuple. Raises OptionsError."""
+    if adapters is None or isinstance(adapters, (str, os.PathLike)):
+        return () if adapters is None else (adapters,)
+    if not isinstance(adapters, (list, tuple)) or not all(
+        isinstance(adapter, (str, os.PathLike)) for adapter in adapters
+    ):
+        raise OptionsError(f"`adapters` {adapters!r:.60}: must be a folder or a list of folders")
+    return tuple(adapters)

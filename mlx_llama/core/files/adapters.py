@@ -228,10 +228,9 @@ def open_adapters(
 def _open(
     path: Path, scale: float, config: LlamaConfig, tensors: Mapping[str, Tensor | AffineWeight]
 ) -> Adapter:
-    if not os.path.isdir(path):
-        raise CheckpointError(
-            f"adapter {show(str(path))}: no such folder; choose a folder with {CONFIG}"
-        )
+    if not os.path.lexists(path / CONFIG):
+        fault = f"holds no {CONFIG}" if os.path.isdir(path) else "no such folder"
+        raise CheckpointError(f"adapter {show(str(path))}: {fault}; choose an adapter's folder")
     settings, file = read_json(path / CONFIG, CheckpointError), path / CONFIG
     if "peft_type" in settings:
         weights, part, scale_of = path / PEFT_WEIGHTS, _PEFT_PART, _read_peft(settings, file)

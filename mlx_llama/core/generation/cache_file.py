@@ -79,6 +79,8 @@ def write_cache(
         raise SessionError(f"{path}: there is nothing to save yet: generate an answer first")
     if os.path.lexists(path) and not _is_cache(path):
         raise SessionError(f"{path}: exists already and is not a prompt cache: choose another name")
+    if not path.absolute().parent.is_dir():
+        raise SessionError(f"{path}: there is no folder {path.parent}: make it, or choose another")
     number = "float16" if identity.width == EIGHT_BITS else identity.width
     tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
     for name in ("keys", "values"):

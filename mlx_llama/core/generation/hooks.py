@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,6 +48,17 @@ class Hooks:
         return logits.astype(np.float32, copy=False)
 
 
+def takes_two(function: Any) -> bool:
+    """True if a function can be called with two arguments, as far as Python knows."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:  # also what cannot be called
+        return False
+    except ValueError:  # some builtins have no signature
+        return True
+    return True
+
+
 NAMES = ("logits_processor", "on_progress", "on_piece")
 
 
@@ -57,14 +69,14 @@ def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
             raise OptionsError(f"there is no option {name!r} (did you mean {near[0]!r}?)")
     processors, *others = (options.get(name) for name in NAMES)
     processors = () if processors is None else (processors,) if callable(processors) else processors
-    if not isinstance(processors, (list, tuple)) or not all(map(callable, processors)):
+    if not isinstance(processors, (list, tuple)) or not all(map(takes_two, processors)):
         raise OptionsError(
             f"logits_processor: {processors!r:.60} is not a function of tokens and logits, or "
             "a list of them"
         )
     arguments = ("two numbers", "a text and its kind")
     for name, function, takes in zip(NAMES[1:], others, arguments):
-        if function is not None and not callable(function):
+        if function is not None and not takes_two(function):
             raise OptionsError(f"{name}: {function!r:.60} is not a function of {takes}")
     rest = {name: value for name, value in options.items() if name not in NAMES}
     return rest, Hooks(tuple(processors), *others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import os
@@ -41,8 +42,8 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
 from .completion import INSTEAD, UNSURE, Completion
-from .hooks import Hooks, split_hooks
-from .options import Defaults, Options, Resolved
+from .hooks import Hooks, split_hooks, takes_two
+from .options import ALIASES, Defaults, Options, Resolved
 from .session import Messages, Session, Stream
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
@@ -446,6 +447,8 @@ def with_fields_of(
 
     @functools.wraps(function)
     def call(*args: Fields.args, **options: Fields.kwargs) -> Result:
+        for name in options:
+            check_option(name)
         return function(table(*args, **options))
 
     result = inspect.signature(function, eval_str=True).return_annotation
@@ -458,6 +461,27 @@ def with_fields_of(
     return call
 
 
+def check_option(name: str) -> None:
+    """Raise OptionsError for an option that `load` lacks."""
+    if name in TABLE:
+        return
+    names = {alias: known for known in TABLE for alias in TABLE[known].metadata["aliases"]}
+    names |= dict.fromkeys(("ctx", "n_ctx", "context", "context_length"), "ctx_size")
+    if name in ALIASES and name not in names:
+        raise OptionsError(f"{name!r} is an option of ask, chat, generate and stream, not of load")
+    near = difflib.get_close_matches(name, [*TABLE, *names], 1)
+    known = names.get(near[0], near[0]) if near else ""
+    remedy = f" (did you mean {known!r}?)" if near else ": help(mlx_llama.load) lists them"
+    raise OptionsError(f"there is no option {name!r}{remedy}")
+
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("model", "draft_model", "template"), ((str, os.PathLike), "a path or a name")),
+    **dict.fromkeys(("compile", "batch_invariant"), ((bool,), "True or False")),
+    "revision": ((str,), "a branch, tag or commit"),
+}
+
+
 def load_model(options: LoadOptions) -> LLM:
     """Load a model. In a script under mlx.launch or torchrun each process loads a share; only rank
     0 returns, the others follow it and exit.
@@ -467,6 +491,12 @@ def load_model(options: LoadOptions) -> LLM:
     """
     if follow_leader():
         raise SystemExit(0)
+    for name, (kinds, expected) in _TYPES.items():
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, kinds):
+            raise OptionsError(f"`{name}` {value!r:.60}: must be {expected}")
+    if options.on_progress and not takes_two(options.on_progress):
+        raise OptionsError(f"`on_progress` {options.on_progress!r:.60}: must take two numbers")
     backend = backends.select(options.backend, options.device)
     options = backend.check(options)
     # Limits.check has replaced texts and defaults.
@@ -476,7 +506,7 @@ def load_model(options: LoadOptions) -> LLM:
     context = context_size(checkpoint, options.ctx_size)
     template = checkpoint.template
     if options.template:
-        template = load_builtin_template(options.template, checkpoint.tokenizer)
+        template = load_builtin_template(os.fspath(options.template), checkpoint.tokenizer)
     smaller = None if options.draft_model is None else open_checkpoint(options.draft_model)
     if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
         raise OptionsError(

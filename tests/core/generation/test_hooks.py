@@ -112,7 +112,10 @@ def test_an_exception_of_a_hook_is_the_callers(llm):
 
 @pytest.mark.parametrize(
     "hooks",
-    [{"logits_processor": 5}, {"logits_processor": ["x"]}, {"on_progress": True}, {"on_piece": 1}],
+    [
+        *({"logits_processor": 5}, {"logits_processor": ["x"]}, {"on_progress": True}),
+        *({"on_piece": 1}, {"on_piece": lambda text: None}, {"logits_processor": [len]}),
+    ],
 )
 def test_hooks_are_functions(hooks, llm):
     with pytest.raises(OptionsError, match="is not a function"):

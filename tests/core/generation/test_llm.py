@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from making import config_fields, make_checkpoint, random_tensors
+from making import config_fields, make_checkpoint, random_tensors, refusal
 from transformers import AutoModelForCausalLM
 
 from core.text.cases import conversation
@@ -38,6 +38,26 @@ def test_the_context_may_be_smaller_and_stretched_rope_larger(tmp_path, toy):
     folder = make_checkpoint(tmp_path / "m", rope_scaling={"type": "linear", "factor": 4.0})
     assert load(folder, backend="cpu").engine.context == 256
     assert load(folder, backend="cpu", ctx_size=1024).engine.context == 1024
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"ctx": 5}, "there is no option 'ctx' (did you mean 'ctx_size'?)"),
+        ({"adapter": "x"}, "did you mean 'adapters'?"),
+        ({"modle": "x"}, "did you mean 'model'?"),
+        ({"max_tokens": 5}, "'max_tokens' is an option of ask, chat, generate and stream"),
+        ({"nothing": 5}, "there is no option 'nothing': help(mlx_llama.load)"),
+        ({"model": 5}, "`model` 5: must be a path or a name"),
+        ({"draft_model": b"x"}, "`draft_model` b'x': must be a path or a name"),
+        ({"template": 5}, "`template` 5: must be a path or a name"),
+        ({"compile": "no"}, "`compile` 'no': must be True or False"),
+        ({"adapters": [5]}, "`adapters` [5]: must be a folder or a list of folders"),
+        ({"on_progress": lambda: None}, "must take two numbers"),
+    ],
+)
+def test_options_of_load_that_cannot_be(options, message):
+    assert message in refusal(lambda: load(**options), kind=OptionsError)
 
 
 @pytest.mark.parametrize(

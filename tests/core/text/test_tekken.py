@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from making import config_fields, make_checkpoint
+from making import config_fields, make_checkpoint, random_tensors
 
+from core.text.cases import conversation
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
@@ -15,6 +16,7 @@ from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.pre_tokenizers import PRE_TOKENIZERS
+from mlx_llama.core.text.template import encode_messages
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, again and again.",
@@ -119,6 +121,42 @@ def test_a_folder_with_tekken_json_alone_and_what_is_written_of_it(tmp_path):
         ids = checkpoint.tokenizer.encode(text, add_bos=True)
         assert ids[0] == 1
         assert all(copy.tokenizer.encode(text, add_bos=True) == ids for copy in copies)
+
+
+@pytest.mark.parametrize("name", ["mistral-small-3.2", "devstral"])
+@pytest.mark.parametrize("file", ["chat_template.json", "chat_template.jinja"])
+def test_mistral_small_and_devstral_as_they_ship(file, name, tmp_path):
+    """The text part of a model with images, tekken.json, and a template in a file beside it."""
+    transformers = pytest.importorskip("transformers")
+    conversion = pytest.importorskip("transformers.integrations.mistral.tokenizer")
+    text = config_fields(architectures=["MistralForCausalLM"], vocab_size=VOCABULARY)
+    tensors = {f"language_model.{name}": x for name, x in random_tensors(text).items()}
+    source = make_checkpoint(
+        tmp_path / "in",
+        tokenizer=False,
+        tensors=tensors,
+        architectures=["Mistral3ForConditionalGeneration"],
+        model_type="mistral3",
+        text_config=text,
+        vision_config={"hidden_size": 16},
+    )
+    make_tekken(source / "tekken.json")
+    template = (Path(__file__).parents[2] / f"data/tool-templates/{name}.jinja").read_text("utf-8")
+    is_json = file.endswith(".json")
+    (source / file).write_text(json.dumps({"chat_template": template}) if is_json else template)
+    checkpoint = open_checkpoint(source)
+    assert checkpoint.config.is_text_part and file in checkpoint.template.name
+    judge = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=conversion.MistralConverter(str(source / "tekken.json")).converted(),
+        **dict(bos_token="<s>", eos_token="</s>", chat_template=template),
+    )
+    talk = conversation([("system", "Be brief."), ("user", "1 + 2?"), ("assistant", "3")])
+    wanted = judge.apply_chat_template(talk, return_dict=False)
+    write_gguf(checkpoint, tmp_path / "out.gguf", "F32")
+    write_mlx(checkpoint, tmp_path / "out", 4)
+    for path in (source, tmp_path / "out.gguf", tmp_path / "out"):
+        read = open_checkpoint(path)
+        assert encode_messages(read.tokenizer, read.template, talk) == wanted
 
 
 @pytest.mark.parametrize(
