@@ -18,7 +18,7 @@ import anyio
 from starlette.requests import Request as HttpRequest
 
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, plain
+from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TokenizerError, plain
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
@@ -28,11 +28,12 @@ from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.thinking import Thinking, set_switches
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 from mlx_llama.core.generation.turns import fit_turns
+from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 from mlx_llama.core.text.tools import find_format, mentions_tools
 
-from .faults import Fault, Refusal, bad_field, client_gone, shutting_down, unavailable
+from .faults import Fault, Refusal, bad_field, client_gone, fault_of, shutting_down, unavailable
 from .fields import MAX_BIAS, RULES, AdapterScales, Note
 from .keeper import Keeper
 from .metrics import Metrics
@@ -48,7 +49,7 @@ PREPARING, COMPILING = 8, 2  # threads for requests without a rule, and for thos
 class Ask:
     """A prompt and its options, from any API."""
 
-    prompt: Any  # a text to continue, messages for the template, or token ids
+    prompt: Any  # a text to continue, messages for the template, token ids, or an Infill
     field: str  # of the body with the prompt
     # by their names in the table; defaults come from the server, the checkpoint and the table
     options: dict[str, Any]
@@ -377,7 +378,9 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     resolved, merged = _resolve(llm, ask, settings)
     is_chat, seconds = _is_chat(ask.prompt), settings.compile_seconds
     faults = check_options(llm, resolved.options, merged, settings, is_chat, ask.note)
-    prompt, dropped = ToolPrompt([]), 0
+    prompt, dropped, eos = ToolPrompt([]), 0, None
+    if isinstance(ask.prompt, Infill):
+        eos = llm.engine.eos | ask.prompt.find_ends(llm.tokenizer)
 
     def check_count(count: int) -> None:
         if fits and count >= llm.engine.context:
@@ -407,6 +410,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     request = prompt.request(
         resolved,
         starts_text=is_chat,
+        eos=eos,
         compile_seconds=seconds,
         reuses=ask.reuses and ask.prompt_logprobs is None,
         prompt_logprobs=ask.prompt_logprobs,
@@ -469,6 +473,16 @@ def _encode(
     if not _is_chat(ask.prompt):
         for name in ask.variables:
             ask.note(f"chat_template_kwargs.{name}")
+    if isinstance(ask.prompt, Infill):
+        try:
+            ask.prompt.check(llm.tokenizer)
+        except TokenizerError as error:
+            # OpenAI's clients would repeat a request that gets 501
+            status = 501 if ask.field == "input_prefix" else 400
+            fault = fault_of(ask.field, "a model with such tokens", str(error))
+            raise Refusal(status, "not_supported", [fault]) from None
+        limits = llm.engine.context, options.max_tokens
+        return ToolPrompt(ask.prompt.encode(llm.tokenizer, *limits)), 0
     if isinstance(ask.prompt, str):
         check_count(llm.tokenizer.count_at_least(ask.prompt))
         # with special tokens and a single BOS, so that it may be a rendered template
@@ -540,7 +554,7 @@ def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> st
 
 
 def _is_chat(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+    return isinstance(prompt, list) and len(prompt) > 0 and isinstance(prompt[0], dict)
 
 
 _RENDERING = (  # arguments of the renderer

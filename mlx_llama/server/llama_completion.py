@@ -13,11 +13,12 @@ from starlette.responses import Response
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import ENDLESS, FIELDS
+from mlx_llama.core.text.infill import Infill
 
 from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import SWITCHED_OFF, AnswerFields
 from .faults import bad_field
-from .fields import Count, OptionFields
+from .fields import Body, Count, OptionFields
 from .replies import (
     PING_SECONDS,
     Events,
@@ -78,19 +79,46 @@ class LlamaCompletionRequest(AnswerFields):
     def requested_options(self) -> dict[str, Any]:
         return super().requested_options() | {"logprobs": self.logprobs or None}  # n_probs: 0
 
+    def split(self, llm: LLM, limit: int) -> list[Any]:
+        """Return the prompts. limit: maximum number of answers. Raises Refusal."""
+        prompts = split_prompts(self.prompt, limit, self.n_cmpl, "n_cmpl")
+        return [join_mixed(llm, prompt) for prompt in prompts]
+
+
+class Chunk(Body):
+    """A file, or a part of it, beside the one that is edited."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillRequest(LlamaCompletionRequest):
+    """POST /infill."""
+
+    prompt_field: ClassVar = "input_prefix"
+
+    prompt: str = Field("", description="beginning of the answer, which is continued")
+    input_prefix: str = Field(description="text before the answer")
+    input_suffix: str = Field(description="text after the answer")
+    input_extra: list[Chunk] = Field([], max_length=2048, description="the most relevant last")
+
+    def split(self, llm: LLM, limit: int) -> list[Any]:
+        files = [(chunk.filename, chunk.text) for chunk in self.input_extra]
+        return [Infill(self.input_prefix, self.input_suffix, files, self.prompt)]
+
 
 # Fields that generation_settings repeats although they are not options of the table.
 _UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval", "lora"}
 _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _UNSAID]
 
 
-def _encode(llm: LLM, body: LlamaCompletionRequest, prompts: list[Any]) -> list[Any]:
-    """Encode the prompts, and check the slot. Raises Refusal."""
+def _split(llm: LLM, body: LlamaCompletionRequest, limit: int) -> list[Any]:
+    """Return the prompts, and check the slot. Raises Refusal."""
     if body.id_slot >= llm.loop.max_rows:
         rows = llm.loop.max_rows
         text = f"must be less than {rows}, the number of rows"
         raise bad_field("id_slot", f"< {rows}", text, body.id_slot)
-    return [join_mixed(llm, prompt) for prompt in prompts]
+    return body.split(llm, limit)
 
 
 class LlamaWriter(Writer):
@@ -109,7 +137,7 @@ class LlamaWriter(Writer):
     def receipt(self, reader: Reader, is_streamed: bool = False) -> dict[str, Any]:
         """Write the final object, without the content of a stream."""
         body, completion = self.body, reader.completion
-        prompt = reader.answers.asks[reader.index].prompt
+        prompt, ids = reader.answers.asks[reader.index].prompt, reader.answers.prompts[reader.index]
         tokens = [] if is_streamed else completion.tokens
         full = {
             "index": reader.index,
@@ -121,7 +149,9 @@ class LlamaWriter(Writer):
             "tokens_predicted": len(completion.tokens),
             "tokens_evaluated": completion.prompt_tokens,
             "generation_settings": write_settings(completion.options, body),
-            "prompt": prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(prompt),
+            "prompt": prompt
+            if isinstance(prompt, str)
+            else reader.llm.tokenizer.decode(ids, skip_special=False),
             "has_new_line": "\n" in completion.text,
             "truncated": False,
             "stop_type": _STOP_TYPES.get(completion.finish_reason or "", "none"),
@@ -163,11 +193,18 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     """Continue a text."""
     writer = LlamaWriter(request, body)
     limit = desk_of(request).settings.max_choices
-    prompts = split_prompts(body.prompt, limit, body.n_cmpl, "n_cmpl")
-    prompts = await with_model(request, lambda llm: _encode(llm, body, prompts), "prompt")
+    prompts = await with_model(request, lambda llm: _split(llm, body, limit), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
     ask = body.ask(None, decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)
+
+
+@serves(router, InfillRequest, "/infill")
+async def infill(request: Request, body: InfillRequest) -> Response:
+    """Write the text between a prefix and a suffix, for editors. 501 for a model without tokens
+    for it.
+    """
+    return await completion(request, body)
 
 
 def _write_probabilities(
