@@ -169,6 +169,7 @@ _TYPE_NAMES = {
     "tuple": "array",
     "none": "null",
 }
+TEXT_ONLY = "this package reads text only: leave the {} out, or describe it in words"
 MOST_LOOKED_AT = 1000  # errors searched for a union's branches
 
 
@@ -208,6 +209,11 @@ def collect_faults(
                 names = dict.fromkeys([*other.constraint.split(" or "), constraint])
                 joined = " or ".join(names)
                 faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
+    # A part that is no text has no other faults.
+    owners = [field.removesuffix("type") for field in faults if faults[field].constraint == "text"]
+    for field in [field for field in faults if field.startswith(tuple(owners))]:
+        if faults[field].constraint != "text":
+            del faults[field]
     more = Fault("", f"at most {MOST_FAULTS} faults", f"and errors in {len(rest)} more fields")
     return [*faults.values(), *([more] if rest else [])]
 
@@ -244,6 +250,10 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
         return rule.partition(" ")[2], f"must {rule}"
     if kind == "missing":
         return "required", "is required"
+    sent = context.get("tag", error["input"])
+    is_kind = kind in ("literal_error", "union_tag_invalid") and isinstance(sent, str)
+    if is_kind and (match := re.search("image|audio|video", sent)):
+        return "text", f"is {shorten(sent)}, but {TEXT_ONLY.format(match[0])}"
     if kind == "literal_error":
         expected = context["expected"]
         return f"one of {expected}" if " or " in expected else expected, f"must be {expected}"

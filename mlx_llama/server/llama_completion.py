@@ -17,7 +17,7 @@ from mlx_llama.core.text.infill import Infill
 
 from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import SWITCHED_OFF, AnswerFields
-from .faults import bad_field
+from .faults import TEXT_ONLY, bad_field
 from .fields import Body, Count, OptionFields
 from .replies import (
     PING_SECONDS,
@@ -34,6 +34,7 @@ from .tooling import Piece, Reader, list_entries
 
 router = APIRouter(tags=["llama-server"])
 
+_IMAGES = TEXT_ONLY.format("image")
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}
 
 
@@ -44,7 +45,7 @@ class LlamaCompletionRequest(AnswerFields):
     noted: ClassVar = frozenset({"id_slot", "reasoning"})
     # thoughts stay in the text
     switched_off: ClassVar = {**SWITCHED_OFF, "reasoning_format": ("none",)}
-    refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes", "image_data"), "")
+    refused: ClassVar = {**dict.fromkeys(("multimodal_data", "image_data"), _IMAGES), "nodes": ""}
 
     prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
         description="a text, token ids, both mixed, or a list of these"

@@ -28,7 +28,7 @@ from .conversations import (
     adapt_messages,
     plain_message,
 )
-from .faults import Refusal, write_ollama
+from .faults import TEXT_ONLY, Refusal, write_ollama
 from .fields import Body, ModelName, Note, OptionFields
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
@@ -37,7 +37,7 @@ from .tooling import Piece, Reader
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
-_IMAGES = "models are text only"
+_IMAGES = TEXT_ONLY.format("images")
 
 
 class OllamaFields(Conversing):

@@ -321,6 +321,23 @@ def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
 
 
 @pytest.mark.parametrize(
+    "path, part",
+    [
+        ("/v1/chat/completions", {"type": "image_url", "image_url": {"url": "data:,"}}),
+        ("/v1/chat/completions", {"type": "input_audio", "input_audio": {}}),
+        ("/v1/messages", {"type": "image", "source": {"type": "base64", "data": ""}}),
+        ("/v1/responses", {"type": "input_image", "image_url": "data:,"}),
+    ],
+)
+def test_parts_that_are_no_text_say_what_to_do(path, part, guide):
+    turns = [{"role": "user", "content": [part]}]
+    asked = {"input": turns} if path == "/v1/responses" else {"messages": turns, "max_tokens": 3}
+    [fault] = faults_of(guide, path, **asked).values()
+    wanted = f"is {part['type']}, but this package reads text only: leave the "
+    assert wanted in fault["message"] and fault["constraint"] == "text"
+
+
+@pytest.mark.parametrize(
     "item, message",
     [
         ({"role": "user"}, "message needs content"),
