@@ -70,17 +70,13 @@ DIFFERENT = {
     "compat_oai_responses::test_responses_stream_with_llama_telemetry": "Responses have no timings",
     "tool_call::test_completion_without_tool_call_slow[meetkai-functionary-medium-v3.1": "the "
     "prompt is longer than the guide's context",
-    "template::test_date_inside_prompt": "templates get no date, as in transformers",
     **dict.fromkeys(
         (
-            f"template::test_reasoning[{name}-auto"
-            for name in (
-                "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-                "Qwen-QwQ-32B",
-                "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
-            )
+            "template::test_date_inside_prompt[fireworks-ai-llama-3-firefunction-v2-%b %d %Y-"
+            + tools
+            for tools in ("None", "tools1")
         ),
-        "auto is what the template does by itself; llama.cpp's copies of these do not think then",
+        "the template refuses a conversation without functions",
     ),
 }
 

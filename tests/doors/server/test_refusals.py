@@ -12,7 +12,7 @@ from mlx_llama.core.generation.options import FIELDS
 CHAT = "/v1/chat/completions"
 ROUTES = (
     "/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens "
-    "/completion /tokenize /detokenize /apply-template /v1/jobs /page/render /page/session"
+    "/completion /infill /tokenize /detokenize /apply-template /v1/jobs /page/render /page/session"
 ).split()
 QUESTION = [{"role": "user", "content": "hi"}]
 
