@@ -135,9 +135,7 @@ class Answers:
                 )
                 task.handle = handle
             except LlamaError as error:
-                ask, count = asks[0], len(request.prompt)
-                if isinstance(error, ContextError) and count >= self.llm.engine.context:
-                    raise _refuse_context(self.llm, ask, count) from None
+                ask = asks[0]
                 values = {ask.field: ask.prompt} if isinstance(error, ContextError) else {}
                 raise refuse(error, ask.field, self.llm, values) from None
             self._handles.append(handle)
@@ -186,6 +184,8 @@ class Answers:
                 if self._failure is not None:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
+                    if isinstance(error := handle.error, OptionsError):  # a rule grew too complex
+                        raise Failure(400, "invalid_value", [_describe(error, "", self.llm, {})])
                     text = completion.error or "the answer was interrupted"
                     raise Failure(500, "generation_failed", message=text)
                 if tokens or is_last:
@@ -232,7 +232,7 @@ class Desk:
         self._plain = anyio.CapacityLimiter(PREPARING)
         self._ruled = anyio.CapacityLimiter(COMPILING)
         self.loop = asyncio.get_running_loop()
-        self.is_draining = False
+        self.is_draining = False  # True: refuse new requests
 
     @property
     def active(self) -> int:
@@ -358,10 +358,6 @@ class Desk:
             self.metrics.reused_tokens.inc(completion.reused_tokens)
         if outcome != "refused":  # timed-out and abandoned requests take rows too
             self._durations.append(time.monotonic() - answers.began)
-
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self.is_draining = True
 
     def stop_all(self) -> None:
         """Cancel all answers and notify their clients."""
@@ -521,15 +517,20 @@ def _encode(
 def _read_chat(
     llm: LLM, ask: Ask
 ) -> tuple[list[Mapping[str, Any]], str, ChatTemplate, dict[str, Any]]:
-    """Return the messages of a conversation, the beginning of its answer, its template (ChatML for
-    a model without one, like llama-server) and the template's variables.
+    """Return the messages of a conversation, the beginning of its answer, its template and the
+    template's variables.
     """
     messages, beginning = _split_beginning(ask.prompt)
-    template = llm.template or load_builtin_template("chatml", llm.tokenizer)
-    template = template.choose(bool(ask.toolbox.offered), bool(ask.variables.get("documents")))
+    template = choose_template(llm, ask)
     if llm.template is None:
         ask.note("chat_template: chatml")
     return messages, beginning, template, _pick_variables(template.source, ask)
+
+
+def choose_template(llm: LLM, ask: Ask) -> ChatTemplate:
+    """Return the template of a conversation; ChatML for a model without one, as llama-server."""
+    template = llm.template or load_builtin_template("chatml", llm.tokenizer)
+    return template.choose(bool(ask.toolbox.offered), bool(ask.variables.get("documents")))
 
 
 def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> str:

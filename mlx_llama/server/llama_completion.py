@@ -17,8 +17,8 @@ from mlx_llama.core.text.infill import Infill
 
 from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import SWITCHED_OFF, AnswerFields
-from .faults import TEXT_ONLY, bad_field
-from .fields import Body, Count, OptionFields
+from .faults import TEXT_ONLY
+from .fields import Body, Count, OptionFields, look_up
 from .replies import (
     PING_SECONDS,
     Events,
@@ -113,15 +113,6 @@ _UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval", "
 _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _UNSAID]
 
 
-def _split(llm: LLM, body: LlamaCompletionRequest, limit: int) -> list[Any]:
-    """Return the prompts, and check the slot. Raises Refusal."""
-    if body.id_slot >= llm.loop.max_rows:
-        rows = llm.loop.max_rows
-        text = f"must be less than {rows}, the number of rows"
-        raise bad_field("id_slot", f"< {rows}", text, body.id_slot)
-    return body.split(llm, limit)
-
-
 class LlamaWriter(Writer):
     """Writes completions as llama-server does."""
 
@@ -194,7 +185,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     """Continue a text."""
     writer = LlamaWriter(request, body)
     limit = desk_of(request).settings.max_choices
-    prompts = await with_model(request, lambda llm: _split(llm, body, limit), "prompt")
+    prompts = await with_model(request, lambda llm: body.split(llm, limit), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
     ask = body.ask(None, decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)
@@ -218,16 +209,8 @@ def _write_probabilities(
 
 def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Pick fields by name; a/b is field b of object a. Skip unknown fields, like llama-server."""
-    if not names:
-        return full
-    picked = {}
-    for name in names:
-        value: Any = full
-        for part in name.split("/"):
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is not None:
-            picked[name] = value
-    return picked
+    picked = {name: look_up(full, name.replace("/", ".")) for name in names}
+    return {name: value for name, value in picked.items() if value is not None} if names else full
 
 
 def write_settings(

@@ -78,6 +78,9 @@ def errors_for(path: str) -> Errors:
 
 def reply_refusal(request: Request, refusal: Refusal) -> Response:
     """Reply with a refusal in the envelope of the path's API."""
+    # fields by their names in the request
+    names = request.scope.get("names", {})
+    refusal.faults = [rename_fault(fault, names) for fault in refusal.faults]
     request.scope["refusal"] = refusal  # for the log
     return Json(errors_for(request.url.path)(refusal), refusal.status, headers=refusal.headers)
 
@@ -85,13 +88,7 @@ def reply_refusal(request: Request, refusal: Refusal) -> Response:
 async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; cancel them if the client leaves meanwhile. Raises Refusal."""
     asks = [with_notes(request, _with_adapter(request, ask)) for ask in asks]
-    try:
-        answers = await until_gone(request, desk_of(request).answer(asks))
-    except Refusal as refusal:
-        refusal.faults = [
-            rename_fault(fault, request.scope.get("names", {})) for fault in refusal.faults
-        ]
-        raise
+    answers = await until_gone(request, desk_of(request).answer(asks))
     request.scope["answers"] = answers  # for the log
     return answers
 
@@ -313,12 +310,12 @@ async def with_model(request: Request, work: Callable[[LLM], Result], field: str
         keeper.leave()
 
 
-async def count_prompt(request: Request, ask: Ask) -> int:
-    """Count the tokens of a prompt, as the model sees it. Raises Refusal."""
+async def count_prompt(request: Request, model: str | None, ask: Ask, **more: Any) -> Response:
+    """Count the tokens of a prompt, as the model sees it. more: of the reply. Raises Refusal."""
+    check_model(request, model)
     settings, ask = desk_of(request).settings, with_notes(request, ask)
-    return await with_model(
-        request, lambda llm: len(prepare(llm, ask, settings, fits=False)[0].prompt)
-    )
+    made = await with_model(request, lambda llm: prepare(llm, ask, settings, fits=False)[0])
+    return Json({**more, "input_tokens": len(made.prompt)})
 
 
 def write_usage(readers: Sequence[Reader]) -> dict[str, Any]:

@@ -342,6 +342,10 @@ def test_a_model_without_a_template_has_chatml(toy, tmp_path, inside):
     shown = server.post("/apply-template", messages=QUESTION).json()["prompt"]
     turn = f"<|im_start|>user\n{QUESTION[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     assert shown.endswith(turn)
+    tool = {"type": "function", "function": {"name": "f"}}
+    for choice in ("auto", "required"):
+        asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        assert server.ask(CHAT, **asked, tools=[tool], tool_choice=choice)
 
 
 def test_aliases(roomy, inside):

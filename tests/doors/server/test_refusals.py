@@ -247,7 +247,7 @@ native {"typical_p": 0.5} | typical_p
 native {"xtc_probability": 1.5} | xtc_probability
 native {"dry_multiplier": -0.8} | dry_multiplier
 native {"dynatemp_range": 1.0} | dynatemp_range
-native {"id_slot": 99} | id_slot
+native {"id_slot": -2} | id_slot
 native {"n_keep": -2} | n_keep
 native {"lora": [{"id": 0, "scale": 1.0}]} | lora
 native {"samplers": ["top_k"]} | samplers
@@ -310,6 +310,16 @@ def test_a_schema_that_cannot_be_enforced_is_reported_at_its_place(path, field, 
         faults = faults_of(guide, path, **asked, **body, **more)
         assert set(faults) == {field, *more} and '"pattern": "^(?!a)"' in faults[field]["value"]
         assert faults[field]["constraint"] == "a schema that can be enforced"
+
+
+def test_a_schema_that_grows_too_complex_is_the_requests_fault(guide):
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    asked = {"messages": QUESTION, "max_tokens": 400}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    done = guide.post(CHAT, **asked, response_format=form)
+    [fault] = done.json()["errors"]
+    assert done.status_code == 400 and fault["field"] == "response_format.json_schema.schema"
+    assert "too complex" in fault["message"]
 
 
 def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
