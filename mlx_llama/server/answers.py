@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -25,13 +26,16 @@ from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Resolved, validate
 from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.thinking import Thinking, set_switches
-from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
+from mlx_llama.core.generation.tool_use import (
+    Toolbox,
+    ToolPrompt,
+    encode_with_tools,
+    render_with_tools,
+)
 from mlx_llama.core.generation.turns import fit_turns
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
-from mlx_llama.core.text.tools import find_format, mentions_tools
 
 from .faults import Fault, Refusal, bad_field, client_gone, fault_of, shutting_down, unavailable
 from .fields import MAX_BIAS, RULES, AdapterScales, Note
@@ -328,23 +332,33 @@ class Desk:
                 faults += refusal.faults
         checked = (*RULES, "logit_bias", "speculate", "adapter")
         names = [name for name in checked if values.get(name) is not None]
-        if not names or self.keeper.llm is None:
-            return faults
-        llm = await self.keeper.enter()
 
-        def work() -> None:
+        def work(llm: LLM) -> None:
             for name in names:
-                try:
+                with contextlib.suppress(OptionsError):
                     options = validate({name: values[name]})
-                except OptionsError:
-                    continue
-                faults.extend(check_options(llm, options, values, self.settings))
+                    faults.extend(check_options(llm, options, values, self.settings))
 
+        if names and self.keeper.llm is not None:
+            await self.run(work, limiter=self._ruled)
+        return faults
+
+    async def run(
+        self,
+        work: Callable[[LLM], Result],
+        field: str = "",
+        limiter: anyio.CapacityLimiter | None = None,
+    ) -> Result:
+        """Run `work` with the model, outside the event loop. Raises Refusal, of `field` if the
+        error names none.
+        """
+        llm = await self.keeper.enter()
         try:
-            await anyio.to_thread.run_sync(work, limiter=self._ruled)
+            return await anyio.to_thread.run_sync(work, llm, limiter=limiter)
+        except LlamaError as error:
+            raise refuse(error, field, llm) from None
         finally:
             self.keeper.leave()
-        return faults
 
     def release(self, answers: Answers, outcome: str) -> None:
         """Forget closed answers."""
@@ -539,19 +553,8 @@ def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> st
     """
     messages, beginning, template, variables = _read_chat(llm, ask)
     options = _resolve(llm, ask, settings)[0].options
-    variables = set_switches(template.source, options, variables)
-    offered, tokenizer = ask.toolbox.offered, llm.tokenizer
-    if offered or mentions_tools(messages):
-        form = find_format(template.source, tokenizer)
-        prompt, extras = form.offer(messages, offered)
-        text = template.render(prompt, adds_prompt, **{**variables, **extras})
-    else:
-        text = template.render(messages, adds_prompt, **variables)
-    if adds_prompt and not beginning:  # the end of a thought that is not wanted
-        tokens = tokenizer.encode(text, parse_special=True)
-        closed, _ = Thinking.begin(tokenizer, template.source, tokens, options, False)
-        text += tokenizer.decode(closed[len(tokens) :], skip_special=False)
-    return text + beginning
+    prompt = llm.tokenizer, template, messages, ask.toolbox, options
+    return render_with_tools(*prompt, variables, adds_prompt) + beginning
 
 
 def _is_chat(prompt: Any) -> bool:

@@ -165,19 +165,14 @@ class DoubleWriter(CompletionWriter):
     """Writes OpenAI's completions with llama-server's fields beside them."""
 
     def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        full, completion = super().whole(readers), readers[0].completion
-        counts = {
-            "tokens_predicted": len(completion.tokens),
-            "tokens_evaluated": completion.prompt_tokens,
-        }
+        full, done = super().whole(readers), readers[0].completion
+        counts = {"tokens_predicted": len(done.tokens), "tokens_evaluated": done.prompt_tokens}
         return {**full, "content": full["choices"][0]["text"], "stop": True, **counts}
 
-    def part(
-        self, reader: Reader, content: Any = None, reason: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        text = content["text"] if content else ""
-        fields = {"index": reader.index, "content": text, "stop": reason is not None}
-        return super().part(reader, content, reason, logprobs) | fields
+    def part(self, reader: Reader, content: Any = None, *more: Any) -> dict[str, Any]:
+        text, is_last = content["text"] if content else "", bool(more and more[0])
+        fields = {"index": reader.index, "content": text, "stop": is_last}
+        return super().part(reader, content, *more) | fields
 
 
 def spell_token(data: bytes) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -174,14 +174,17 @@ MOST_LOOKED_AT = 1000  # errors searched for a union's branches
 
 
 def collect_faults(
-    errors: Iterable[Mapping[str, Any]], known: Iterable[str], refused: Mapping[str, str]
+    values: Any,
+    errors: Iterable[Mapping[str, Any]],
+    known: Iterable[str],
+    refused: Mapping[str, str],
 ) -> list[Fault]:
     """Reduce pydantic's errors to a fault per field, at most MOST_FAULTS and a count of the rest.
 
-    known: names of fields, for "did you mean". refused: fields of the API that this server does not
-    support, with the reason or "".
+    values: of the body. known: names of fields, for "did you mean". refused: fields of the API that
+    this server does not support, with the reason or "".
     """
-    located = [(_path(error["loc"]), error) for error in errors]
+    located = [(_locate(values, error), error) for error in errors]
     # Skip type errors of a union's other branches if a deeper error shows which one was meant.
     within = {
         field[: match.start()]
@@ -278,20 +281,28 @@ def _article(name: str) -> str:
     return name if name == "null" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-_BRANCH = re.compile(
-    r"(str|int|float|bool|none|dict|list|constrained-\w+|function-\w+|literal|model|tuple|[A-Z]\w*)(\[.*\])?",
-    re.S,
-)
+def find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | None:
+    """Return the keys and indices of pydantic's location, without a union's branches; None if there
+    is no such place.
+    """
+    if not location:
+        return []
+    head, rest = location[0], location[1:]
+    is_here = (isinstance(value, dict) and head in value) or (
+        isinstance(value, list) and isinstance(head, int) and head < len(value)
+    )
+    if is_here and (path := find_path(value[head], rest)) is not None:
+        return [head, *path]
+    return find_path(value, rest) if rest and isinstance(head, str) else None
 
 
-def _path(location: tuple[Any, ...]) -> str:
-    """Write a location as messages[0].content, without branches of unions and "[key]"."""
-    parts = []
-    for i, part in enumerate(location):
-        if isinstance(part, int):
-            parts.append(f"[{part}]")
-        elif part != "[key]" and not (i and _BRANCH.fullmatch(part)):
-            parts.append(f".{part[:SHOWN]}")
+def _locate(values: Any, error: Mapping[str, Any]) -> str:
+    """Write the place of an error as messages[0].content."""
+    where = error["loc"]
+    paths = (find_path(values, where[:length]) for length in range(len(where), -1, -1))
+    path = next(path for path in paths if path is not None)
+    path += where[-1:] if error["type"] == "missing" else ()
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN]}" for part in path]
     return "".join(parts).lstrip(".")[:SHOWN]
 
 

@@ -26,7 +26,6 @@ from .replies import (
     choices_of,
     desk_of,
     reply,
-    with_model,
     write_timings,
 )
 from .schemas import serves
@@ -185,7 +184,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     """Continue a text."""
     writer = LlamaWriter(request, body)
     limit = desk_of(request).settings.max_choices
-    prompts = await with_model(request, lambda llm: body.split(llm, limit), "prompt")
+    prompts = await desk_of(request).run(lambda llm: body.split(llm, limit), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
     ask = body.ask(None, decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
@@ -18,12 +17,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
-from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.llm import LLM
 
-from .answers import Answers, Ask, Desk, Failure, prepare, refuse, until_gone
+from .answers import Answers, Ask, Desk, Failure, prepare, until_gone
 from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
 from .fields import NOT_AS_SENT, AdapterScales, note
 from .keeper import Keeper
@@ -298,23 +295,11 @@ def check_model(request: Request, name: str | None) -> str:
     return chosen
 
 
-async def with_model(request: Request, work: Callable[[LLM], Result], field: str = "") -> Result:
-    """Run `work` with the model, outside the event loop. Raises Refusal."""
-    keeper = desk_of(request).keeper
-    llm = await keeper.enter()
-    try:
-        return await anyio.to_thread.run_sync(work, llm)
-    except LlamaError as error:
-        raise refuse(error, field, llm) from None
-    finally:
-        keeper.leave()
-
-
 async def count_prompt(request: Request, model: str | None, ask: Ask, **more: Any) -> Response:
     """Count the tokens of a prompt, as the model sees it. more: of the reply. Raises Refusal."""
     check_model(request, model)
-    settings, ask = desk_of(request).settings, with_notes(request, ask)
-    made = await with_model(request, lambda llm: prepare(llm, ask, settings, fits=False)[0])
+    desk, ask = desk_of(request), with_notes(request, ask)
+    made = await desk.run(lambda llm: prepare(llm, ask, desk.settings, fits=False)[0])
     return Json({**more, "input_tokens": len(made.prompt)})
 
 
