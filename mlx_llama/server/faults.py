@@ -96,15 +96,12 @@ def shutting_down() -> Refusal:
     return unavailable("shutting_down", "the server is shutting down", 5)
 
 
-_TYPES = {
-    400: "invalid_request_error",
+_TYPES = {  # others: invalid_request_error
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     499: "client_closed_request",
     500: "api_error",

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -28,7 +28,6 @@ from .tooling import Piece, Reader
 
 Result = TypeVar("Result")
 Events = Iterator[Any]  # JSON values
-Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
 NEVER = 1 << 20  # seconds, longer than any request lasts
 
@@ -66,20 +65,15 @@ def desk_of(request: Request) -> Desk:
     return request.app.state.desk
 
 
-def errors_for(path: str) -> Errors:
-    """Return the function that writes errors of this path's API."""
-    if path.startswith("/api/"):
-        return write_ollama
-    return write_anthropic if path.startswith("/v1/messages") else write_openai
-
-
 def reply_refusal(request: Request, refusal: Refusal) -> Response:
     """Reply with a refusal in the envelope of the path's API."""
     # fields by their names in the request
     names = request.scope.get("names", {})
     refusal.faults = [rename_fault(fault, names) for fault in refusal.faults]
     request.scope["refusal"] = refusal  # for the log
-    return Json(errors_for(request.url.path)(refusal), refusal.status, headers=refusal.headers)
+    apis = {"/api/": write_ollama, "/v1/messages": write_anthropic, "": write_openai}
+    write = next(apis[start] for start in apis if request.url.path.startswith(start))
+    return Json(write(refusal), refusal.status, headers=refusal.headers)
 
 
 async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
