@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -18,21 +19,25 @@ import anyio
 from starlette.requests import Request as HttpRequest
 
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, plain
+from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TokenizerError, plain
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Resolved, validate
 from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.thinking import Thinking, set_switches
-from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
+from mlx_llama.core.generation.tool_use import (
+    Toolbox,
+    ToolPrompt,
+    encode_with_tools,
+    render_with_tools,
+)
 from mlx_llama.core.generation.turns import fit_turns
+from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
-from mlx_llama.core.text.tools import find_format, mentions_tools
 
-from .faults import Fault, Refusal, bad_field, client_gone, shutting_down, unavailable
+from .faults import Fault, Refusal, bad_field, client_gone, fault_of, shutting_down, unavailable
 from .fields import MAX_BIAS, RULES, AdapterScales, Note
 from .keeper import Keeper
 from .metrics import Metrics
@@ -48,7 +53,7 @@ PREPARING, COMPILING = 8, 2  # threads for requests without a rule, and for thos
 class Ask:
     """A prompt and its options, from any API."""
 
-    prompt: Any  # a text to continue, messages for the template, or token ids
+    prompt: Any  # a text to continue, messages for the template, token ids, or an Infill
     field: str  # of the body with the prompt
     # by their names in the table; defaults come from the server, the checkpoint and the table
     options: dict[str, Any]
@@ -134,9 +139,7 @@ class Answers:
                 )
                 task.handle = handle
             except LlamaError as error:
-                ask, count = asks[0], len(request.prompt)
-                if isinstance(error, ContextError) and count >= self.llm.engine.context:
-                    raise _refuse_context(self.llm, ask, count) from None
+                ask = asks[0]
                 values = {ask.field: ask.prompt} if isinstance(error, ContextError) else {}
                 raise refuse(error, ask.field, self.llm, values) from None
             self._handles.append(handle)
@@ -185,6 +188,8 @@ class Answers:
                 if self._failure is not None:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
+                    if isinstance(error := handle.error, OptionsError):  # a rule grew too complex
+                        raise Failure(400, "invalid_value", [_describe(error, "", self.llm, {})])
                     text = completion.error or "the answer was interrupted"
                     raise Failure(500, "generation_failed", message=text)
                 if tokens or is_last:
@@ -231,7 +236,7 @@ class Desk:
         self._plain = anyio.CapacityLimiter(PREPARING)
         self._ruled = anyio.CapacityLimiter(COMPILING)
         self.loop = asyncio.get_running_loop()
-        self.is_draining = False
+        self.is_draining = False  # True: refuse new requests
 
     @property
     def active(self) -> int:
@@ -327,23 +332,33 @@ class Desk:
                 faults += refusal.faults
         checked = (*RULES, "logit_bias", "speculate", "adapter")
         names = [name for name in checked if values.get(name) is not None]
-        if not names or self.keeper.llm is None:
-            return faults
-        llm = await self.keeper.enter()
 
-        def work() -> None:
+        def work(llm: LLM) -> None:
             for name in names:
-                try:
+                with contextlib.suppress(OptionsError):
                     options = validate({name: values[name]})
-                except OptionsError:
-                    continue
-                faults.extend(check_options(llm, options, values, self.settings))
+                    faults.extend(check_options(llm, options, values, self.settings))
 
+        if names and self.keeper.llm is not None:
+            await self.run(work, limiter=self._ruled)
+        return faults
+
+    async def run(
+        self,
+        work: Callable[[LLM], Result],
+        field: str = "",
+        limiter: anyio.CapacityLimiter | None = None,
+    ) -> Result:
+        """Run `work` with the model, outside the event loop. Raises Refusal, of `field` if the
+        error names none.
+        """
+        llm = await self.keeper.enter()
         try:
-            await anyio.to_thread.run_sync(work, limiter=self._ruled)
+            return await anyio.to_thread.run_sync(work, llm, limiter=limiter)
+        except LlamaError as error:
+            raise refuse(error, field, llm) from None
         finally:
             self.keeper.leave()
-        return faults
 
     def release(self, answers: Answers, outcome: str) -> None:
         """Forget closed answers."""
@@ -357,10 +372,6 @@ class Desk:
             self.metrics.reused_tokens.inc(completion.reused_tokens)
         if outcome != "refused":  # timed-out and abandoned requests take rows too
             self._durations.append(time.monotonic() - answers.began)
-
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self.is_draining = True
 
     def stop_all(self) -> None:
         """Cancel all answers and notify their clients."""
@@ -377,7 +388,9 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     resolved, merged = _resolve(llm, ask, settings)
     is_chat, seconds = _is_chat(ask.prompt), settings.compile_seconds
     faults = check_options(llm, resolved.options, merged, settings, is_chat, ask.note)
-    prompt, dropped = ToolPrompt([]), 0
+    prompt, dropped, eos = ToolPrompt([]), 0, None
+    if isinstance(ask.prompt, Infill):
+        eos = llm.engine.eos | ask.prompt.find_ends(llm.tokenizer)
 
     def check_count(count: int) -> None:
         if fits and count >= llm.engine.context:
@@ -407,6 +420,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     request = prompt.request(
         resolved,
         starts_text=is_chat,
+        eos=eos,
         compile_seconds=seconds,
         reuses=ask.reuses and ask.prompt_logprobs is None,
         prompt_logprobs=ask.prompt_logprobs,
@@ -469,6 +483,16 @@ def _encode(
     if not _is_chat(ask.prompt):
         for name in ask.variables:
             ask.note(f"chat_template_kwargs.{name}")
+    if isinstance(ask.prompt, Infill):
+        try:
+            ask.prompt.check(llm.tokenizer)
+        except TokenizerError as error:
+            # OpenAI's clients would repeat a request that gets 501
+            status = 501 if ask.field == "input_prefix" else 400
+            fault = fault_of(ask.field, "a model with such tokens", str(error))
+            raise Refusal(status, "not_supported", [fault]) from None
+        limits = llm.engine.context, options.max_tokens
+        return ToolPrompt(ask.prompt.encode(llm.tokenizer, *limits)), 0
     if isinstance(ask.prompt, str):
         check_count(llm.tokenizer.count_at_least(ask.prompt))
         # with special tokens and a single BOS, so that it may be a rendered template
@@ -507,15 +531,20 @@ def _encode(
 def _read_chat(
     llm: LLM, ask: Ask
 ) -> tuple[list[Mapping[str, Any]], str, ChatTemplate, dict[str, Any]]:
-    """Return the messages of a conversation, the beginning of its answer, its template (ChatML for
-    a model without one, like llama-server) and the template's variables.
+    """Return the messages of a conversation, the beginning of its answer, its template and the
+    template's variables.
     """
     messages, beginning = _split_beginning(ask.prompt)
-    template = llm.template or load_builtin_template("chatml", llm.tokenizer)
-    template = template.choose(bool(ask.toolbox.offered), bool(ask.variables.get("documents")))
+    template = choose_template(llm, ask)
     if llm.template is None:
         ask.note("chat_template: chatml")
     return messages, beginning, template, _pick_variables(template.source, ask)
+
+
+def choose_template(llm: LLM, ask: Ask) -> ChatTemplate:
+    """Return the template of a conversation; ChatML for a model without one, as llama-server."""
+    template = llm.template or load_builtin_template("chatml", llm.tokenizer)
+    return template.choose(bool(ask.toolbox.offered), bool(ask.variables.get("documents")))
 
 
 def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> str:
@@ -524,23 +553,12 @@ def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> st
     """
     messages, beginning, template, variables = _read_chat(llm, ask)
     options = _resolve(llm, ask, settings)[0].options
-    variables = set_switches(template.source, options, variables)
-    offered, tokenizer = ask.toolbox.offered, llm.tokenizer
-    if offered or mentions_tools(messages):
-        form = find_format(template.source, tokenizer)
-        prompt, extras = form.offer(messages, offered)
-        text = template.render(prompt, adds_prompt, **{**variables, **extras})
-    else:
-        text = template.render(messages, adds_prompt, **variables)
-    if adds_prompt and not beginning:  # the end of a thought that is not wanted
-        tokens = tokenizer.encode(text, parse_special=True)
-        closed, _ = Thinking.begin(tokenizer, template.source, tokens, options, False)
-        text += tokenizer.decode(closed[len(tokens) :], skip_special=False)
-    return text + beginning
+    prompt = llm.tokenizer, template, messages, ask.toolbox, options
+    return render_with_tools(*prompt, variables, adds_prompt) + beginning
 
 
 def _is_chat(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+    return isinstance(prompt, list) and len(prompt) > 0 and isinstance(prompt[0], dict)
 
 
 _RENDERING = (  # arguments of the renderer
@@ -563,6 +581,8 @@ def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:
     known = {
         name: value for name, value in wanted.items() if name in source and name not in _RENDERING
     }
+    if "date_string" in source:  # Llama 3.1's says July 2024 without it; as llama-server
+        known.setdefault("date_string", time.strftime("%d %b %Y"))
     for name in ask.variables:
         if name not in known and not (name == "enable_thinking" and find_thoughts(source)):
             ask.note(f"chat_template_kwargs.{name}")

@@ -16,6 +16,7 @@ from .conversations import (
     Conversing,
     FunctionBody,
     SchemaBody,
+    TextPart,
     adapt_arguments,
     format_options,
     plain_call,
@@ -25,17 +26,10 @@ from .conversations import (
 from .faults import Fault, Refusal, fault_of
 from .fields import Body, Note, OptionFields
 from .message_writer import MessagesWriter
-from .replies import Json, check_model, count_prompt, reply
+from .replies import count_prompt, reply
 from .schemas import serves
 
 router = APIRouter(tags=["Anthropic"])
-
-
-class TextBlock(Body):
-    """A block of text."""
-
-    type: Literal["text"]
-    text: str
 
 
 class ToolUse(Body):
@@ -52,7 +46,7 @@ class ToolResult(Body):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=4096)
-    content: str | list[TextBlock] = ""
+    content: str | list[TextPart] = ""
 
 
 # Blocks that a message of a role cannot have
@@ -67,7 +61,7 @@ class AnthropicMessage(Body):
     """A message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Annotated[TextBlock | ToolUse | ToolResult, Field(discriminator="type")]]
+    content: str | list[Annotated[TextPart | ToolUse | ToolResult, Field(discriminator="type")]]
 
     @model_validator(mode="after")
     def _check_blocks(self):
@@ -138,7 +132,7 @@ class MessagesRequest(Conversing):
     format_field: ClassVar = "output_config.format"
 
     messages: list[AnthropicMessage] = MESSAGES
-    system: str | list[TextBlock] = ""
+    system: str | list[TextPart] = ""
     tools: list[AnthropicTool] = []
     tool_choice: AnthropicChoice = Field(
         AnthropicChoice(type="auto"), description="stop sequences do not end a required call"
@@ -243,5 +237,4 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
 @serves(router, MessagesRequest, "/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: MessagesRequest) -> Response:
     """Count the tokens of a prompt, as the model sees it."""
-    check_model(request, body.model)
-    return Json({"input_tokens": await count_prompt(request, body.ask(body.plain()))})
+    return await count_prompt(request, body.model, body.ask(body.plain()))

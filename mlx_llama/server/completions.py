@@ -14,6 +14,7 @@ from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.entries import Entry, pair_prompt
 from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.text.infill import Infill
 
 from .answers import Ask
 from .choices import CommonFields, OpenAIWriter
@@ -73,10 +74,9 @@ class CompletionRequest(CommonFields):
 
     renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
     noted: ClassVar = frozenset({"stream_options", "reasoning"})
-    refused: ClassVar = {"suffix": "the model only continues a text"}
-    switched_off: ClassVar = {"suffix": ("",), **CommonFields.switched_off}
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
+    suffix: str = Field("", description="text after the answer, for models that can fill gaps")
     echo: bool = Field(
         False, description="put the prompt before the answer, with its logprobs if there are any"
     )
@@ -112,8 +112,8 @@ class CompletionWriter(OpenAIWriter):
         """Return the prompt to repeat before an answer."""
         if not self.body.echo:
             return ""
-        prompt = reader.answers.asks[reader.index].prompt
-        return prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(prompt)
+        prompt, ids = reader.answers.asks[reader.index].prompt, reader.answers.prompts[reader.index]
+        return prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(ids)
 
     def choice(self, reader: Reader) -> dict[str, Any]:
         text = self.opening(reader) + reader.completion.text
@@ -165,19 +165,14 @@ class DoubleWriter(CompletionWriter):
     """Writes OpenAI's completions with llama-server's fields beside them."""
 
     def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        full, completion = super().whole(readers), readers[0].completion
-        counts = {
-            "tokens_predicted": len(completion.tokens),
-            "tokens_evaluated": completion.prompt_tokens,
-        }
+        full, done = super().whole(readers), readers[0].completion
+        counts = {"tokens_predicted": len(done.tokens), "tokens_evaluated": done.prompt_tokens}
         return {**full, "content": full["choices"][0]["text"], "stop": True, **counts}
 
-    def part(
-        self, reader: Reader, content: Any = None, reason: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        text = content["text"] if content else ""
-        fields = {"index": reader.index, "content": text, "stop": reason is not None}
-        return super().part(reader, content, reason, logprobs) | fields
+    def part(self, reader: Reader, content: Any = None, *more: Any) -> dict[str, Any]:
+        text, is_last = content["text"] if content else "", bool(more and more[0])
+        fields = {"index": reader.index, "content": text, "stop": is_last}
+        return super().part(reader, content, *more) | fields
 
 
 def spell_token(data: bytes) -> str:
@@ -239,4 +234,9 @@ async def complete(request: Request, body: CompletionRequest) -> Response:
     writer = (DoubleWriter if is_bare else CompletionWriter)(request, body)
     limit = desk_of(request).settings.max_choices
     prompts = split_prompts(body.prompt, limit, body.n, "n")
-    return await reply(request, choices_of(body.ask(None), prompts, body.n), writer, body.stream)
+    ask = body.ask(None, field="suffix" if body.suffix else "prompt")
+    if body.suffix:
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise bad_field("prompt", "a text", "must be a text where suffix is one")
+        prompts = [Infill(prompt, body.suffix) for prompt in prompts]
+    return await reply(request, choices_of(ask, prompts, body.n), writer, body.stream)

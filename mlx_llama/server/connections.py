@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from .faults import Refusal, write_openai
+from .replies import dump
 
 # set in a request's state when there are too many connections: the guard refuses it
 CROWDED = "is_crowded"
@@ -92,7 +92,7 @@ class Connection(H11Protocol):
     def _refuse(self, refusal: Refusal) -> None:
         """Answer in place of the application, unless it has begun to answer, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = json.dumps(write_openai(refusal)).encode()
+            body = dump(write_openai(refusal))
             headers = {
                 "Content-Type": "application/json",
                 "Content-Length": str(len(body)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -96,15 +96,12 @@ def shutting_down() -> Refusal:
     return unavailable("shutting_down", "the server is shutting down", 5)
 
 
-_TYPES = {
-    400: "invalid_request_error",
+_TYPES = {  # others: invalid_request_error
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     499: "client_closed_request",
     500: "api_error",
@@ -169,18 +166,22 @@ _TYPE_NAMES = {
     "tuple": "array",
     "none": "null",
 }
+TEXT_ONLY = "this package reads text only: leave the {} out, or describe it in words"
 MOST_LOOKED_AT = 1000  # errors searched for a union's branches
 
 
 def collect_faults(
-    errors: Iterable[Mapping[str, Any]], known: Iterable[str], refused: Mapping[str, str]
+    values: Any,
+    errors: Iterable[Mapping[str, Any]],
+    known: Iterable[str],
+    refused: Mapping[str, str],
 ) -> list[Fault]:
     """Reduce pydantic's errors to a fault per field, at most MOST_FAULTS and a count of the rest.
 
-    known: names of fields, for "did you mean". refused: fields of the API that this server does not
-    support, with the reason or "".
+    values: of the body. known: names of fields, for "did you mean". refused: fields of the API that
+    this server does not support, with the reason or "".
     """
-    located = [(_path(error["loc"]), error) for error in errors]
+    located = [(_locate(values, error), error) for error in errors]
     # Skip type errors of a union's other branches if a deeper error shows which one was meant.
     within = {
         field[: match.start()]
@@ -208,6 +209,11 @@ def collect_faults(
                 names = dict.fromkeys([*other.constraint.split(" or "), constraint])
                 joined = " or ".join(names)
                 faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
+    # A part that is no text has no other faults.
+    owners = [field.removesuffix("type") for field in faults if faults[field].constraint == "text"]
+    for field in [field for field in faults if field.startswith(tuple(owners))]:
+        if faults[field].constraint != "text":
+            del faults[field]
     more = Fault("", f"at most {MOST_FAULTS} faults", f"and errors in {len(rest)} more fields")
     return [*faults.values(), *([more] if rest else [])]
 
@@ -244,6 +250,10 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
         return rule.partition(" ")[2], f"must {rule}"
     if kind == "missing":
         return "required", "is required"
+    sent = context.get("tag", error["input"])
+    is_kind = kind in ("literal_error", "union_tag_invalid") and isinstance(sent, str)
+    if is_kind and (match := re.search("image|audio|video", sent)):
+        return "text", f"is {shorten(sent)}, but {TEXT_ONLY.format(match[0])}"
     if kind == "literal_error":
         expected = context["expected"]
         return f"one of {expected}" if " or " in expected else expected, f"must be {expected}"
@@ -268,20 +278,28 @@ def _article(name: str) -> str:
     return name if name == "null" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-_BRANCH = re.compile(
-    r"(str|int|float|bool|none|dict|list|constrained-\w+|function-\w+|literal|model|tuple|[A-Z]\w*)(\[.*\])?",
-    re.S,
-)
+def find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | None:
+    """Return the keys and indices of pydantic's location, without a union's branches; None if there
+    is no such place.
+    """
+    if not location:
+        return []
+    head, rest = location[0], location[1:]
+    is_here = (isinstance(value, dict) and head in value) or (
+        isinstance(value, list) and isinstance(head, int) and head < len(value)
+    )
+    if is_here and (path := find_path(value[head], rest)) is not None:
+        return [head, *path]
+    return find_path(value, rest) if rest and isinstance(head, str) else None
 
 
-def _path(location: tuple[Any, ...]) -> str:
-    """Write a location as messages[0].content, without branches of unions and "[key]"."""
-    parts = []
-    for i, part in enumerate(location):
-        if isinstance(part, int):
-            parts.append(f"[{part}]")
-        elif part != "[key]" and not (i and _BRANCH.fullmatch(part)):
-            parts.append(f".{part[:SHOWN]}")
+def _locate(values: Any, error: Mapping[str, Any]) -> str:
+    """Write the place of an error as messages[0].content."""
+    where = error["loc"]
+    paths = (find_path(values, where[:length]) for length in range(len(where), -1, -1))
+    path = next(path for path in paths if path is not None)
+    path += where[-1:] if error["type"] == "missing" else ()
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN]}" for part in path]
     return "".join(parts).lstrip(".")[:SHOWN]
 
 

@@ -18,7 +18,16 @@ from mlx_llama.core.files.adapters import MOST_ADAPTERS
 from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
 
-from .faults import MOST_FAULTS, Fault, Refusal, client_gone, collect_faults, fault_of, rename_fault
+from .faults import (
+    MOST_FAULTS,
+    Fault,
+    Refusal,
+    client_gone,
+    collect_faults,
+    fault_of,
+    find_path,
+    rename_fault,
+)
 from .settings import Settings
 
 MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
@@ -379,7 +388,7 @@ def check_values(
             # Name the field as the request does.
             sent = {theirs for theirs in renamed if values.get(theirs) is not None}
             back = {ours: theirs for theirs, ours in renamed.items() if theirs in sent}
-            collected = collect_faults(errors, names, kind.refused)
+            collected = collect_faults(adapted, errors, names, kind.refused)
             faults += [rename_fault(fault, back) for fault in collected]
         break
     known = {fault.field for fault in faults}
@@ -397,11 +406,11 @@ def _pass_over(
     """Remove unknown fields, and invalid values of `noted` ones. Return their places, as a[].b."""
     paths: dict[tuple[str | int, ...], None] = {}
     for error in errors:
-        path = _find_path(values, error["loc"])
+        path = find_path(values, error["loc"])
         if path and error["type"] == "extra_forbidden" and path[0] not in kind.refused:
             paths[tuple(path)] = None
         elif path is not None or error["type"] == "missing":
-            path = path or _find_path(values, error["loc"][:-1]) or []
+            path = path or find_path(values, error["loc"][:-1]) or []
             for length in range(len(path), 0, -1):
                 names = [part for part in path[:length] if isinstance(part, str)]
                 if ".".join(names) in kind.noted:
@@ -416,21 +425,6 @@ def _pass_over(
         "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         for path in paths
     ]
-
-
-def _find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | None:
-    """Return the keys and indices of pydantic's location, without a union's branches; None if there
-    is no such place.
-    """
-    if not location:
-        return []
-    head, rest = location[0], location[1:]
-    is_here = (isinstance(value, dict) and head in value) or (
-        isinstance(value, list) and isinstance(head, int) and head < len(value)
-    )
-    if is_here and (path := _find_path(value[head], rest)) is not None:
-        return [head, *path]
-    return _find_path(value, rest) if rest and isinstance(head, str) else None
 
 
 _CODES = {

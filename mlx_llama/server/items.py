@@ -150,9 +150,10 @@ class KeptResponses:
         text = f"the item {name!r:.100} is not kept here: send the whole item"
         raise bad_field("input", "an item that is kept", text, name)
 
-    def drop(self, name: str) -> None:
-        """Forget a response."""
-        self._kept.pop(name, None)
+    def drop(self, name: str, field: str) -> None:
+        """Forget a response. Raises as `get`."""
+        self.get(name, field)
+        del self._kept[name]
 
     def _clean(self) -> None:
         now = time.monotonic()
@@ -173,6 +174,5 @@ async def retrieve(request: Request, response_id: str) -> Response:
 @router.delete("/v1/responses/{response_id}")
 async def forget(request: Request, response_id: str) -> Response:
     """Forget a response."""
-    request.app.state.kept_responses.get(response_id, "response_id")
-    request.app.state.kept_responses.drop(response_id)
+    request.app.state.kept_responses.drop(response_id, "response_id")
     return Json({"id": response_id, "object": "response", "deleted": True})

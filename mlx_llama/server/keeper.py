@@ -110,21 +110,18 @@ class Keeper:
 
     def require(self) -> LLM:
         """Return the model. Raises Refusal if it is loading, unloaded or has failed."""
-        if self.llm is None:
-            raise self._refuse()
-        return self.llm
-
-    def _refuse(self) -> Refusal:
+        if self.llm is not None:
+            return self.llm
         if self.error is not None:
             is_ours = isinstance(self.error, LlamaError)
             reason = plain(str(self.error)) if is_ours else type(self.error).__name__
-            return Refusal(503, "model_failed", message=f"the model could not be loaded: {reason}")
+            raise Refusal(503, "model_failed", message=f"the model could not be loaded: {reason}")
         if self.state == "closed":
-            return shutting_down()
+            raise shutting_down()
         if self.state == "idle":
             text = "the model is unloaded; the next request for an answer reloads it"
-            return Refusal(503, "model_idle", message=text)
-        return unavailable("model_loading", "the model is loading: poll /ready", 1)
+            raise Refusal(503, "model_idle", message=text)
+        raise unavailable("model_loading", "the model is loading: poll /ready", 1)
 
     async def enter(self) -> LLM:
         """Start using the model until `leave`. Reloads an unloaded model. Raises Refusal."""

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import ENDLESS, FIELDS
+from mlx_llama.core.text.infill import Infill
 
 from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import SWITCHED_OFF, AnswerFields
-from .faults import bad_field
-from .fields import Count, OptionFields
+from .faults import TEXT_ONLY
+from .fields import Body, Count, OptionFields, look_up
 from .replies import (
     PING_SECONDS,
     Events,
@@ -25,7 +26,6 @@ from .replies import (
     choices_of,
     desk_of,
     reply,
-    with_model,
     write_timings,
 )
 from .schemas import serves
@@ -33,6 +33,7 @@ from .tooling import Piece, Reader, list_entries
 
 router = APIRouter(tags=["llama-server"])
 
+_IMAGES = TEXT_ONLY.format("image")
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}
 
 
@@ -43,7 +44,7 @@ class LlamaCompletionRequest(AnswerFields):
     noted: ClassVar = frozenset({"id_slot", "reasoning"})
     # thoughts stay in the text
     switched_off: ClassVar = {**SWITCHED_OFF, "reasoning_format": ("none",)}
-    refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes", "image_data"), "")
+    refused: ClassVar = {**dict.fromkeys(("multimodal_data", "image_data"), _IMAGES), "nodes": ""}
 
     prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
         description="a text, token ids, both mixed, or a list of these"
@@ -78,19 +79,37 @@ class LlamaCompletionRequest(AnswerFields):
     def requested_options(self) -> dict[str, Any]:
         return super().requested_options() | {"logprobs": self.logprobs or None}  # n_probs: 0
 
+    def split(self, llm: LLM, limit: int) -> list[Any]:
+        """Return the prompts. limit: maximum number of answers. Raises Refusal."""
+        prompts = split_prompts(self.prompt, limit, self.n_cmpl, "n_cmpl")
+        return [join_mixed(llm, prompt) for prompt in prompts]
+
+
+class Chunk(Body):
+    """A file, or a part of it, beside the one that is edited."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillRequest(LlamaCompletionRequest):
+    """POST /infill."""
+
+    prompt_field: ClassVar = "input_prefix"
+
+    prompt: str = Field("", description="beginning of the answer, which is continued")
+    input_prefix: str = Field(description="text before the answer")
+    input_suffix: str = Field(description="text after the answer")
+    input_extra: list[Chunk] = Field([], max_length=2048, description="the most relevant last")
+
+    def split(self, llm: LLM, limit: int) -> list[Any]:
+        files = [(chunk.filename, chunk.text) for chunk in self.input_extra]
+        return [Infill(self.input_prefix, self.input_suffix, files, self.prompt)]
+
 
 # Fields that generation_settings repeats although they are not options of the table.
 _UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval", "lora"}
 _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _UNSAID]
-
-
-def _encode(llm: LLM, body: LlamaCompletionRequest, prompts: list[Any]) -> list[Any]:
-    """Encode the prompts, and check the slot. Raises Refusal."""
-    if body.id_slot >= llm.loop.max_rows:
-        rows = llm.loop.max_rows
-        text = f"must be less than {rows}, the number of rows"
-        raise bad_field("id_slot", f"< {rows}", text, body.id_slot)
-    return [join_mixed(llm, prompt) for prompt in prompts]
 
 
 class LlamaWriter(Writer):
@@ -109,7 +128,7 @@ class LlamaWriter(Writer):
     def receipt(self, reader: Reader, is_streamed: bool = False) -> dict[str, Any]:
         """Write the final object, without the content of a stream."""
         body, completion = self.body, reader.completion
-        prompt = reader.answers.asks[reader.index].prompt
+        prompt, ids = reader.answers.asks[reader.index].prompt, reader.answers.prompts[reader.index]
         tokens = [] if is_streamed else completion.tokens
         full = {
             "index": reader.index,
@@ -121,7 +140,9 @@ class LlamaWriter(Writer):
             "tokens_predicted": len(completion.tokens),
             "tokens_evaluated": completion.prompt_tokens,
             "generation_settings": write_settings(completion.options, body),
-            "prompt": prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(prompt),
+            "prompt": prompt
+            if isinstance(prompt, str)
+            else reader.llm.tokenizer.decode(ids, skip_special=False),
             "has_new_line": "\n" in completion.text,
             "truncated": False,
             "stop_type": _STOP_TYPES.get(completion.finish_reason or "", "none"),
@@ -163,11 +184,18 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     """Continue a text."""
     writer = LlamaWriter(request, body)
     limit = desk_of(request).settings.max_choices
-    prompts = split_prompts(body.prompt, limit, body.n_cmpl, "n_cmpl")
-    prompts = await with_model(request, lambda llm: _encode(llm, body, prompts), "prompt")
+    prompts = await desk_of(request).run(lambda llm: body.split(llm, limit), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
     ask = body.ask(None, decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)
+
+
+@serves(router, InfillRequest, "/infill")
+async def infill(request: Request, body: InfillRequest) -> Response:
+    """Write the text between a prefix and a suffix, for editors. 501 for a model without tokens
+    for it.
+    """
+    return await completion(request, body)
 
 
 def _write_probabilities(
@@ -180,16 +208,8 @@ def _write_probabilities(
 
 def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Pick fields by name; a/b is field b of object a. Skip unknown fields, like llama-server."""
-    if not names:
-        return full
-    picked = {}
-    for name in names:
-        value: Any = full
-        for part in name.split("/"):
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is not None:
-            picked[name] = value
-    return picked
+    picked = {name: look_up(full, name.replace("/", ".")) for name in names}
+    return {name: value for name, value in picked.items() if value is not None} if names else full
 
 
 def write_settings(

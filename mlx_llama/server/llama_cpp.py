@@ -22,7 +22,7 @@ from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
 from .openai import ChatFields
-from .replies import FINGERPRINT, Json, check_model, desk_of, with_model, with_notes
+from .replies import FINGERPRINT, Json, check_model, desk_of, with_notes
 from .schemas import serves, takes
 from .settings import Settings
 from .slots import Slots, Task
@@ -57,7 +57,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
             {"id": token, "piece": _show(piece.data if piece else b"")} for token, piece in pieces
         ]
 
-    return Json({"tokens": await with_model(request, work, "content")})
+    return Json({"tokens": await desk_of(request).run(work, "content")})
 
 
 def _show(data: bytes) -> str | list[int]:
@@ -77,8 +77,8 @@ class DetokenizeRequest(Body):
 @serves(router, DetokenizeRequest, "/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """Decode token ids."""
-    text = await with_model(
-        request, lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False), "tokens"
+    text = await desk_of(request).run(
+        lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False), "tokens"
     )
     return Json({"content": text})
 
@@ -94,8 +94,8 @@ async def apply_template(request: Request, body: TemplateRequest) -> Response:
     """Render a conversation with the chat template."""
     check_model(request, body.model)
     ask, settings = with_notes(request, body.messages_ask()), desk_of(request).settings
-    text = await with_model(
-        request, lambda llm: render_chat(llm, ask, settings, body.add_generation_prompt), "messages"
+    text = await desk_of(request).run(
+        lambda llm: render_chat(llm, ask, settings, body.add_generation_prompt), "messages"
     )
     return Json({"prompt": text})
 
@@ -109,7 +109,7 @@ async def props(request: Request) -> Response:
     desk = desk_of(request)
     facts = desk.keeper.facts
     if not (is_idle := desk.keeper.state == "idle"):
-        facts = await with_model(request, lambda llm: describe_model(llm, desk.settings))
+        facts = await desk_of(request).run(lambda llm: describe_model(llm, desk.settings))
     return Json({**facts, "model_alias": desk.names[0], "is_sleeping": is_idle})
 
 
@@ -220,7 +220,7 @@ async def change_slot(request: Request, slot: str) -> Response:
         spent = round((time.perf_counter() - began) * 1e3, 3)
         return {"id_slot": number, "filename": name, **facts, "timings": {f"{action}_ms": spent}}
 
-    return Json(await with_model(request, work, "filename"))
+    return Json(await desk_of(request).run(work, "filename"))
 
 
 def _find_file(folder: str | None, name: str) -> Path:

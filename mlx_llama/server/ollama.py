@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from mlx_llama import __version__
 from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall
 
@@ -27,7 +28,7 @@ from .conversations import (
     adapt_messages,
     plain_message,
 )
-from .faults import Refusal, write_ollama
+from .faults import TEXT_ONLY, Refusal, write_ollama
 from .fields import Body, ModelName, Note, OptionFields
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
@@ -36,7 +37,7 @@ from .tooling import Piece, Reader
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
-_IMAGES = "models are text only"
+_IMAGES = TEXT_ONLY.format("images")
 
 
 class OllamaFields(Conversing):
@@ -46,7 +47,7 @@ class OllamaFields(Conversing):
     format_field: ClassVar = "format"
     content: ClassVar[str] = "message"  # field of an answer with the text
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
-    switched_off: ClassVar = {**SWITCHED_OFF, "images": ([],), "suffix": ("",)}
+    switched_off: ClassVar = {**SWITCHED_OFF, "images": ([],)}
 
     stream: bool = True
 
@@ -90,11 +91,11 @@ class OllamaChat(OllamaFields):
 class OllamaGenerate(OllamaFields):
     """POST /api/generate."""
 
-    refused: ClassVar = {"images": _IMAGES, "suffix": "the model only continues a text"}
     prompt_field: ClassVar = "prompt"
     content: ClassVar = "response"
 
     prompt: str = ""
+    suffix: str = Field("", description="text after the answer, for models that can fill gaps")
     tools: list[FunctionTool] = Field([], max_length=0)
     system: str = ""
     raw: bool = Field(False, description="continue the prompt without the chat template")
@@ -177,6 +178,9 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a question, or continue a text if raw is set."""
     system = [plain_message("system", body.system)] if body.system else []
     messages = [*system, plain_message("user", body.prompt)] if body.prompt else []
+    if body.suffix:
+        infill = Infill(body.prompt, body.suffix)
+        return await _reply(request, body, body.ask(infill, field="suffix"))
     return await _reply(request, body, body.ask(body.prompt if body.raw else messages))
 
 

@@ -27,7 +27,7 @@ from .conversations import (
 )
 from .faults import bad_field
 from .fields import Note, OptionFields
-from .replies import Events, Json, check_model, choices_of, count_prompt, reply
+from .replies import Events, choices_of, count_prompt, reply
 from .schemas import serves
 from .tooling import Piece, Reader, list_logprobs
 
@@ -192,5 +192,4 @@ async def chat(request: Request, body: ChatRequest) -> Response:
 @serves(router, ChatRequest, "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens")
 async def count_chat(request: Request, body: ChatRequest) -> Response:
     """Count the tokens of a conversation, as the model sees it."""
-    check_model(request, body.model)
-    return Json({"input_tokens": await count_prompt(request, body.messages_ask())})
+    return await count_prompt(request, body.model, body.messages_ask())

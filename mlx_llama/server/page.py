@@ -23,7 +23,7 @@ from .answers import refuse
 from .faults import bad_field, not_found
 from .fields import Body
 from .formulas import add_formulas
-from .replies import Json, desk_of, with_model
+from .replies import Json, desk_of
 from .schemas import serves
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -56,11 +56,6 @@ def _reply(content: str | bytes, kind: str) -> Response:
     return Response(content, headers=HEADERS | {"Content-Type": KINDS[kind]})
 
 
-def _require_page(request: Request) -> None:
-    if not desk_of(request).settings.serves_page:
-        raise not_found("the page is off: start the server with --page")
-
-
 @functools.cache
 def _files() -> dict[str, str | bytes]:
     files = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in KINDS}
@@ -72,7 +67,8 @@ def _files() -> dict[str, str | bytes]:
 @router.get("/page/{name}")
 async def page_file(request: Request) -> Response:
     """Return a file of the page."""
-    _require_page(request)
+    if not desk_of(request).settings.serves_page:
+        raise not_found("the page is off: start the server with --page")
     names = {"/": "index.html", "/favicon.ico": "icon.svg"}
     name = request.path_params.get("name") or names[request.url.path]
     if name not in _files():
@@ -113,7 +109,7 @@ class SeeAlsoRequest(Body):
 @serves(router, SeeAlsoRequest, "/page/see-also")
 async def see_also(request: Request, body: SeeAlsoRequest) -> Response:
     """Find the passages beside an answer of the model in the package, as Markdown."""
-    text = await with_model(request, lambda llm: llm.look_up(body.question))
+    text = await desk_of(request).run(lambda llm: llm.look_up(body.question))
     return Json({"text": text})
 
 

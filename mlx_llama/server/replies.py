@@ -6,11 +6,10 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
@@ -18,12 +17,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
-from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.llm import LLM
 
-from .answers import Answers, Ask, Desk, Failure, prepare, refuse, until_gone
+from .answers import Answers, Ask, Desk, Failure, prepare, until_gone
 from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
 from .fields import NOT_AS_SENT, AdapterScales, note
 from .keeper import Keeper
@@ -31,7 +28,6 @@ from .tooling import Piece, Reader
 
 Result = TypeVar("Result")
 Events = Iterator[Any]  # JSON values
-Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
 NEVER = 1 << 20  # seconds, longer than any request lasts
 
@@ -69,29 +65,21 @@ def desk_of(request: Request) -> Desk:
     return request.app.state.desk
 
 
-def errors_for(path: str) -> Errors:
-    """Return the function that writes errors of this path's API."""
-    if path.startswith("/api/"):
-        return write_ollama
-    return write_anthropic if path.startswith("/v1/messages") else write_openai
-
-
 def reply_refusal(request: Request, refusal: Refusal) -> Response:
     """Reply with a refusal in the envelope of the path's API."""
+    # fields by their names in the request
+    names = request.scope.get("names", {})
+    refusal.faults = [rename_fault(fault, names) for fault in refusal.faults]
     request.scope["refusal"] = refusal  # for the log
-    return Json(errors_for(request.url.path)(refusal), refusal.status, headers=refusal.headers)
+    apis = {"/api/": write_ollama, "/v1/messages": write_anthropic, "": write_openai}
+    write = next(apis[start] for start in apis if request.url.path.startswith(start))
+    return Json(write(refusal), refusal.status, headers=refusal.headers)
 
 
 async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; cancel them if the client leaves meanwhile. Raises Refusal."""
     asks = [with_notes(request, _with_adapter(request, ask)) for ask in asks]
-    try:
-        answers = await until_gone(request, desk_of(request).answer(asks))
-    except Refusal as refusal:
-        refusal.faults = [
-            rename_fault(fault, request.scope.get("names", {})) for fault in refusal.faults
-        ]
-        raise
+    answers = await until_gone(request, desk_of(request).answer(asks))
     request.scope["answers"] = answers  # for the log
     return answers
 
@@ -301,24 +289,12 @@ def check_model(request: Request, name: str | None) -> str:
     return chosen
 
 
-async def with_model(request: Request, work: Callable[[LLM], Result], field: str = "") -> Result:
-    """Run `work` with the model, outside the event loop. Raises Refusal."""
-    keeper = desk_of(request).keeper
-    llm = await keeper.enter()
-    try:
-        return await anyio.to_thread.run_sync(work, llm)
-    except LlamaError as error:
-        raise refuse(error, field, llm) from None
-    finally:
-        keeper.leave()
-
-
-async def count_prompt(request: Request, ask: Ask) -> int:
-    """Count the tokens of a prompt, as the model sees it. Raises Refusal."""
-    settings, ask = desk_of(request).settings, with_notes(request, ask)
-    return await with_model(
-        request, lambda llm: len(prepare(llm, ask, settings, fits=False)[0].prompt)
-    )
+async def count_prompt(request: Request, model: str | None, ask: Ask, **more: Any) -> Response:
+    """Count the tokens of a prompt, as the model sees it. more: of the reply. Raises Refusal."""
+    check_model(request, model)
+    desk, ask = desk_of(request), with_notes(request, ask)
+    made = await desk.run(lambda llm: prepare(llm, ask, desk.settings, fits=False)[0])
+    return Json({**more, "input_tokens": len(made.prompt)})
 
 
 def write_usage(readers: Sequence[Reader]) -> dict[str, Any]:

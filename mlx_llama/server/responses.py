@@ -22,7 +22,7 @@ from .conversations import (
 )
 from .fields import Body, Note, OptionFields
 from .items import InputItem, KeptResponses, adapt_item
-from .replies import Json, check_model, count_prompt, reply
+from .replies import count_prompt, reply
 from .response_writer import ResponseWriter
 from .schemas import serves
 
@@ -184,7 +184,5 @@ async def respond(request: Request, body: ResponsesRequest) -> Response:
 @serves(router, ResponsesRequest, "/v1/responses/input_tokens")
 async def count_input(request: Request, body: ResponsesRequest) -> Response:
     """Count the tokens of an input, as the model sees it."""
-    check_model(request, body.model)
     ask = body.ask(body.translate(body.items(request.app.state.kept_responses)))
-    counted = await count_prompt(request, ask)
-    return Json({"object": "response.input_tokens", "input_tokens": counted})
+    return await count_prompt(request, body.model, ask, object="response.input_tokens")

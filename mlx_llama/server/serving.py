@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
         if is_first:
             desk = self._app.state.desk
-            desk.drain()
+            desk.is_draining = True
             # A signal may interrupt any code: leave the rest to the event loop.
             desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
         elif sig == signal.SIGTERM:

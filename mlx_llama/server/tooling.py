@@ -15,31 +15,24 @@ from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import (
     ToolCall,
     ToolDelta,
-    ToolFormat,
     ToolParser,
     find_format,
     read_tools,
 )
 
-from .answers import Answers
-from .faults import Fault, Refusal, bad_field
+from .answers import Answers, choose_template
+from .faults import Fault, Refusal
 
 LEAST_LOGPROB = -9999.0  # OpenAI's number for minus infinity
 
 
 def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: bool) -> Toolbox:
-    """Check tools and the choice among them. many: allow several calls. Raises Refusal."""
+    """Check tools. many: allow several calls; a named tool is called once. Raises Refusal."""
     try:
         tools = tuple(read_tools(list(described)))
     except OptionsError as error:
         raise Refusal(400, "invalid_value", [Fault("tools", "tools", str(error))]) from None
-    names = [tool.name for tool in tools]
-    if choice not in ("none", "auto") and not tools:
-        raise bad_field("tool_choice", "tools", "needs tools", choice)
-    if choice not in ("none", "auto", "required", *names):
-        allowed, text = f"one of {', '.join(names)}", f"there is no tool {choice!r:.100}"
-        raise bad_field("tool_choice", allowed, text, choice)
-    return Toolbox(tools, choice, many and choice not in names)
+    return Toolbox(tools, choice, many and choice not in [tool.name for tool in tools])
 
 
 Piece = str | Thought | ToolDelta
@@ -58,19 +51,20 @@ class Reader:
 
     def __init__(self, answers: Answers, index: int, splits: bool = True):
         """splits: False for an answer that is all text."""
-        toolbox = self.toolbox = answers.asks[index].toolbox
+        ask = answers.asks[index]
+        toolbox = self.toolbox = ask.toolbox
         self.answers, self.index, self.llm = answers, index, answers.llm
         self.completion: Completion = answers.completions[index]
         self.text = self.thought = ""  # so far
         self.count = 0  # tokens so far
         self.processed = -1  # tokens of the prompt that were reported
         self.parser: ToolParser | None = None
-        # the answer may begin with a thought
-        template = self.llm.template and self.llm.template.choose(bool(toolbox.offered))
-        self.may_think = bool(template and find_thoughts(template.source))
+        source = choose_template(self.llm, ask).source
+        self.may_think = bool(find_thoughts(source))  # the answer may begin with a thought
         self._is_forced = bool(toolbox.forced)
         if splits and toolbox.offered:
-            self.parser = ToolParser(tool_format(self.llm), toolbox.offered)
+            form = find_format(source, self.llm.tokenizer)
+            self.parser = ToolParser(form, toolbox.offered)
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -125,11 +119,6 @@ class Reader:
         self.text += "".join(piece for piece in pieces if isinstance(piece, str))
         self.thought += "".join(piece.text for piece in pieces if isinstance(piece, Thought))
         return pieces
-
-
-def tool_format(llm: LLM) -> ToolFormat:
-    """Return the format in which the model writes calls. Raises OptionsError."""
-    return find_format(llm.require_template().choose(True).source, llm.tokenizer)
 
 
 # Log-probabilities; or probabilities after the samplers, by llama-server's names

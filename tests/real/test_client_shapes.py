@@ -52,7 +52,7 @@ def test_what_llama_server_serves_is_served(area, server):
         # httpx sends no other
         headers = {name: value.strip() for name, value in shape.get("headers", {}).items()}
         done = server.http.request(shape["method"], shape["path"], headers=headers, **sent)
-        assert done.status_code < 500, (shape["name"], done.text)
+        assert done.status_code < 500 or done.status_code == 501, (shape["name"], done.text)
         if shape["status"] < 300 and done.status_code >= 300:
             refused[shape["name"]] = done.text[:300]
     assert refused.keys() == {

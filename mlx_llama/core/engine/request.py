@@ -267,6 +267,11 @@ class Handle(TextPieces):
         return self._sequence.status is Status.ENDED or self._sequence.is_cancelled
 
     @property
+    def error(self) -> Exception | None:
+        """What ended the request, if that failed."""
+        return self._sequence.error
+
+    @property
     def processed(self) -> int:
         """Tokens of the prompt that are computed or being computed, reused ones included."""
         return self._sequence.processed

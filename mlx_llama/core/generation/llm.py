@@ -31,6 +31,7 @@ from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, Tok
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
+from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.manual import Subject, load_manual, write_pointers
 from mlx_llama.core.text.template import (
     ChatTemplate,
@@ -49,8 +50,8 @@ from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
-# A text, messages or token ids.
-Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
+# A text, messages, token ids, or a gap between texts.
+Prompt = str | Infill | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 
 # The guide's answers to questions are wrong mostly where their first token is less likely.
 SURE = 0.45
@@ -180,6 +181,20 @@ class LLM:
         a question see `ask`. Arguments and errors as for `stream`.
         """
         return self.stream(prompt, **options).finish()
+
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        files: abc.Sequence[tuple[str, str]] = (),
+        **options: Unpack[Options],
+    ) -> Completion:
+        """The text between two parts of a file, by a model that has fill-in-the-middle tokens.
+
+        files: (name, text) of other files to consider, the most relevant last. Raises
+        TokenizerError for a model without such tokens, and as `stream`.
+        """
+        return self.generate(Infill(prefix, suffix, files), **options)
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """`generate` for asyncio. Cancelling the task ends the answer."""
@@ -326,6 +341,12 @@ class LLM:
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
             return self._respond(prompt, Toolbox(), options).handle
         resolved, hooks = self._resolve(options)
+        if isinstance(prompt, Infill):
+            limits = self.engine.context, resolved.options.max_tokens
+            tokens = prompt.encode(self.tokenizer, *limits)
+            eos = self.engine.eos | prompt.find_ends(self.tokenizer)
+            request = Request(tokens, resolved, starts_text=False, eos=eos, hooks=hooks)
+            return self.loop.prepare(request)
         tokens = self.encode(prompt, self.engine.check_count)
         starts_text = len(prompt) == 0
         return self.loop.prepare(Request(tokens, resolved, starts_text=starts_text, hooks=hooks))

@@ -35,8 +35,11 @@ def is_off(options: GenerationOptions) -> bool:
 def set_switches(
     source: str, options: GenerationOptions, variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Variables with a template's switch as the options want it, unless they set it."""
-    if options.reasoning == "on" or is_off(options):
+    """Variables with a template's switch as the options want it, unless they set it. "auto" sets
+    those that llama.cpp's copies of templates expect always.
+    """
+    is_bare = "not enable_thinking" in source and not re.search(r"enable_thinking (is|=)", source)
+    if options.reasoning == "on" or is_off(options) or is_bare:
         wanted = not is_off(options)
         variables = {**{name: wanted for name in SWITCHES if name in source}, **variables}
     return dict(variables)

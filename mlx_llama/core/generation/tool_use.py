@@ -113,15 +113,11 @@ def encode_with_tools(
     options: their schema is that of an answer without calls, where tools are offered; without tools
     the options enforce it. Their thoughts are switched in the template.
     """
-    template = template.choose(bool(box.offered))
-    variables = set_switches(template.source, options, variables)
-    form: ToolFormat | None = None
+    template, messages, variables, form = _offer(
+        tokenizer, template, messages, box, options, variables
+    )
     rule: Rule | None = None
-    written: tuple[str, ...] = ()
-    if box.offered or mentions_tools(messages):
-        form = find_format(template.source, tokenizer)
-        messages, extras = form.offer(messages, box.offered)
-        variables, written = {**variables, **extras}, form.written_marks()
+    written = form.written_marks() if form else ()
     more: Any = {"check_count": check_count, "written": written, **variables}
     tokens = encode_messages(tokenizer, template, messages, **more)
     has_rule = bool(box.forced) or Rule.of(options) is not None
@@ -134,6 +130,45 @@ def encode_with_tools(
         text = form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
         rule = Rule("tools", text)
     return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer), thinking)
+
+
+def render_with_tools(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    box: Toolbox,
+    options: GenerationOptions,
+    variables: Mapping[str, Any],
+    adds_prompt: bool = True,
+) -> str:
+    """The text that `encode_with_tools` encodes. adds_prompt: with the beginning of the answer."""
+    template, messages, variables, _ = _offer(
+        tokenizer, template, messages, box, options, variables
+    )
+    text = template.render(messages, adds_prompt, **variables)
+    if adds_prompt:  # the end of a thought that is not wanted
+        tokens = tokenizer.encode(text, parse_special=True)
+        closed, _ = Thinking.begin(tokenizer, template.source, tokens, options, False)
+        text += tokenizer.decode(closed[len(tokens) :], skip_special=False)
+    return text
+
+
+def _offer(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    box: Toolbox,
+    options: GenerationOptions,
+    variables: Mapping[str, Any],
+) -> tuple[ChatTemplate, Sequence[Message], Mapping[str, Any], ToolFormat | None]:
+    """Choose the template; write the tools into its messages and variables, in its format."""
+    template = template.choose(bool(box.offered))
+    variables = set_switches(template.source, options, variables)
+    if not box.offered and not mentions_tools(messages):
+        return template, messages, variables, None
+    form = find_format(template.source, tokenizer)
+    messages, extras = form.offer(messages, box.offered)
+    return template, messages, {**variables, **extras}, form
 
 
 def write_answer(text: str, completion: Completion) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 
 from . import sentencepiece_model as spm
+from .infill import FIM_ENDS, FIM_NAMES
 from .pre_tokenizers import ADD_BOS, BY_MERGES, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
 from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
 
@@ -41,27 +42,15 @@ _AGAIN = "fetch the file again, or convert the model again"
 _OTHER_FILES = "use the model's folder with its tokenizer files instead"
 
 # Control tokens that llama.cpp recognises by their text, whatever their type in the file
-# (llama-vocab.cpp, llama_vocab::impl::load). The first two lists end an answer. Fill-in-the-middle
-# (FIM) tokens, listed by metadata key, count only if the metadata lacks that key.
+# (llama-vocab.cpp, llama_vocab::impl::load); these end an answer. Those for fill-in-the-middle
+# (FIM_NAMES) count only if the metadata lacks their keys.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
     "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
     "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
 )
-_FIM_ENDS = {
-    "fim_pad_token_id": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]".split(),
-    "fim_rep_token_id": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>".split(),
-    "fim_sep_token_id": ["<|file_sep|>"],
-}
-_FIM_CONTROL = {
-    "fim_pre_token_id": "<|fim_prefix|> <fim-prefix> <fim_prefix> "
-    "<｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>".split(),
-    "fim_suf_token_id": "<|fim_suffix|> <fim-suffix> <fim_suffix> "
-    "<｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>".split(),
-    "fim_mid_token_id": "<|fim_middle|> <fim-middle> <fim_middle> "
-    "<｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>".split(),
-}
 _KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # as the format spells them
+_OLD_FIM = {"pre": "prefix_token_id", "suf": "suffix_token_id", "mid": "middle_token_id"}
 _NAMED = {
     f"{name}_token": f"{_KEYS.get(name, name)}_token_id"
     for name in "bos eos unk sep pad cls mask".split()
@@ -252,12 +241,15 @@ class GGUFTokenizer(Tokenizer):
         count = self.vocab_size
         ends = [eos, *(fields.id(f"{name}_token_id", count) for name in ("eot", "eom"))]
         by_text = find(_ENDS)
-        for key, texts in {**_FIM_ENDS, **_FIM_CONTROL}.items():
-            token = fields.id(key, count)
+        for name, texts in FIM_NAMES.items():
+            token = fields.id(f"fim_{name}_token_id", count)
+            if token is None and name in _OLD_FIM:
+                token = fields.id(_OLD_FIM[name], count)
             matches = find(texts) if token is None else []
             by_text += matches
-            if key in _FIM_ENDS:
-                ends += [token, *matches]
+            ids = matches if token is None else [token]
+            self.fim_ids |= zip([name], ids)
+            ends += ids if name in FIM_ENDS else []
         ends += sorted(find(_ENDS))
         self.eos_ids = tuple(token for token in dict.fromkeys(ends) if token is not None)
         self._types = self._file_types.copy()  # int [vocab_size]

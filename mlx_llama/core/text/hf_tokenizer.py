@@ -18,6 +18,7 @@ from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import read_file, read_json, reading
 
+from .infill import FIM_NAMES
 from .sentencepiece_model import set_space_prefix, user_defined_ids
 from .tekken import NAMED, read_tekken
 from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
@@ -167,6 +168,10 @@ class _FolderTokenizer(Tokenizer):
             self.eos_ids = tuple(known)
             if known:
                 self.named["eos_token"] = next(iter(known.values()))
+        for kind, names in {**FIM_NAMES, "eot": ["▁<EOT>"]}.items():
+            self.fim_ids |= zip(
+                [kind], [i for name in names if (i := self._id_of(name)) is not None]
+            )
 
     def _check_size(self, highest: int, config: LlamaConfig) -> None:
         if highest >= config.vocab_size:

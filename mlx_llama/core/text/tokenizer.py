@@ -48,6 +48,7 @@ class Tokenizer(ABC):
     adds_bos: bool  # the tokenizer's library puts BOS before a text
     special_ids: dict[str, int]  # control tokens: text -> id
     added_ids: dict[str, int]  # these, and other tokens that are found before a text is tokenised
+    fim_ids: dict[str, int]  # tokens for fill-in-the-middle, by the names in infill.py
     named: dict[str, str]  # texts of bos_token, eos_token, ..., for templates
     notices: tuple[str, ...] = ()  # for the user, about the choices that were made
     # Decoding
@@ -59,6 +60,7 @@ class Tokenizer(ABC):
 
     def __init__(self, path: Path, config: LlamaConfig):
         self.path, self._model_vocab = path, config.vocab_size
+        self.fim_ids = {}
         self._pieces: dict[int, Piece | None] = {}
         # of tokens whose text is the same anywhere but at the start or after an unfinished one
         self.texts: dict[int, str] = {}

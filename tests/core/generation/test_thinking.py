@@ -18,8 +18,9 @@ from mlx_llama import load
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.stops import Stops
-from mlx_llama.core.generation.thinking import has_switch
+from mlx_llama.core.generation.thinking import has_switch, set_switches
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
@@ -41,6 +42,22 @@ def test_switches_of_templates():
     switched = {name for name, source in sources.items() if has_switch(source)}
     assert switched == {"qwen3"} and has_switch(granite) and has_switch(deepseek)
     assert not has_switch("{% if thinking %}")  # without thoughts
+
+
+def test_templates_that_expect_their_switch_to_be_set_think(qwen):
+    """llama.cpp's copies of R1's and QwQ's templates end the thought where it is not."""
+    bare = "<think>{% if not enable_thinking %}</think>{% endif %}"
+    guarded = "{% if not enable_thinking is defined %}{% set enable_thinking = 1 %}{% endif %}"
+    for source, reasoning, wanted in (
+        (bare, "auto", True),
+        (bare, "off", False),
+        (guarded + bare, "auto", None),
+        (qwen.template.source, "auto", None),
+    ):
+        options = GenerationOptions(reasoning=reasoning)
+        assert set_switches(source, options, {}).get("enable_thinking") is wanted
+        chosen = set_switches(source, options, {"enable_thinking": "by the request"})
+        assert chosen["enable_thinking"] == "by the request"
 
 
 def make(folder, template: str, **load_options):

@@ -27,9 +27,9 @@ def test_every_route_is_in_the_document(document):
     routes = (
         "POST /v1/chat/completions, POST /v1/chat/completions/input_tokens, POST /v1/completions, "
         "GET /v1/models, POST /v1/responses, POST /v1/messages, POST /v1/messages/count_tokens, "
-        "POST /completion, POST /tokenize, POST /detokenize, POST /apply-template, GET /props, "
-        "GET /slots, POST /v1/jobs, GET /v1/jobs/{job_id}/stream, DELETE /v1/jobs/{job_id}, "
-        "GET /health, GET /ready, GET /v1/loading/progress, GET /metrics"
+        "POST /completion, POST /infill, POST /tokenize, POST /detokenize, POST /apply-template, "
+        "GET /props, GET /slots, POST /v1/jobs, GET /v1/jobs/{job_id}/stream, "
+        "DELETE /v1/jobs/{job_id}, GET /health, GET /ready, GET /v1/loading/progress, GET /metrics"
     )
     known = {operation.ok().label for operation in document.get_all_operations()}
     assert set(routes.split(", ")) <= known

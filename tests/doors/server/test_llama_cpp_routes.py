@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
+from pathlib import Path
 
 import pytest
+from data.make_infill import REQUESTS, make_models
 
 from mlx_llama import load
 
-from .conftest import events
+from .conftest import Inside, Scripted, events, text_of
 
 ROUTE = "/completion"
+DATA = Path(__file__).parents[2] / "data"
 
 
 def test_completion(guide, llm):
@@ -71,6 +75,50 @@ def test_biases_are_pairs_and_those_of_a_text_are_those_of_its_tokens(guide, llm
     biases = {token: 20.0 * tokens.count(token) for token in tokens}
     wanted = llm.generate("Once upon", max_tokens=6, logit_bias=biases).text
     assert answer([["Hello, World!", 20]]) == answer({"Hello, World!": 20}) == wanted != answer({})
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    """A server of a toy with tokens for fill-in-the-middle, and the toy."""
+    folder = tmp_path_factory.mktemp("coder")
+    make_models(folder)
+    llm = load(folder / "named", backend="cpu")
+    with Inside(lambda: llm, alias="toy") as server:
+        yield server.ready(), llm
+
+
+def test_infill(coder, guide):
+    """The prompt's ids are llama-server's: see core/text/test_infill.py."""
+    server, llm = coder
+    for name, body in REQUESTS.items():
+        done = server.ask("/infill", **body, n_predict=0)
+        wanted = json.loads((DATA / "infill.json").read_text())["named"][name]
+        assert done["prompt"] == llm.tokenizer.decode(wanted, skip_special=False)
+        assert done["tokens_evaluated"] == len(wanted)
+    code = {**REQUESTS["code"], "temperature": 2.0, "seed": 3}
+    wanted = llm.infill(code["input_prefix"], code["input_suffix"], seed=3, temperature=2.0)
+    assert server.ask("/infill", **code)["content"] == wanted.text
+    # as llama.vim warms the cache
+    fields = {"samplers": [], "n_indent": 4, "t_max_prompt_ms": 1, "response_fields": [""]}
+    assert server.ask("/infill", **REQUESTS["files"], n_predict=0, **fields) == {}
+    assert server.refuse("/infill", input_prefix="a") == ["input_suffix"]
+    for extra in ({}, {"filename": "ok"}, {"filename": 123, "text": "abc"}):
+        assert server.post("/infill", **code, input_extra=[extra]).status_code == 400
+    refused = guide.post("/infill", **REQUESTS["code"])
+    assert refused.status_code == 501 and "fill-in-the-middle" in refused.json()["error"]["message"]
+
+
+def test_a_suffix_in_other_apis(coder, guide):
+    server, llm = coder
+    wanted = llm.infill("def f(", "return", max_tokens=5).text
+    asked = {"prompt": "def f(", "suffix": "return"}
+    assert text_of(server.ask("/v1/completions", **asked, max_tokens=5)) == wanted
+    options = {"options": {"num_predict": 5}, "stream": False}
+    assert server.ask("/api/generate", **asked, **options)["response"] == wanted
+    for path in ("/v1/completions", "/api/generate"):
+        refused = guide.post(path, **asked)
+        assert refused.status_code == 400 and "fill-in-the-middle" in refused.text
+    assert server.refuse("/v1/completions", prompt=[1, 2], suffix="a") == ["prompt"]
 
 
 # Of the README: its defaults, and the values that it names as off or as -1 for automatic.
@@ -242,6 +290,18 @@ def test_template_props_and_slots(guide, llm):
     assert props["default_generation_settings"]["n_ctx"] == 512
     slots = guide.http.get("/slots").json()
     assert len(slots) == 32 and {slot["id"] for slot in slots} == set(range(32))
+
+
+def test_templates_get_the_date(tmp_path):
+    """Llama 3.1's way of asking for it; llama-server's of writing it."""
+    source = "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}"
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    with Scripted(source + "{{ date_string }}", tmp_path / "m") as server:
+        before = time.strftime("%d %b %Y")
+        shown = server.ask("/apply-template", **asked)["prompt"]
+        assert shown in (before, time.strftime("%d %b %Y"))
+        fixed = {"chat_template_kwargs": {"date_string": "1 May"}}
+        assert server.ask("/apply-template", **asked, **fixed)["prompt"] == "1 May"
 
 
 STORIES = [

@@ -29,6 +29,7 @@ OTHERS = [
     ("/v1/jobs", {"prompt": "Once", "max_tokens": 4, "logprobs": 2, "reasoning_effort": "low"}),
     ("/v1/jobs", {"messages": QUESTION, "regex": "[ab]+", "chat_template_kwargs": {"a": 1}}),
     ("/completion", {"prompt": ["hi", [5, "x"]], "n_predict": 4, "n_probs": 2, **BIASED}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c"}]}),
     ("/completion", {"prompt": {"prompt_string": "hi"}, "grammar": "root ::= [a-z]+", "n_cmpl": 2}),
     ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "echo": True, "logprobs": 2}),
     ("/v1/chat/completions", {"messages": TURNS, "tools": TOOLS, "continue_final_message": True}),

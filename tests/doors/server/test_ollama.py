@@ -61,7 +61,7 @@ def test_the_model(client, lenient):
 
 def test_what_cannot_be_done_is_refused(client):
     for words, ask in (
-        ("text only", lambda: client.generate("guide", "what is this?", images=[b"1234"])),
+        ("describe it", lambda: client.generate("guide", "what is this?", images=[b"1234"])),
         ("text only", lambda: client.chat("guide", [{**QUESTION[0], "images": [b"1234"]}])),
         ("embeddings are not supported", lambda: client.embed("guide", "text")),
         ("--model", lambda: client.pull("llama3.2")),

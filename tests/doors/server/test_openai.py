@@ -330,8 +330,8 @@ def test_answers_have_no_limit_but_the_context(path, lenient):
     assert 400 < next(usage[name] for name in written if name in usage) < 512
 
 
-def test_a_model_without_a_template_has_chatml(toy, tmp_path, inside):
-    folder = shutil.copytree(toy, tmp_path / "m")
+def test_a_model_without_a_template_has_chatml(roomy, tmp_path, inside):
+    folder = shutil.copytree(roomy, tmp_path / "m")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     assert config.pop("chat_template", None) or (folder / "chat_template.jinja").exists()
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -342,6 +342,10 @@ def test_a_model_without_a_template_has_chatml(toy, tmp_path, inside):
     shown = server.post("/apply-template", messages=QUESTION).json()["prompt"]
     turn = f"<|im_start|>user\n{QUESTION[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     assert shown.endswith(turn)
+    tool = {"type": "function", "function": {"name": "f"}}
+    for choice in ("auto", "required"):
+        asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        assert server.ask(CHAT, **asked, tools=[tool], tool_choice=choice)
 
 
 def test_aliases(roomy, inside):

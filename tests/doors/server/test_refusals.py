@@ -12,7 +12,7 @@ from mlx_llama.core.generation.options import FIELDS
 CHAT = "/v1/chat/completions"
 ROUTES = (
     "/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens "
-    "/completion /tokenize /detokenize /apply-template /v1/jobs /page/render /page/session"
+    "/completion /infill /tokenize /detokenize /apply-template /v1/jobs /page/render /page/session"
 ).split()
 QUESTION = [{"role": "user", "content": "hi"}]
 
@@ -247,7 +247,7 @@ native {"typical_p": 0.5} | typical_p
 native {"xtc_probability": 1.5} | xtc_probability
 native {"dry_multiplier": -0.8} | dry_multiplier
 native {"dynatemp_range": 1.0} | dynatemp_range
-native {"id_slot": 99} | id_slot
+native {"id_slot": -2} | id_slot
 native {"n_keep": -2} | n_keep
 native {"lora": [{"id": 0, "scale": 1.0}]} | lora
 native {"samplers": ["top_k"]} | samplers
@@ -312,12 +312,39 @@ def test_a_schema_that_cannot_be_enforced_is_reported_at_its_place(path, field, 
         assert faults[field]["constraint"] == "a schema that can be enforced"
 
 
+def test_a_schema_that_grows_too_complex_is_the_requests_fault(guide):
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    asked = {"messages": QUESTION, "max_tokens": 400}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    done = guide.post(CHAT, **asked, response_format=form)
+    [fault] = done.json()["errors"]
+    assert done.status_code == 400 and fault["field"] == "response_format.json_schema.schema"
+    assert "too complex" in fault["message"]
+
+
 def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
     content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
     messages = [{"role": "user", "content": content}, {"role": "user", "content": 3}]
     faults = faults_of(guide, messages=messages)
     assert {"messages[0].content[0].type", "messages[1].content"} <= set(faults)
     assert "messages[0].content" not in faults
+
+
+@pytest.mark.parametrize(
+    "path, part",
+    [
+        ("/v1/chat/completions", {"type": "image_url", "image_url": {"url": "data:,"}}),
+        ("/v1/chat/completions", {"type": "input_audio", "input_audio": {}}),
+        ("/v1/messages", {"type": "image", "source": {"type": "base64", "data": ""}}),
+        ("/v1/responses", {"type": "input_image", "image_url": "data:,"}),
+    ],
+)
+def test_parts_that_are_no_text_say_what_to_do(path, part, guide):
+    turns = [{"role": "user", "content": [part]}]
+    asked = {"input": turns} if path == "/v1/responses" else {"messages": turns, "max_tokens": 3}
+    [fault] = faults_of(guide, path, **asked).values()
+    wanted = f"is {part['type']}, but this package reads text only: leave the "
+    assert wanted in fault["message"] and fault["constraint"] == "text"
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ class FireFunction(Functools):
     opens, others = " functools", ("functools",)
 
     def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
-        today = date.today().strftime("%B %d %Y")
+        today = date.today().strftime("%b %d %Y")
         return messages, {"functions": _list_functions(tools), "datetime": today}
 
 
