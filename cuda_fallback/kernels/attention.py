@@ -244,16 +244,13 @@ def _load_codes(
     """
     GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
     WORDS: tl.constexpr = GROUP // 4
-    word, group = tl.arange(0, BLOCKS * WORDS), tl.arange(0, BLOCKS)
+    # Beyond D they begin again, which takes no masks: queries are 0 there, and sums are not stored.
+    word, group = tl.arange(0, BLOCKS * WORDS) % (D // 4), tl.arange(0, BLOCKS) % GROUPS
     at, by = (
         codes + column[:, None] * (D // 4) + word[None, :],
         scales + column[:, None] * GROUPS + group[None, :],
     )
-    if D == BLOCKS * GROUP:
-        four, scale = tl.load(at), tl.load(by)
-    else:
-        four = tl.load(at, mask=(word < D // 4)[None, :], other=0)
-        scale = tl.load(by, mask=(group < GROUPS)[None, :], other=0)
+    four, scale = tl.load(at), tl.load(by)
     if dtype == tl.float16:
         even = (four & 0x00FF00FF) ^ magic
         odd = ((four >> 8) & 0x00FF00FF) ^ magic

@@ -137,14 +137,21 @@ def _join(first, second, DTYPE: tl.constexpr):
     pairs = tl.join(first, second)
     if DTYPE == tl.float32:
         numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
-    elif IS_INTERPRETED and DTYPE == tl.bfloat16:  # it would make zeros of subnormal numbers
-        numbers = tl.join(pairs << 16, pairs & -65536).to(tl.float32, bitcast=True)
     else:
-        numbers = tl.join(
-            pairs.to(tl.int16).to(DTYPE, bitcast=True),
-            (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True),
-        )
+        numbers = _halves(pairs, DTYPE)
     return tl.reshape(numbers, (first.shape[0], 16))
+
+
+@_helper
+def _halves(words, DTYPE: tl.constexpr):
+    """The two numbers in each word, on a new last axis."""
+    if IS_INTERPRETED and DTYPE == tl.bfloat16:  # it would make zeros of subnormal numbers
+        return tl.join(words << 16, words & -65536).to(tl.float32, bitcast=True)
+    else:
+        return tl.join(
+            words.to(tl.int16).to(DTYPE, bitcast=True),
+            (words >> 16).to(tl.int16).to(DTYPE, bitcast=True),
+        )
 
 
 @_helper
@@ -269,9 +276,13 @@ def _multiply(
     # Prefetch x: it goes through shared memory, and each product would stall on it. Other formats
     # have no registers left for this.
     AHEAD: tl.constexpr = LOW >= 4 and HIGH == 0
+    # Large tiles in pairs: the compiler would keep each number of 16 bits in a register of its own.
+    PAIR: tl.constexpr = 2 if AHEAD and TILE > 8 and RAISE == 1 and DTYPE != tl.float32 else 1
+    if PAIR == 2:
+        x = x.to(tl.pointer_type(tl.int32))
     if AHEAD:
-        first_half = _load_x(x, sample, 2 * start, K, COLUMNS)
-        second_half = _load_x(x, sample, 2 * start + 1, K, COLUMNS)
+        first_half = _load_x(x, sample, 2 * start, K // PAIR, COLUMNS // PAIR)
+        second_half = _load_x(x, sample, 2 * start + 1, K // PAIR, COLUMNS // PAIR)
         if RAISE != 1:  # floating-point codes are all read so
             first_half = first_half.to(NUMBER) * RAISE
             second_half = second_half.to(NUMBER) * RAISE
@@ -289,8 +300,8 @@ def _multiply(
         later = tl.minimum(step + 1, STEPS - 1)
         following = _load_low(low, block, lane, later, STEPS, WARPS)
         if AHEAD:
-            next_first = _load_x(x, sample, 2 * later, K, COLUMNS)
-            next_second = _load_x(x, sample, 2 * later + 1, K, COLUMNS)
+            next_first = _load_x(x, sample, 2 * later, K // PAIR, COLUMNS // PAIR)
+            next_second = _load_x(x, sample, 2 * later + 1, K // PAIR, COLUMNS // PAIR)
         if HIGH:
             tops = _load_high(high, block, lane, step, STEPS, WARPS, WORDS)
         if super_scales is not None:
@@ -303,6 +314,8 @@ def _multiply(
                 value = first_half
             else:
                 value = second_half
+            if PAIR == 2:
+                value = _halves(value, DTYPE)
             value = tl.reshape(value.to(NUMBER), (TILE, TILES, 16))
             for first in tl.static_range(0, TILES, SPAN):
                 plain = tl.zeros((16 * WARPS, TILE), tl.float32)

@@ -48,8 +48,8 @@ def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int)
 BUDGET = {
     ("float16", 16): {64: 260, 128: 360, 80: 420},
     ("bfloat16", 16): {64: 260, 128: 360},
-    ("float16", 8): {64: 620, 128: 600},
-    ("bfloat16", 8): {64: 620, 128: 600},
+    ("float16", 8): {64: 600, 80: 600, 96: 600, 128: 600},
+    ("bfloat16", 8): {64: 600, 128: 600},
 }
 
 
