@@ -98,7 +98,7 @@ def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
 
 
 @contextmanager
-def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
+def show_count(label: str, total: int) -> Iterator[Callable[[int], object]]:
     """Show a bar on stderr or in a notebook; yields a function of the number of items done."""
     if in_notebook():
         with draw_in_notebook(label) as show_both:
