@@ -460,9 +460,8 @@ class _Blocks:
 
     def fields(self, word: np.ndarray, bits: int) -> np.ndarray:
         """Eight fields of a word or half, the lowest first, [B, 8]."""
-        return word.reshape(-1, 1) >> np.arange(0, 8 * bits, bits, dtype=word.dtype) & (
-            (1 << bits) - 1
-        )
+        places = np.arange(0, 8 * bits, bits, dtype=word.dtype)
+        return word.reshape(-1, 1) >> places & (1 << bits) - 1
 
     def repeat(self, word: np.ndarray, count: int) -> np.ndarray:
         return word[:, None].repeat(count, axis=1)
@@ -615,9 +614,7 @@ class GGUFFormat:
         result = {}
         for kind, sub in (("scales", np.int8), ("biases", np.uint8))[: 1 + self.has_biases]:
             name = f"super_{kind}" if self.two_level else kind
-            if (
-                self.scale_dtype == "bfloat16"
-            ):  # whose cast by ml_dtypes takes several times as long
+            if self.scale_dtype == "bfloat16":  # ml_dtypes' cast takes several times as long
                 numbers = (parts[name].astype(np.uint32, copy=False) << 16).view(np.float32)
             else:
                 numbers = parts[name].astype(f"u{dtype.itemsize}", copy=False).view(dtype)
