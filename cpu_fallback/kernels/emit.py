@@ -237,9 +237,9 @@ class Rows(list):
     def _apply(self, operation: Callable, other: Any) -> Rows:
         return Rows(map(operation, self, other if isinstance(other, Rows) else repeat(other)))
 
-    __add__ = functools.partialmethod(_apply, operator.add)
+    __add__ = __iadd__ = functools.partialmethod(_apply, operator.add)
     __sub__ = functools.partialmethod(_apply, operator.sub)
-    __mul__ = functools.partialmethod(_apply, operator.mul)
+    __mul__ = __imul__ = functools.partialmethod(_apply, operator.mul)
     __and__ = functools.partialmethod(_apply, operator.and_)
     __or__ = functools.partialmethod(_apply, operator.or_)
     __lshift__ = functools.partialmethod(_apply, operator.lshift)

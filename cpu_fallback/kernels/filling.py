@@ -6,8 +6,6 @@ lanes are the rows. Stores are whole cache lines, in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
@@ -92,21 +90,26 @@ class _Block:
 
     # As core.files.quantized has them for NumPy, for functions of scales
 
-    def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        return condition.select(yes, no)
+    def words(self, at: int, count: int) -> Rows:
+        return Rows(self.word(at + 4 * i) for i in range(count))
 
-    def split(self, word: Value) -> Rows:
-        """The bytes of a word, in the low bits."""
-        return Rows(word >> 8 * i if i else word for i in range(4))
+    def split(self, *words: Value) -> Rows:
+        """The bytes of words, in the low bits."""
+        return Rows(word >> 8 * i if i else word for word in words for i in range(4))
 
     def fields(self, word: Value, bits: int) -> Rows:
         return Rows(word >> bits * i & (1 << bits) - 1 for i in range(8))
 
-    def join(self, parts: Iterable[Rows | Value]) -> Rows:
-        return Rows(value for p in parts for value in (p if isinstance(p, list) else [p]))
+    def repeat(self, word: Value, count: int) -> Rows:
+        return Rows([word] * count)
 
     def bytes(self, at: int, count: int) -> Rows:
-        return self.join(self.split(self.word(at + i)) for i in range(0, count, 4))
+        return self.split(*self.words(at, count // 4))
+
+    def halve_e8m0(self, at: int) -> Value:
+        """Half of 2**(e - 127) in bfloat16, subnormal for the smallest two exponents."""
+        e = self.word(at) & 255
+        return (e < 2).select(e + 1 << 5, e - 1 << 7)
 
     def halve_e4m3(self, codes: Rows) -> Rows:
         """Halves of E4M3's magnitudes in bfloat16; 127 means zero."""

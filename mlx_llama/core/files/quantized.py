@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -436,14 +436,12 @@ Parts = dict[str, Any]
 class _Blocks:
     """Words of blocks uint8 [B, bytes]."""
 
-    select = staticmethod(np.where)
-
     def __init__(self, blocks: np.ndarray):
         self._blocks = blocks
 
-    def word(self, at: int) -> np.ndarray:
-        """uint32 [B, 1]."""
-        return self.bytes(at, 4).view(np.uint32)
+    def words(self, at: int, count: int) -> list[np.ndarray]:
+        """uint32 [B] each."""
+        return list(self.bytes(at, 4 * count).view(np.uint32).T)
 
     def half(self, at: int) -> np.ndarray:
         """uint16 [B, 1]."""
@@ -453,16 +451,24 @@ class _Blocks:
         """uint8 [B, count]."""
         return np.ascontiguousarray(self._blocks[:, at : at + count])
 
-    def split(self, word: np.ndarray) -> np.ndarray:
-        """The bytes of a word, uint8 [B, 4]."""
-        return word.view(np.uint8)
+    def split(self, *words: np.ndarray) -> np.ndarray:
+        """The bytes of words, uint8 [B, 4 words]."""
+        joined = np.empty((len(self._blocks), len(words)), np.uint32)
+        for i, word in enumerate(words):
+            joined[:, i] = word
+        return joined.view(np.uint8)
 
     def fields(self, word: np.ndarray, bits: int) -> np.ndarray:
-        """Eight fields of a word, the lowest first, [B, 8]."""
-        return word >> np.arange(0, 8 * bits, bits, dtype=word.dtype) & ((1 << bits) - 1)
+        """Eight fields of a word or half, the lowest first, [B, 8]."""
+        places = np.arange(0, 8 * bits, bits, dtype=word.dtype)
+        return word.reshape(-1, 1) >> places & (1 << bits) - 1
 
-    def join(self, parts: Iterable[np.ndarray]) -> np.ndarray:
-        return np.concatenate(list(parts), axis=1)
+    def repeat(self, word: np.ndarray, count: int) -> np.ndarray:
+        return word[:, None].repeat(count, axis=1)
+
+    def halve_e8m0(self, at: int) -> np.ndarray:
+        """Half of 2**(e - 127) in bfloat16."""
+        return _e8m0(self.bytes(at, 1)).view(np.uint32) >> 16
 
     def halve_e4m3(self, codes: np.ndarray) -> np.ndarray:
         """Halves of E4M3's magnitudes in bfloat16; 127 means zero."""
@@ -491,24 +497,23 @@ def _q2_k(block: Any) -> Parts:
 
 def _q3_k(block: Any) -> Parts:
     # 16 sub scales of 6 bits: the lower four in nibbles of bytes 0..7, the upper two in 8..11
-    words, parts = [block.word(96 + 4 * i) for i in range(3)], []
-    for i in range(4):
-        low, high = words[i % 2] >> i // 2 * 4 & 0x0F0F0F0F, words[2] >> 2 * i & 0x03030303
-        parts.append(block.split(low | high << 4))
-    return _two_levels(block.half(108), block.join(parts) - 32)
+    *lower, upper = block.words(96, 3)
+    low = (lower[i % 2] >> i // 2 * 4 & 0x0F0F0F0F for i in range(4))
+    words = (part | (upper >> 2 * i & 0x03030303) << 4 for i, part in enumerate(low))
+    return _two_levels(block.half(108), block.split(*words) - 32)
 
 
 def _q4_k(block: Any) -> Parts:
     # Eight sub scales and eight sub biases of 6 bits each in bytes 4..15. 0..3 are the lower six
     # bits of four bytes each. Of 4..7, the lower four bits are nibbles of the last four bytes, the
     # upper two are the upper bits of the bytes of 0..3.
-    first, second, last = (block.word(4 + 4 * i) for i in range(3))
+    first, second, last = block.words(4, 3)
 
-    def join(lower: Any, shift: int) -> Any:
+    def split(lower: Any, shift: int) -> Any:
         upper = last >> shift & 0x0F0F0F0F | lower >> 2 & 0x30303030
-        return block.join([block.split(lower & 0x3F3F3F3F), block.split(upper)])
+        return block.split(lower & 0x3F3F3F3F, upper)
 
-    return _two_levels(block.half(0), join(first, 0), block.half(2), join(second, 4))
+    return _two_levels(block.half(0), split(first, 0), block.half(2), split(second, 4))
 
 
 def _q6_k(block: Any) -> Parts:
@@ -516,18 +521,16 @@ def _q6_k(block: Any) -> Parts:
 
 
 def _q8_k(block: Any) -> Parts:
-    return {"scales": block.join([block.word(0)] * 2)}
+    return {"scales": block.repeat(*block.words(0, 1), 2)}
 
 
 def _iq4_xs(block: Any) -> Parts:
-    codes = block.fields(block.word(4), 4) | block.fields(block.half(2), 2) << 4
+    codes = block.fields(*block.words(4, 1), 4) | block.fields(block.half(2), 2) << 4
     return _two_levels(block.half(0), codes - 32)
 
 
 def _mxfp4(block: Any) -> Parts:
-    """Half of 2**(e - 127) in bfloat16, subnormal for the smallest two exponents."""
-    e = block.word(0) & 255
-    return {"scales": block.select(e < 2, e + 1 << 5, e - 1 << 7)}
+    return {"scales": block.halve_e8m0(0)}
 
 
 def _nvfp4(block: Any) -> Parts:
@@ -611,8 +614,11 @@ class GGUFFormat:
         result = {}
         for kind, sub in (("scales", np.int8), ("biases", np.uint8))[: 1 + self.has_biases]:
             name = f"super_{kind}" if self.two_level else kind
-            numbers = parts[name].astype(f"u{dtype.itemsize}", copy=False).view(dtype)
-            result[kind] = numbers.astype(np.float32)
+            if self.scale_dtype == "bfloat16":  # ml_dtypes' cast takes several times as long
+                numbers = (parts[name].astype(np.uint32, copy=False) << 16).view(np.float32)
+            else:
+                numbers = parts[name].astype(f"u{dtype.itemsize}", copy=False).view(dtype)
+            result[kind] = numbers.astype(np.float32, copy=False)
             if self.two_level:
                 below = parts[kind].astype(np.uint8, copy=False).view(sub)
                 result |= {name: numbers, f"sub_{kind}": below, kind: result[kind] * below}
