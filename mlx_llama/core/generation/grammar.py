@@ -234,12 +234,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance.TokenizerWrapper expects it.
-
-    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no
-    text contains. space_bytes: byte tokens of a space, which the decoder keeps even before the
-    first word.
-    """
+    """A tokenizer as llguidance.TokenizerWrapper expects it."""
 
     def __init__(self, tokenizer: Tokenizer, eos: int, vocab_size: int):
         self.eos_token_id, self.bos_token_id = eos, tokenizer.bos_id
@@ -247,19 +242,18 @@ class _Vocabulary:
         names = {
             token: text.encode("utf-8", "replace") for text, token in tokenizer.special_ids.items()
         }
+        # that a grammar can name and no text contains
         self.special_token_ids = [
             token for token, text in enumerate(texts) if text is None and token in names
         ]
-        self.tokens = [
+        self.tokens = [  # bytes by id, b"" for padding
             names.get(token, b"") if text is None else text for token, text in enumerate(texts)
         ]
         self.tokens += [b""] * (vocab_size - len(texts))
-        pieces = [
-            (token, tokenizer.piece(token)) for token, text in enumerate(texts) if text == b" "
-        ]
-        self.space_bytes = tuple(
-            token for token, piece in pieces if piece is not None and piece.is_byte
-        )
+        spaces = (token for token, text in enumerate(texts) if text == b" ")
+        pieces = ((token, tokenizer.piece(token)) for token in spaces)
+        # byte tokens of a space, which the decoder keeps even before the first word
+        self.space_bytes = tuple(token for token, piece in pieces if piece and piece.is_byte)
         self._tokenizer = tokenizer
         self._newline = [] if tokenizer.byte_level else tokenizer.encode("\n")
         self._ids: dict[bytes, int] | None = None

@@ -37,15 +37,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Tools of a request.
-
-    choice: "auto", "none" (no tool is offered), "required" or a tool's name; the last two are
-    enforced by a grammar. many: an enforced answer may have several calls.
-    """
+    """Tools of a request."""
 
     tools: tuple[Tool, ...] = ()
+    # or "none" (no tool is offered), "required" or a tool's name; a grammar enforces the last two
     choice: str = "auto"
-    many: bool = True
+    many: bool = True  # an enforced answer may have several calls
 
     @property
     def offered(self) -> tuple[Tool, ...]:
