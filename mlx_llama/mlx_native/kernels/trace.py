@@ -5,7 +5,7 @@ behind masks."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
@@ -40,7 +40,7 @@ class Runner:
         self._steps = 0
 
     def step(
-        self, tokens, index_pos, cache: Buffers, sampling: SamplingBatch, rows, masks: Masks = None
+        self, tokens, index_pos, cache: Buffers, sampling: SamplingBatch, rows, masks=None
     ) -> mx.array:
         """As Model.step over one token of each row. The cache takes over the step's arrays."""
         self._steps += 1
