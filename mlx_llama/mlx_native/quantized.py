@@ -271,9 +271,8 @@ def _product_dtype(
 
     Small numbers are safe: products of float16 numbers and integers are multiples of 2**-24.
     """
-    product = getattr(
-        mx, facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device))
-    )
+    planned = facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device))
+    product = getattr(mx, planned)
     return product if product != mx.float16 or largest <= np.finfo(np.float16).max else mx.float32
 
 

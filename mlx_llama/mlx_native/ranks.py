@@ -50,9 +50,8 @@ class Ranks:
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
         with mx.stream(mx.cpu):
-            return mx.distributed.all_sum(
-                mx.array(list(values), mx.int32), group=self.group
-            ).tolist()
+            numbers = mx.array(list(values), mx.int32)
+            return mx.distributed.all_sum(numbers, group=self.group).tolist()
 
 
 def join() -> Ranks:

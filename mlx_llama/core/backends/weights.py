@@ -121,9 +121,8 @@ class BaseWeights:
         except (RuntimeError, MemoryError) as error:
             if not self.runtime.is_out_of_memory(error):
                 raise
-            raise OutOfMemoryError.of(
-                self.nbytes, None, self.runtime.device_name(self.device)
-            ) from None
+            device = self.runtime.device_name(self.device)
+            raise OutOfMemoryError.of(self.nbytes, None, device) from None
 
 
 def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str) -> None:

@@ -239,17 +239,11 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, eos: int, vocab_size: int):
         self.eos_token_id, self.bos_token_id = eos, tokenizer.bos_id
         texts = tokenizer.token_bytes()[:vocab_size]
-        names = {
-            token: text.encode("utf-8", "replace") for text, token in tokenizer.special_ids.items()
-        }
+        names = {i: text.encode("utf-8", "replace") for text, i in tokenizer.special_ids.items()}
         # that a grammar can name and no text contains
-        self.special_token_ids = [
-            token for token, text in enumerate(texts) if text is None and token in names
-        ]
-        self.tokens = [  # bytes by id, b"" for padding
-            names.get(token, b"") if text is None else text for token, text in enumerate(texts)
-        ]
-        self.tokens += [b""] * (vocab_size - len(texts))
+        self.special_token_ids = [i for i, text in enumerate(texts) if text is None and i in names]
+        known = [names.get(i, b"") if text is None else text for i, text in enumerate(texts)]
+        self.tokens = known + [b""] * (vocab_size - len(texts))  # bytes by id, b"" for padding
         spaces = (token for token, text in enumerate(texts) if text == b" ")
         pieces = ((token, tokenizer.piece(token)) for token in spaces)
         # byte tokens of a space, which the decoder keeps even before the first word

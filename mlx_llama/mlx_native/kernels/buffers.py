@@ -217,9 +217,7 @@ class Buffers(Positions):
 
     def _forget(self, buffer: Buffer) -> None:
         """Drop the steps that have this buffer."""
-        self._steps = {
-            rows: step for rows, step in self._steps.items() if buffer not in step.buffers
-        }
+        self._steps = {key: step for key, step in self._steps.items() if buffer not in step.buffers}
 
     def _isolate(self, row: int, end: int = 1) -> None:
         """Move a row to its own buffer for its positions, and those up to `end`."""
