@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+from typing_extensions import Self
 
 from mlx_llama.core.files.quantized import IQ4_VALUES, AffineWeight, MLXWeight, Rows, pack_stream
 from mlx_llama.core.models.quantization import FLOAT_MODES, Packing
@@ -72,9 +73,7 @@ class QuantizedMatrix:
     dtype: mx.Dtype  # of the result of `rows`
 
     @classmethod
-    def pack(
-        cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device
-    ) -> QuantizedMatrix:
+    def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> Self:
         """Concatenate the rows of `weights`. dtype: of the activations."""
         first = weights[0]
         if first.mode != "affine":
@@ -195,9 +194,7 @@ class TwoLevelMatrix:
     has_kernel: bool
 
     @classmethod
-    def pack(
-        cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device
-    ) -> TwoLevelMatrix:
+    def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> Self:
         """Concatenate the rows of `weights`. dtype: of the activations."""
         first, layout, has_kernel = weights[0], _layout(weights[0]), device.type == mx.gpu
         N, K = sum(weight.shape[0] for weight in weights), first.shape[1]

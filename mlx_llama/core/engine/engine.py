@@ -107,18 +107,16 @@ class Engine:
             ) from None
         return constraint
 
-    def _admit_thoughts(
-        self, request: Request, constraint: Constraint | None
-    ) -> AnyConstraint | None:
-        """Let a thought precede what the constraint applies to, within its budget."""
+    def _admit_thoughts(self, request: Request, answer: Constraint | None) -> AnyConstraint | None:
+        """Let a thought precede the answer of a constraint, within its budget."""
         thinking, tokenizer = request.thinking, self.tokenizer
         if thinking is None or tokenizer is None:
-            return constraint
-        if not thinking.precedes_rule if constraint else thinking.budget < 0:
-            return constraint
+            return answer
+        if not thinking.precedes_rule if answer else thinking.budget < 0:
+            return answer
         size = self.model.config.vocab_size
-        starts = request.starts_text and not (constraint and constraint.keeps_space)
-        return ThoughtConstraint(thinking, tokenizer, size, self.eos, constraint, starts)
+        starts = request.starts_text and not (answer and answer.keeps_space)
+        return ThoughtConstraint(thinking, tokenizer, size, self.eos, answer, starts)
 
     def _decode(self, request: Request, constraint: AnyConstraint | None) -> StreamDecoder | None:
         """The decoder of the answer's text; None for token ids alone."""
