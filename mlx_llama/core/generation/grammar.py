@@ -142,7 +142,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
         self._library: llguidance.LLTokenizer
-        self._compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool, str]] = (
+        self.compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool, str]] = (
             OrderedDict()
         )
 
@@ -159,7 +159,7 @@ class Grammars:
         drops = starts_text and self.tokenizer.dropped_space is not None
         vocabulary = self._load()
         with self._lock:
-            compiled = self._compiled.get((rule, drops))
+            compiled = self.compiled.get((rule, drops))
         if compiled is None:
             body, relaxed = _describe(rule), ""
             if seconds is not None:
@@ -176,10 +176,10 @@ class Grammars:
                 relaxed = ", ".join(sorted(keywords))
             compiled = matcher, keeps_space, relaxed
         with self._lock:
-            self._compiled[rule, drops] = compiled
-            self._compiled.move_to_end((rule, drops))
-            if len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
+            self.compiled[rule, drops] = compiled
+            self.compiled.move_to_end((rule, drops))
+            if len(self.compiled) > KEPT:
+                self.compiled.popitem(last=False)
         matcher, keeps_space, relaxed = compiled
         not_first = vocabulary.space_bytes if drops and not keeps_space else ()
         return Constraint(
