@@ -76,18 +76,16 @@ class Unnormed:
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G)
-    D, E]; out: [E, H D]; query_norm, key_norm: [D] or None; query_scale: [D], for the rotated
-    queries, or None; sinks: [H] or None."""
+    """Grouped-query attention over the cache."""
 
     ops: Ops
     spec: LayerSpec
-    qkv: Linear
-    out: Linear
-    query_norm: RMSNorm | None = None
+    qkv: Linear  # [(H + 2 G) D, E], the three projections as one matrix
+    out: Linear  # [E, H D]
+    query_norm: RMSNorm | None = None  # [D], or [H D] and [G D]
     key_norm: RMSNorm | None = None
-    query_scale: Array | None = None
-    sinks: Array | None = None
+    query_scale: Array | None = None  # [D], of the rotated queries
+    sinks: Array | None = None  # [H]
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
         """x: [B, T, E]. last_only: only the last position's output; all keys are stored."""
@@ -108,16 +106,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class MLP:
-    """A gated MLP (Shazeer 2020). gate_up: both projections as one matrix [2 F, E]; down: [E, F].
-
-    xielu: numbers of xIELU as of `Ops.xielu`, in place of a gate, which gate_up [F, E] then lacks.
-    """
+    """A gated MLP (Shazeer 2020)."""
 
     ops: Ops
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear  # [2 F, E], both projections as one matrix; [F, E] without a gate
+    down: Linear  # [E, F]
     activation: str = "silu"
-    xielu: tuple[float, ...] = ()
+    xielu: tuple[float, ...] = ()  # numbers as of `Ops.xielu`, in place of a gate
 
     def __call__(self, x: Array, view: View) -> Array:
         gate_up = self.gate_up

@@ -37,13 +37,10 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 class View:
-    """One forward's view of a cache; base of the backends' views.
+    """One forward's view of a cache; base of the backends' views."""
 
-    count: new positions of each sequence. listener: called with each probe, or None.
-    """
-
-    count: int
-    listener: Probe | None = None
+    count: int  # new positions of each sequence
+    listener: Probe | None = None  # called with each probe
     new_keys: Callable[[int], Array]  # a backend's: a layer's keys [B, G, T, D] as stored
 
     def probe(self, name: str, x: Array, layer: int | None = None) -> None:

@@ -42,7 +42,7 @@ class Llama(BaseLlama):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self._pace = Pace(self.config, self.device)
+        self.pace = Pace(self.config, self.device)
 
     @classmethod
     def load(
@@ -63,7 +63,7 @@ class Llama(BaseLlama):
         notices, bits = (*notices, *weights.notices), options.cache_bits
         model = cls(weights.config, weights, activations, device, notices, bits)
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
-        model._pace = Pace(config, device, low_bit)
+        model.pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
             model.runner = Runner(
                 model._advance, compile, model.vocabulary.sample if ranks else sample
@@ -73,7 +73,7 @@ class Llama(BaseLlama):
 
     @property
     def prefill_width(self) -> int:
-        return self._pace.width
+        return self.pace.width
 
     def profile(self) -> AbstractContextManager[Profile]:
         """Clock the operations of all calls, which breaks the lazy graph. Raises BackendError for
@@ -93,7 +93,7 @@ class Llama(BaseLlama):
 
     def make_cache(self, capacity: int, rows: int = 1) -> Cache:
         cache = super().make_cache(capacity, rows)
-        cache.pace = self._pace
+        cache.pace = self.pace
         return cache
 
     def _call(self, function: Callable[..., mx.array], *arguments: Any) -> mx.array:

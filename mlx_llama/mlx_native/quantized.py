@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+from typing_extensions import Self
 
 from mlx_llama.core.files.quantized import IQ4_VALUES, AffineWeight, MLXWeight, Rows, pack_stream
 from mlx_llama.core.models.quantization import FLOAT_MODES, Packing
@@ -72,9 +73,7 @@ class QuantizedMatrix:
     dtype: mx.Dtype  # of the result of `rows`
 
     @classmethod
-    def pack(
-        cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device
-    ) -> QuantizedMatrix:
+    def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> Self:
         """Concatenate the rows of `weights`. dtype: of the activations."""
         first = weights[0]
         if first.mode != "affine":
@@ -195,9 +194,7 @@ class TwoLevelMatrix:
     has_kernel: bool
 
     @classmethod
-    def pack(
-        cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device
-    ) -> TwoLevelMatrix:
+    def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> Self:
         """Concatenate the rows of `weights`. dtype: of the activations."""
         first, layout, has_kernel = weights[0], _layout(weights[0]), device.type == mx.gpu
         N, K = sum(weight.shape[0] for weight in weights), first.shape[1]
@@ -271,9 +268,8 @@ def _product_dtype(
 
     Small numbers are safe: products of float16 numbers and integers are multiples of 2**-24.
     """
-    product = getattr(
-        mx, facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device))
-    )
+    planned = facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device))
+    product = getattr(mx, planned)
     return product if product != mx.float16 or largest <= np.finfo(np.float16).max else mx.float32
 
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.backends import shards
-from mlx_llama.core.backends.interface import Masks, Probe
+from mlx_llama.core.backends.interface import Probe
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.generation.sampling import Kind
 
@@ -50,9 +50,8 @@ class Ranks:
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
         with mx.stream(mx.cpu):
-            return mx.distributed.all_sum(
-                mx.array(list(values), mx.int32), group=self.group
-            ).tolist()
+            numbers = mx.array(list(values), mx.int32)
+            return mx.distributed.all_sum(numbers, group=self.group).tolist()
 
 
 def join() -> Ranks:
@@ -74,13 +73,7 @@ class Vocabulary(shards.Vocabulary):
     """The vocabulary over all processes, and draws from it."""
 
     def sample(
-        self,
-        kind: Kind,
-        logits: mx.array,
-        positions: mx.array,
-        recent: mx.array | None,
-        values: Values,
-        words: mx.array | None = None,
+        self, kind: Kind, logits: mx.array, positions: mx.array, recent, values: Values, words=None
     ) -> mx.array:
         """draw.sample of this process's logits [S, V']."""
         if words is None and kind.needs_best:
@@ -90,12 +83,7 @@ class Vocabulary(shards.Vocabulary):
         return sample(kind, self.gather(logits), positions, recent, values, words)
 
     def draw_rows(
-        self,
-        sampling: SamplingBatch,
-        logits: mx.array,
-        positions: Sequence[int],
-        recent: mx.array | None,
-        masks: Masks | None,
+        self, sampling: SamplingBatch, logits: mx.array, positions: Sequence[int], recent, masks
     ) -> mx.array:
         """`sampling` of this process's logits [B, V']."""
         if masks is not None:

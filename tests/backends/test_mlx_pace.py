@@ -44,14 +44,14 @@ def test_a_paced_prompt_has_the_same_bits_and_waits_for_each_group(llm, monkeypa
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(arrays), wait(*arrays))[1])
     forward(llm)
     assert not waits, "a short prompt waits"
-    llm.model._pace.limit = 0.0
+    llm.model.pace.limit = 0.0
     np.testing.assert_array_equal(forward(llm), wanted)
     assert len(waits) == 4 * layers - 1  # all but the newest
 
 
 def test_an_interrupt_ends_a_prompt_at_the_next_group(llm, ctrl_c, monkeypatch):
     wanted = forward(llm)
-    llm.model._pace.limit = 0.0
+    llm.model.pace.limit = 0.0
     cache = llm.model.make_cache(TOKENS.shape[1])
     waits, wait = [], mx.eval
 

@@ -461,7 +461,7 @@ def test_groups_that_take_turns_stay_in_their_buffers(mlx):
         batch.start(row, ids(4 + row, seed=row))
     batch.step([0, 1, 2], 2)
     batch.step([3, 4], 2)
-    steps = dict(batch.cache._steps)
+    steps = dict(batch.cache.steps)
     assert len(steps) == 2
     for _ in range(3):
         batch.step([0, 1, 2], 1)

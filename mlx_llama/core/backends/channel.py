@@ -81,9 +81,8 @@ class Channel:
                     arrays = {}
                     for name, kind, shape in content["arrays"]:
                         empty = np.empty(shape, np.dtype(kind))
-                        arrays[name] = np.frombuffer(self._take(empty.nbytes), empty.dtype).reshape(
-                            shape
-                        )
+                        data = np.frombuffer(self._take(empty.nbytes), empty.dtype)
+                        arrays[name] = data.reshape(shape)
                     self._receive(content["message"], arrays)
         except TimeoutError:
             reason = f"has been silent for {SILENCE} s"

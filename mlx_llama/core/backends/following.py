@@ -103,9 +103,7 @@ class Follower:
             ranks.ignore_memory(cache)
             self._named[change["cache"]] = cache
         elif do == "sampling":
-            self._named[change["name"]] = [
-                GenerationOptions(**fields) for fields in change["options"]
-            ]
+            self._named[change["name"]] = [GenerationOptions(**o) for o in change["options"]]
         else:
             cache = self._named[change["cache"]]
             ranks.change_cache(cache, change["method"], change["arguments"])

@@ -55,8 +55,7 @@ def unpack(columns: Sequence[int], count: int | None) -> TokenLogprobs | None:
     if count is None:
         return None
     k = (len(columns) - 2) // 2
-    values = (
-        np.array([columns[1], *columns[2 + k : 2 + k + count]], np.int32).view(np.float32).tolist()
-    )
+    bits = np.array([columns[1], *columns[2 + k : 2 + k + count]], np.int32)
+    values = bits.view(np.float32).tolist()
     top = zip(columns[2 : 2 + count], values[1:])
     return TokenLogprobs(values[0], tuple(pair for pair in top if pair[1] > -math.inf))

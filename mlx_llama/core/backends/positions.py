@@ -34,23 +34,18 @@ def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None)
 
 class Positions:
     """Lengths of a cache's rows, each of which holds one sequence, and the calls that change rows;
-    base of the backends' caches.
-
-    A backend sets `position_nbytes` and stores keys, values and tokens: `_grow(ends)` allocates for
-    rows to reach these ends and sets `allocated`, `_free(rows, is_all)` drops their storage,
-    `_copy(source, target, length)` fills the empty row `target`, `_export(row, length)` and
-    `_load(state, row, length)` read and write a row's state, and `_recent(window, parts)` reads the
-    tokens start .. end - 1 of each (row, start, end).
+    base of the backends' caches, which set `position_nbytes` and store keys, values and tokens.
     """
 
     runtime: ClassVar[Any]  # a backend's
     view_type: ClassVar[Callable[..., CallView]]
     arrays: Callable[[], list[Any]]  # that the next call depends on, to launch after a chunk
-    _grow: Callable[[Mapping[int, int]], None]
-    _free: Callable[[Sequence[int], bool], None]
-    _copy: Callable[[int, int, int], None]
-    _export: Callable[[int, int], dict[str, np.ndarray]]
-    _load: Callable[[Mapping[str, np.ndarray], int, int], None]
+    _grow: Callable[[Mapping[int, int]], None]  # to {row: end}; sets `allocated`
+    _free: Callable[[Sequence[int], bool], None]  # the storage of rows; True: of all
+    _copy: Callable[[int, int, int], None]  # a source to an empty target, and the length
+    _export: Callable[[int, int], dict[str, np.ndarray]]  # the state of a row of a length
+    _load: Callable[[Mapping[str, np.ndarray], int, int], None]  # a state to a row of a length
+    # (window, parts): the tokens start .. end - 1 of each (row, start, end)
     _recent: Callable[[int, Sequence[tuple[int, int, int]]], Any]
 
     def __init__(

@@ -295,9 +295,7 @@ def _find_revision(checkpoint: Checkpoint) -> str | None:
 
 def identify(checkpoint: Checkpoint) -> str:
     """Config, shapes and formats of a model, to compare it between machines."""
-    shapes = sorted(
-        (name, *tensor.shape, tensor.nbytes) for name, tensor in checkpoint.tensors.items()
-    )
+    shapes = sorted((name, *part.shape, part.nbytes) for name, part in checkpoint.tensors.items())
     return hashlib.sha256(repr((checkpoint.config, shapes)).encode()).hexdigest()
 
 

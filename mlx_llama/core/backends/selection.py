@@ -84,10 +84,8 @@ class Backend:
 
     def check_process(self) -> None:
         """Raise BackendError in a forked process that lacks the framework's threads."""
-        if (
-            not self.runtime.SURVIVES_FORK
-            and _loaded_by.setdefault(self.name, os.getpid()) != os.getpid()
-        ):
+        first = _loaded_by.setdefault(self.name, os.getpid())
+        if first != os.getpid() and not self.runtime.SURVIVES_FORK:
             raise BackendError(
                 f"the {self.name} backend had loaded a model when this process was forked, and a "
                 "fork does not copy its threads: load models only in the new process, use "

@@ -179,9 +179,7 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
         for name in filter(None, (spec.query_norm, spec.key_norm)):
             if checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,):
                 known.add(name)
-    unknown = next(
-        (name for name in checkpoint.tensors if name.rpartition(".")[0] not in known), None
-    )
+    unknown = next((key for key in checkpoint.tensors if key.rpartition(".")[0] not in known), None)
     if unknown:
         raise BackendError(
             f"{checkpoint.name}: {unknown} is not split over several processes: start one"

@@ -25,9 +25,7 @@ class BaseWeights:
     """A checkpoint's tensors by name as layers; a tensor is read when first asked for.
 
     ranks: the processes that each take a share of the checkpoint, None for all of it here; config,
-    tensors and adapters are the share's. A backend makes `_matrix(names)`, modules' matrices as
-    one, rows on rows; `_vector(keys)`; `_shift(vector, offset)`, rounded once; `_ones(width)`, a
-    vector; `_stack(names)`; and `_adapt(names)`, what adapters add to a product, or None.
+    tensors and adapters are the share's.
     """
 
     ops: ClassVar[ModuleType]
@@ -35,12 +33,12 @@ class BaseWeights:
     vocabulary_type: ClassVar[type[Vocabulary]] = Vocabulary
     notices: tuple[str, ...] = ()  # about the dtype and kernels
     nbytes = 0  # that the weights take on the device
-    _matrix: Callable[[Sequence[str]], Matrix]
+    _matrix: Callable[[Sequence[str]], Matrix]  # modules' matrices as one, rows on rows
     _vector: Callable[[Sequence[str]], Array]
-    _shift: Callable[[Array, float], Array]
-    _ones: Callable[[int], Array]
+    _shift: Callable[[Array, float], Array]  # a vector plus an offset, rounded once
+    _ones: Callable[[int], Array]  # a vector of a width
     _stack: Callable[[Sequence[str]], Stack]
-    _adapt: Callable[[Sequence[str]], Any]
+    _adapt: Callable[[Sequence[str]], Any]  # what adapters add to a product, or None
 
     def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
         self.device, self.ranks = device, ranks
@@ -123,9 +121,8 @@ class BaseWeights:
         except (RuntimeError, MemoryError) as error:
             if not self.runtime.is_out_of_memory(error):
                 raise
-            raise OutOfMemoryError.of(
-                self.nbytes, None, self.runtime.device_name(self.device)
-            ) from None
+            device = self.runtime.device_name(self.device)
+            raise OutOfMemoryError.of(self.nbytes, None, device) from None
 
 
 def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str) -> None:
@@ -161,17 +158,14 @@ def group_runs(items: Iterable[T], can_concatenate: Callable[[T, T], bool]) -> l
 
 
 class BlockWeights(BaseWeights):
-    """Weights that are copied to a device: tensors of one format are concatenated to a block. A
-    backend makes `_pack(run)`, a block of low-bit weights, `_dense(run)`, one of others, and
-    `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
-    """
+    """Weights that are copied to a device: tensors of one format are concatenated to a block."""
 
     # fields that are equal in low-bit weights of one block
     block_fields: ClassVar[tuple[str, ...]]
     stack_type: ClassVar[type]  # (count, block): low-bit matrices of all experts
-    _pack: Callable[[Sequence[Any]], Matrix]
-    _dense: Callable[[Sequence[Any]], Array]
-    _pack_adapters: Callable[[Array, Array], Any]
+    _pack: Callable[[Sequence[Any]], Matrix]  # a block of low-bit weights
+    _dense: Callable[[Sequence[Any]], Array]  # one of others
+    _pack_adapters: Callable[[Array, Array], Any]  # of core.files.adapters.stack's arrays
 
     def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
         super().__init__(checkpoint, device, ranks)

@@ -17,7 +17,7 @@ from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import uses_dry
 from mlx_llama.core.generation.stops import Stops
-from mlx_llama.core.generation.thinking import ThoughtConstraint
+from mlx_llama.core.generation.thinking import AnyConstraint, ThoughtConstraint
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -89,9 +89,7 @@ class Engine:
         more: Any = {"dry": dry, "adapter": self.find_adapter(options)}
         return Sequence(request, tokens, limit, writer, speculation, constraint, **more)
 
-    def _constrain(
-        self, request: Request, rule: Rule | None
-    ) -> Constraint | ThoughtConstraint | None:
+    def _constrain(self, request: Request, rule: Rule | None) -> AnyConstraint | None:
         answer = None
         if rule is not None:
             seconds, starts = request.compile_seconds, request.starts_text
@@ -109,22 +107,18 @@ class Engine:
             ) from None
         return constraint
 
-    def _admit_thoughts(
-        self, request: Request, constraint: Constraint | None
-    ) -> Constraint | ThoughtConstraint | None:
-        """Let a thought precede what the constraint applies to, within its budget."""
+    def _admit_thoughts(self, request: Request, answer: Constraint | None) -> AnyConstraint | None:
+        """Let a thought precede the answer of a constraint, within its budget."""
         thinking, tokenizer = request.thinking, self.tokenizer
         if thinking is None or tokenizer is None:
-            return constraint
-        if not thinking.precedes_rule if constraint else thinking.budget < 0:
-            return constraint
+            return answer
+        if not thinking.precedes_rule if answer else thinking.budget < 0:
+            return answer
         size = self.model.config.vocab_size
-        starts = request.starts_text and not (constraint and constraint.keeps_space)
-        return ThoughtConstraint(thinking, tokenizer, size, self.eos, constraint, starts)
+        starts = request.starts_text and not (answer and answer.keeps_space)
+        return ThoughtConstraint(thinking, tokenizer, size, self.eos, answer, starts)
 
-    def _decode(
-        self, request: Request, constraint: Constraint | ThoughtConstraint | None
-    ) -> StreamDecoder | None:
+    def _decode(self, request: Request, constraint: AnyConstraint | None) -> StreamDecoder | None:
         """The decoder of the answer's text; None for token ids alone."""
         if self.tokenizer is None or not request.wants_text:
             return None

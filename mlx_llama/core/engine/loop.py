@@ -193,9 +193,7 @@ class Loop:
 
     def _has_work(self) -> bool:
         queues = self._scheduler and self._scheduler.queues
-        return bool(
-            self._arrived or (queues and (queues.waiting or queues.running or queues.prefilling))
-        )
+        return bool(self._arrived or (queues and (queues.waiting or queues.admitted)))
 
     def close(self) -> None:
         """Stop the thread, end all requests as interrupted and free the rows."""

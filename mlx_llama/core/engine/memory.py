@@ -40,9 +40,7 @@ class Memory:
         lengths = self.rows.cache.lengths
         while sequences:
             try:
-                if self.rows.reserve(
-                    {sequence.row: lengths[sequence.row] + count for sequence in sequences}
-                ):
+                if self.rows.reserve({s.row: lengths[s.row] + count for s in sequences}):
                     return sequences
             except Exception as error:
                 if len(sequences) == 1:

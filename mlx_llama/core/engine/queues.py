@@ -62,9 +62,7 @@ class Queues:
 
     def sweep(self) -> None:
         """End the requests that were cancelled."""
-        for sequence in [
-            sequence for sequence in (*self.waiting, *self.admitted) if sequence.is_cancelled
-        ]:
+        for sequence in [s for s in (*self.waiting, *self.admitted) if s.is_cancelled]:
             self.end(sequence)
 
     def _remove(self, sequence: Sequence) -> None:

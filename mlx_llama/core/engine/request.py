@@ -13,10 +13,10 @@ from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import NumericalError, SessionError
 from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.dry import Dry
-from mlx_llama.core.generation.grammar import Constraint, Rule
+from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.hooks import Hooks
 from mlx_llama.core.generation.options import GenerationOptions, Resolved
-from mlx_llama.core.generation.thinking import Thinking, ThoughtConstraint
+from mlx_llama.core.generation.thinking import AnyConstraint, Thinking
 from mlx_llama.core.text.thoughts import TextPieces, Thought
 
 from .speculate import Speculation
@@ -77,7 +77,7 @@ class Sequence:
     writer: Writer
     speculation: Speculation
     # its state is that after `tokens`
-    constraint: Constraint | ThoughtConstraint | None = None
+    constraint: AnyConstraint | None = None
     dry: Dry | None = None  # reads `tokens`
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0  # order of submission

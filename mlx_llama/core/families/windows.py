@@ -10,6 +10,7 @@ from mlx_llama.core.errors import show
 from mlx_llama.core.models.reader import Reader
 
 Layers = tuple[int, ...]
+WindowLayers = tuple[int | None, Layers | None]  # a window, and layers with it, None for all
 Rule = Callable[[Reader, dict[str, Any]], Layers]  # (file, LlamaConfig's fields) -> layers
 _FULL = "full_attention"  # in config.json's `layer_types`
 _FIRST = "attention"  # "full_attention" in Granite's files
@@ -41,7 +42,7 @@ class Windows:
         """The name of layers with the window in config.json's `layer_types`."""
         return "chunked_attention" if self.is_chunk else "sliding_attention"
 
-    def read(self, read: Reader, values: dict[str, Any]) -> tuple[int | None, Layers | None]:
+    def read(self, read: Reader, values: dict[str, Any]) -> WindowLayers:
         """Read (window, layers with it, None for all)."""
         count = values["num_hidden_layers"]
         if read.is_gguf:
@@ -75,9 +76,7 @@ class Windows:
                     sliding = None
         return (None, None) if sliding == () else (window, sliding)
 
-    def _read_gguf(
-        self, read: Reader, count: int, positions: int
-    ) -> tuple[int | None, Layers | None]:
+    def _read_gguf(self, read: Reader, count: int, positions: int) -> WindowLayers:
         name = "attention.sliding_window"
         default = self.default if self.is_chunk else self.gguf_default
         window = read.integer(name, default, low=0) or None  # 0 means none

@@ -142,7 +142,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
         self._library: llguidance.LLTokenizer
-        self._compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool, str]] = (
+        self.compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool, str]] = (
             OrderedDict()
         )
 
@@ -159,7 +159,7 @@ class Grammars:
         drops = starts_text and self.tokenizer.dropped_space is not None
         vocabulary = self._load()
         with self._lock:
-            compiled = self._compiled.get((rule, drops))
+            compiled = self.compiled.get((rule, drops))
         if compiled is None:
             body, relaxed = _describe(rule), ""
             if seconds is not None:
@@ -176,10 +176,10 @@ class Grammars:
                 relaxed = ", ".join(sorted(keywords))
             compiled = matcher, keeps_space, relaxed
         with self._lock:
-            self._compiled[rule, drops] = compiled
-            self._compiled.move_to_end((rule, drops))
-            if len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
+            self.compiled[rule, drops] = compiled
+            self.compiled.move_to_end((rule, drops))
+            if len(self.compiled) > KEPT:
+                self.compiled.popitem(last=False)
         matcher, keeps_space, relaxed = compiled
         not_first = vocabulary.space_bytes if drops and not keeps_space else ()
         return Constraint(
@@ -234,32 +234,20 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance.TokenizerWrapper expects it.
-
-    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no
-    text contains. space_bytes: byte tokens of a space, which the decoder keeps even before the
-    first word.
-    """
+    """A tokenizer as llguidance.TokenizerWrapper expects it."""
 
     def __init__(self, tokenizer: Tokenizer, eos: int, vocab_size: int):
         self.eos_token_id, self.bos_token_id = eos, tokenizer.bos_id
         texts = tokenizer.token_bytes()[:vocab_size]
-        names = {
-            token: text.encode("utf-8", "replace") for text, token in tokenizer.special_ids.items()
-        }
-        self.special_token_ids = [
-            token for token, text in enumerate(texts) if text is None and token in names
-        ]
-        self.tokens = [
-            names.get(token, b"") if text is None else text for token, text in enumerate(texts)
-        ]
-        self.tokens += [b""] * (vocab_size - len(texts))
-        pieces = [
-            (token, tokenizer.piece(token)) for token, text in enumerate(texts) if text == b" "
-        ]
-        self.space_bytes = tuple(
-            token for token, piece in pieces if piece is not None and piece.is_byte
-        )
+        names = {i: text.encode("utf-8", "replace") for text, i in tokenizer.special_ids.items()}
+        # that a grammar can name and no text contains
+        self.special_token_ids = [i for i, text in enumerate(texts) if text is None and i in names]
+        known = [names.get(i, b"") if text is None else text for i, text in enumerate(texts)]
+        self.tokens = known + [b""] * (vocab_size - len(texts))  # bytes by id, b"" for padding
+        spaces = (token for token, text in enumerate(texts) if text == b" ")
+        pieces = ((token, tokenizer.piece(token)) for token in spaces)
+        # byte tokens of a space, which the decoder keeps even before the first word
+        self.space_bytes = tuple(token for token, piece in pieces if piece and piece.is_byte)
         self._tokenizer = tokenizer
         self._newline = [] if tokenizer.byte_level else tokenizer.encode("\n")
         self._ids: dict[bytes, int] | None = None

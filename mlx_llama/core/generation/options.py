@@ -236,14 +236,11 @@ class GenerationOptions(_StructureOptions):
         # pydantic converts NumPy integers through float and loses their lower bits.
         return int(value) if isinstance(value, np.integer) else value
 
-    @field_validator("dry_sequence_breakers", mode="before")
-    @classmethod
-    def _drop_breakers(cls, value):
-        return () if value in ("none", ["none"], ("none",)) else value
-
     @field_validator("stop", "dry_sequence_breakers", mode="before")
     @classmethod
-    def _list_stops(cls, value):
+    def _list_stops(cls, value, info):
+        if info.field_name != "stop" and value in ("none", ["none"], ("none",)):
+            return ()
         if isinstance(value, (list, tuple)) and any(
             isinstance(item, (int, np.integer)) for item in value
         ):

@@ -109,12 +109,9 @@ class Stream(TextPieces):
 
 @dataclass(eq=False, repr=False)
 class Session:
-    """A chat with one model.
-
-    messages: the whole conversation, tool calls and their results included; old turns leave the
-    context, never this list. options: the user's, by name. Threads that `send` wait for their turn;
-    other calls raise SessionError while another thread reads an answer. Raises OptionsError, and
-    SessionError for messages that are not questions and answers in turn.
+    """A chat with one model. Threads that `send` wait for their turn; other calls raise
+    SessionError while another thread reads an answer. Raises OptionsError, and SessionError for
+    messages that are not questions and answers in turn.
     """
 
     loop: Loop
@@ -122,11 +119,12 @@ class Session:
     defaults: Defaults
     model: str  # the checkpoint's name
     system: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # the user's, by name
     # identity of the cache files of `save`, by adapter; None: none are written
     identify_cache: Callable[[int], Identity] | None = None
     toolbox: Toolbox = Toolbox()  # functions that an answer may call
     rounds: int = ROUNDS  # maximum number of answers to a question
+    # all, with tool calls and results; old turns leave the context, never this list
     messages: list[dict[str, Any]] = field(default_factory=list)
     look_up: Callable[[str], str] = lambda question: ""  # `see_also` of a question
 

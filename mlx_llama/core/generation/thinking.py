@@ -193,3 +193,6 @@ class ThoughtConstraint:
         state = self._parser.state
         answer = self.answer if state == "text" else self._probe if state == "before" else None
         return answer is not None and answer.is_finished
+
+
+AnyConstraint = Constraint | ThoughtConstraint

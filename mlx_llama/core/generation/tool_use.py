@@ -11,7 +11,7 @@ from typing import Any
 from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
 from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
-from mlx_llama.core.text.thoughts import TextPieces, Thought
+from mlx_llama.core.text.thoughts import Pieces, TextPieces, Thought
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import (
     ArgumentsError,
@@ -37,15 +37,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Tools of a request.
-
-    choice: "auto", "none" (no tool is offered), "required" or a tool's name; the last two are
-    enforced by a grammar. many: an enforced answer may have several calls.
-    """
+    """Tools of a request."""
 
     tools: tuple[Tool, ...] = ()
+    # or "none" (no tool is offered), "required" or a tool's name; a grammar enforces the last two
     choice: str = "auto"
-    many: bool = True
+    many: bool = True  # an enforced answer may have several calls
 
     @property
     def offered(self) -> tuple[Tool, ...]:
@@ -177,7 +174,7 @@ def write_answer(text: str, completion: Completion) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **thought}
 
 
-class ToolStream:
+class ToolStream(Pieces[str | ToolDelta]):
     """A streamed answer: pieces of text and of calls. `completion`, `text` and `calls` are final at
     the end. `read` returns the thoughts, too.
     """
@@ -191,18 +188,7 @@ class ToolStream:
         self._waiting: list[str | ToolDelta] = []
         self._has_ended = False
 
-    def __iter__(self) -> ToolStream:
-        return self
-
-    def __next__(self) -> str | ToolDelta:
-        while isinstance(piece := self.read(), Thought):
-            pass
-        if piece is None:
-            raise StopIteration
-        return piece
-
     def read(self) -> str | ToolDelta | Thought | None:
-        """The next piece; None at the end."""
         while not self._waiting:
             if self._has_ended:
                 return None

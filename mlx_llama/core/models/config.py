@@ -399,11 +399,9 @@ class LlamaConfig:
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
 
-        def matrices(
-            names: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool
-        ) -> None:
+        def matrices(names: Sequence[str], rows: Sequence[int], width: int, has_bias: bool) -> None:
             for name, count in zip(names, rows, strict=True):
-                shapes[f"{name}.weight"] = (count, columns)
+                shapes[f"{name}.weight"] = (count, width)
                 if has_bias:
                     shapes[f"{name}.bias"] = (count,)
 

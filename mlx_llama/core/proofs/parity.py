@@ -109,9 +109,7 @@ def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
     """Decode `count` greedy tokens after `prompt`, past end tokens, from an empty cache."""
     loop = Loop(llm.backend, llm.model, None, frozenset(), llm.engine.context)
     resolved = options.resolve({"temperature": 0.0, "max_tokens": count, "seed": 0})
-    return [
-        int(token) for token in loop.submit(Request(prompt, resolved, wants_text=False)).tokens()
-    ]
+    return list(map(int, loop.submit(Request(prompt, resolved, wants_text=False)).tokens()))
 
 
 def free(llm: LLM) -> None:

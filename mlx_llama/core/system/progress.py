@@ -60,7 +60,7 @@ def in_notebook() -> bool:
 
 
 @contextmanager
-def draw_in_notebook(label: str, patience: float = 0.0) -> Iterator[Report]:
+def draw_in_notebook(label: str, patience: float = 0.0) -> Iterator[Callable[[int, int], None]]:
     """Draw a bar in a cell's output after `patience` seconds, a few times a second, until the end
     of the block; yields a function of what is done and of all.
     """

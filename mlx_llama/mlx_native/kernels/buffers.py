@@ -116,7 +116,7 @@ class Buffers(Positions):
         self.tabulated = dtype == mx.float32 or on_cpu or config.scales_queries
         self.slots: list[Slot | None] = [None] * self.rows  # by row
         self._tables: dict[int, tuple] = {}  # by length of a buffer
-        self._steps: dict[tuple[int, ...], StepBuffers] = {}  # by rows; no two share a buffer
+        self.steps: dict[tuple[int, ...], StepBuffers] = {}  # by rows; no two share a buffer
 
     def buffers(self) -> list[Buffer]:
         return list({id(slot.buffer): slot.buffer for slot in self.slots if slot}.values())
@@ -133,12 +133,12 @@ class Buffers(Positions):
     def step_buffers(self, rows: Sequence[int]) -> StepBuffers:
         """The buffers of a step over `rows`; rows without a shared buffer join one."""
         rows = tuple(rows)
-        if rows not in self._steps:
+        if rows not in self.steps:
             step = self._assign(rows)
             for buffer in step.buffers:
                 self._forget(buffer)
-            self._steps[rows] = step
-        step = self._steps[rows]
+            self.steps[rows] = step
+        step = self.steps[rows]
         for buffer, order in zip(step.buffers, step.orders):
             is_wide = 1 < len(order) >= 4 * (len(order) - order.count(-1))
             buffer.wide_steps = buffer.wide_steps + 1 if is_wide else 0
@@ -217,9 +217,7 @@ class Buffers(Positions):
 
     def _forget(self, buffer: Buffer) -> None:
         """Drop the steps that have this buffer."""
-        self._steps = {
-            rows: step for rows, step in self._steps.items() if buffer not in step.buffers
-        }
+        self.steps = {key: step for key, step in self.steps.items() if buffer not in step.buffers}
 
     def _isolate(self, row: int, end: int = 1) -> None:
         """Move a row to its own buffer for its positions, and those up to `end`."""

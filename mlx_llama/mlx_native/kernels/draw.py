@@ -24,11 +24,7 @@ class SamplingBatch(BatchOptions):
         self._arranged: dict[tuple[int, ...], Values] = {}
 
     def __call__(
-        self,
-        logits: mx.array,
-        positions: Sequence[int],
-        recent: mx.array | None = None,
-        masks: Masks | None = None,
+        self, logits: mx.array, positions: Sequence[int], recent=None, masks: Masks | None = None
     ) -> mx.array:
         with mx.stream(self.device):
             if masks is not None:
@@ -144,12 +140,7 @@ def draw_share(
 
 
 def _score(
-    kind: Kind,
-    logits: mx.array,
-    positions: mx.array,
-    recent: mx.array | None,
-    values: Values,
-    first: int = 0,
+    kind: Kind, logits: mx.array, positions: mx.array, recent, values: Values, first: int = 0
 ) -> mx.array:
     """Scores of the tokens from `first` on, with noise where a row has a temperature."""
     scores = _filter(kind, logits, positions, recent, values)

@@ -51,9 +51,7 @@ class Packing:
             return (x.astype(self.number_dtype),)
         if padding := -self.head_dim % CACHE_GROUP:
             x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-        return tuple(
-            mx.quantize(x.astype(self.scale_dtype), group_size=CACHE_GROUP, bits=self.bits)
-        )
+        return tuple(mx.quantize(x.astype(self.scale_dtype), group_size=CACHE_GROUP, bits=8))
 
     def unpack(self, parts: Parts) -> mx.array:
         """Convert stored parts to numbers [..., D]."""

@@ -5,7 +5,7 @@ behind masks."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
@@ -40,16 +40,9 @@ class Runner:
         self._steps = 0
 
     def step(
-        self,
-        tokens: mx.array | np.ndarray,
-        index_pos: int | Sequence[int],
-        cache: Buffers,
-        sampling: SamplingBatch,
-        rows: Sequence[int] | None,
-        masks: Masks | None = None,
+        self, tokens, index_pos, cache: Buffers, sampling: SamplingBatch, rows, masks=None
     ) -> mx.array:
-        """The next tokens, int32 [B, 1] or with log-probabilities [B, C]; the cache takes over the
-        step's arrays. Raises ContextError."""
+        """As Model.step over one token of each row. The cache takes over the step's arrays."""
         self._steps += 1
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()

@@ -313,7 +313,7 @@ def test_a_token_that_is_not_allowed_is_an_error(llama):
 def test_compiled_rules_are_kept_up_to_a_number(llama):
     for number in range(grammar.KEPT + 5):
         llama.compile(rule(regex=f"kept{number}"))
-    assert len(llama._compiled) == grammar.KEPT
+    assert len(llama.compiled) == grammar.KEPT
 
 
 # Refusals

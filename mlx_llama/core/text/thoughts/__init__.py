@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import State, TextPieces, Thought, ThoughtFormat, ThoughtParser
+from .base import Pieces, State, TextPieces, Thought, ThoughtFormat, ThoughtParser
 from .harmony import HARMONY
 from .marks import Marks
 
@@ -19,7 +19,8 @@ FORMATS: tuple[ThoughtFormat, ...] = (
 )
 
 __all__ = [
-    "FORMATS", "State", "TextPieces", "Thought", "ThoughtFormat", "ThoughtParser", "find_thoughts",
+    "FORMATS", "Pieces", "State", "TextPieces", "Thought", "ThoughtFormat", "ThoughtParser",
+    "find_thoughts",
 ]  # fmt: skip
 
 

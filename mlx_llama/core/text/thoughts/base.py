@@ -6,29 +6,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 # of a parser: a thought may begin here, is being read, or has ended
 State = Literal["before", "thought", "text"]
+Piece = TypeVar("Piece")
 
 
-class TextPieces:
-    """An iterator of pieces of text, which passes over thoughts; `read` gives both."""
+class Pieces(Generic[Piece]):
+    """An iterator of pieces of an answer, which passes over thoughts; `read` gives both."""
 
-    def read(self) -> str | Thought | None:
-        """The next piece of text or of a thought; None at the end."""
+    def read(self) -> Piece | Thought | None:
+        """The next piece; None at the end."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Piece]:
         return self
 
-    def __next__(self) -> str:
-        while not isinstance(piece := self.read(), str):
-            if piece is None:
-                raise StopIteration
+    def __next__(self) -> Piece:
+        while isinstance(piece := self.read(), Thought):
+            pass
+        if piece is None:
+            raise StopIteration
         return piece
+
+
+TextPieces = Pieces[str]
 
 
 class Thought(NamedTuple):
