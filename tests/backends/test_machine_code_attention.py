@@ -46,9 +46,9 @@ def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int)
 # Instructions of a loop of 64 keys, or of 32 float32, for numbers and for codes of 8 bits, by the
 # width of a head.
 BUDGET = {
-    ("float16", 16): {64: 260, 128: 360, 80: 420},
-    ("bfloat16", 16): {64: 260, 128: 360},
-    ("float16", 8): {64: 600, 80: 600, 96: 600, 128: 600},
+    ("float16", 16): {64: 230, 80: 370, 128: 330},
+    ("bfloat16", 16): {64: 230, 128: 330},
+    ("float16", 8): {64: 600, 80: 603, 96: 603, 128: 600},
     ("bfloat16", 8): {64: 600, 128: 600},
 }
 

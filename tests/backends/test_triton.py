@@ -216,9 +216,10 @@ def test_ragged_sizes_and_rows_that_are_cut(bits, shape, call):
     check_products(call(multiplied_by_six_programs, [weight]), weight.float64())
 
 
+@pytest.mark.parametrize("bits", [4, 5, 8])
 @pytest.mark.parametrize("dtype, bound", [("float16", 1e-3), ("bfloat16", 8e-3)])
-def test_sixteen_bit_activations(dtype, bound, call):
-    weight = Made(5, 32, True, (7, 160))
+def test_sixteen_bit_activations(dtype, bound, bits, call):
+    weight = Made(bits, 32, True, (7, 160))
     check_products(call(multiplied, [weight], (1, 4, 17), dtype), weight.float64(), bound)
 
 
