@@ -119,6 +119,10 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
     """Print the answer to one prompt; returns the exit code. options: by name."""
     source = "-" if args.prompt == "-" else args.file
     prompt = args.prompt if source is None else cli.read_text(source)
+    if args.prompt_cache is not None:
+        from .core.generation.cache_file import check_folder
+
+        check_folder(args.prompt_cache)
     llm = load(args)
     if args.prompt_cache is not None and os.path.lexists(os.path.expanduser(args.prompt_cache)):
         llm.load_cache(args.prompt_cache)

@@ -68,6 +68,10 @@ def main(arguments: list[str]) -> int:
         # Revision, template, draft model and adapters are the first model's.
         return load(model=name, revision=None, template=None, draft_model=None, adapters=None)
 
+    if args.prompt_cache is not None:
+        from mlx_llama.core.generation.cache_file import check_folder
+
+        check_folder(args.prompt_cache)
     llm = load()
     session = llm.chat(args.system_prompt, **options)
     chat = Chat(session, stats=args.stats, debug=args.debug, load=load_another)

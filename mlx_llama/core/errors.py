@@ -87,5 +87,5 @@ def refuse(error: LlamaError) -> NoReturn:
 
 def show(value: object, limit: int = 80) -> str:
     """The repr of a value for an error, in one line of at most `limit` characters."""
-    text = ascii(value) if isinstance(value, (str, bytes)) else repr(value).replace("\n", " ")
+    text = repr(value).replace("\n", " ")
     return text if len(text) <= limit else text[: limit - 3] + "..."

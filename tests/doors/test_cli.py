@@ -11,7 +11,7 @@ import pytest
 from launching import run_python
 
 from mlx_llama import cli
-from mlx_llama.__main__ import COMMANDS
+from mlx_llama.__main__ import COMMANDS, main
 from mlx_llama.cli import running
 from mlx_llama.core.errors import LlamaError
 
@@ -86,6 +86,23 @@ def test_a_text_without_an_end(monkeypatch):
     monkeypatch.setattr(running, "MAX_CHARACTERS", 1000)
     with pytest.raises(LlamaError, match="/dev/zero: is longer than 1000 characters"):
         cli.read_text("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    "name, remedy",
+    [
+        ("gen", "did you mean generate?"),
+        ("serve", "did you mean server?"),
+        ("run", "did you mean chat?"),
+        ("pull", "did you mean models pull?"),
+        ("x", "choose one of chat, "),
+        ("", "choose one of chat, "),
+    ],
+)
+def test_an_unknown_command_is_told_the_nearest(name, remedy, capsys):
+    assert main([name]) == 2
+    error = f"error: there is no command {name!r}: {remedy}"
+    assert capsys.readouterr().err.startswith(error)
 
 
 # The progress bar

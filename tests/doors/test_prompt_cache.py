@@ -122,6 +122,12 @@ def test_chat_reads_and_writes_a_prompt_cache(door, loaded, make_llm, tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("command", [(generate.main, "-p", "x"), (chat.main,)])
+def test_a_folder_that_is_missing_is_told_before_loading(command, door, loaded, tmp_path):
+    done = door(*command, "--prompt-cache", tmp_path / "none" / "cache")
+    assert done.code == 2 and "there is no folder" in done.err and not loaded
+
+
 def test_the_repl_saves_and_loads_a_cache(door, loaded, tmp_path):
     path = tmp_path / "a talk"
     script = f"/save {path} --cache\nhello there\n/save {path} --cache\n"

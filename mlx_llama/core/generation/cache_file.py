@@ -70,6 +70,13 @@ class Identity:
         return cls(name, digest, width, checkpoint.config, factors)
 
 
+def check_folder(path: str | os.PathLike) -> None:
+    """Raise SessionError if there is no folder for a file to write."""
+    path = expand_path(path)
+    if not path.absolute().parent.is_dir():
+        raise SessionError(f"{path}: there is no folder {path.parent}: make it, or choose another")
+
+
 def write_cache(
     path: str | os.PathLike, state: Mapping[str, np.ndarray], identity: Identity
 ) -> Path:
@@ -79,8 +86,7 @@ def write_cache(
         raise SessionError(f"{path}: there is nothing to save yet: generate an answer first")
     if os.path.lexists(path) and not _is_cache(path):
         raise SessionError(f"{path}: exists already and is not a prompt cache: choose another name")
-    if not path.absolute().parent.is_dir():
-        raise SessionError(f"{path}: there is no folder {path.parent}: make it, or choose another")
+    check_folder(path)
     number = "float16" if identity.width == EIGHT_BITS else identity.width
     tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
     for name in ("keys", "values"):

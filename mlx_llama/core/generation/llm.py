@@ -231,6 +231,8 @@ class LLM:
         """
         if isinstance(prompts, str):
             raise ContextError("batch takes a list of prompts, not a text: put it into a list")
+        if not isinstance(prompts, abc.Iterable):
+            raise ContextError(f"batch takes a list of prompts, not {type(prompts).__name__}")
         handles: list[Handle] = []
         for number, prompt in enumerate(prompts):
             try:
@@ -419,6 +421,11 @@ class LLM:
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""
+        if isinstance(tokens, (str, bytes)) or not isinstance(tokens, abc.Sized):
+            kind = type(tokens).__name__
+            raise ContextError(
+                f"logits takes token ids, not {kind}: llm.encode makes them of a text"
+            )
         if len(tokens) == 0:
             raise ContextError("logits needs at least one token")
         if len(tokens) > (context := self.engine.context):
@@ -517,7 +524,7 @@ def load_model(options: LoadOptions) -> LLM:
         if value is not None and not isinstance(value, kinds):
             raise OptionsError(f"`{name}` {value!r:.60}: must be {expected}")
     if options.on_progress and not takes_two(options.on_progress):
-        raise OptionsError(f"`on_progress` {options.on_progress!r:.60}: must take two numbers")
+        raise OptionsError(f"on_progress: {options.on_progress!r:.60}: must take two numbers")
     backend = backends.select(options.backend, options.device)
     options = backend.check(options)
     # Limits.check has replaced texts and defaults.

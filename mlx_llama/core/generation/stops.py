@@ -10,11 +10,7 @@ class Stops:
         self.stops = stops
         self.withheld = ""
         self.matched: str | None = None
-        beginnings = {stop[:n] for stop in stops for n in range(1, len(stop))}
-        # proper beginnings of stop strings by last character, longest first
-        self._beginnings: dict[str, list[str]] = {}
-        for beginning in sorted(beginnings, key=len, reverse=True):
-            self._beginnings.setdefault(beginning[-1], []).append(beginning)
+        self._first_letters = {stop[0] for stop in stops}
 
     def push(self, piece: str) -> str:
         """Append `piece`; returns text that is safe to show, which ends before a stop string."""
@@ -26,11 +22,14 @@ class Stops:
             at, self.matched = min(matches)
             self.withheld = ""
             return text[:at]
-        keep = next(
-            (len(start) for start in self._beginnings.get(text[-1:], ()) if text.endswith(start)), 0
-        )
-        self.withheld = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        for at, letter in enumerate(text):
+            if letter in self._first_letters:
+                end = text[at:]
+                if any(stop.startswith(end) for stop in self.stops):
+                    self.withheld = end
+                    return text[:at]
+        self.withheld = ""
+        return text
 
     def finish(self) -> str:
         """End the stream; returns the text that was still withheld."""

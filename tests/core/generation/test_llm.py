@@ -79,6 +79,14 @@ def test_a_prompt_that_cannot_run_is_refused_before_any_work(prompt, message, ll
         llm.stream(prompt)
 
 
+def test_other_things_than_lists_are_refused(llm):
+    for bad in (None, 5, "Once"):
+        with pytest.raises(ContextError, match="batch takes a list of prompts, not "):
+            llm.batch(bad)
+        with pytest.raises(ContextError, match="logits takes token ids, not "):
+            llm.logits(bad)
+
+
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tmp_path, monkeypatch):
     """12 MB of spaces, over which the tokenizers library takes a minute, and panics."""
     llm = load(make_checkpoint(tmp_path / "m", tokenizer="bytelevel"), backend="cpu")

@@ -36,3 +36,10 @@ def test_text_is_withheld_no_longer_than_needed():
     assert matcher.push("|e") == ""
     assert matcher.push("x") == "<|ex"
     assert matcher.push("<|end") + matcher.finish() == "<|end"
+
+
+def test_a_stop_string_may_be_as_long_as_a_page():
+    long = "x" * 1_000_000  # all of its beginnings would not fit in memory
+    matcher = Stops((long,))
+    assert matcher.push("ax") == "a" and matcher.push(long[:-2]) == ""
+    assert matcher.push("x") == "" and matcher.matched == long
