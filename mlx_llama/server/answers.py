@@ -562,15 +562,8 @@ def _is_chat(prompt: Any) -> bool:
 
 
 _RENDERING = (  # arguments of the renderer
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "check_count",
-    "tokenizer",
-    "template",
-    "bos_token",
-    "eos_token",
-)
+    "messages tools add_generation_prompt check_count tokenizer template bos_token eos_token"
+).split()
 
 
 def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:

@@ -155,16 +155,9 @@ _RULES = {  # what a value must do; the constraint is all but the verb
     "string_too_short": "have at least {min_length} characters",
     "string_unicode": "be valid Unicode",
 }
-_TYPE_NAMES = {
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-    "string": "string",
-    "list": "array",
-    "dict": "object",
-    "model": "object",
-    "tuple": "array",
-    "none": "null",
+_TYPE_NAMES = {  # JSON's
+    **{"int": "integer", "float": "number", "bool": "boolean", "string": "string"},
+    **{"list": "array", "tuple": "array", "dict": "object", "model": "object", "none": "null"},
 }
 TEXT_ONLY = "this package reads text only: leave the {} out, or describe it in words"
 MOST_LOOKED_AT = 1000  # errors searched for a union's branches

@@ -281,7 +281,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
         faults = await desk.find_faults(
             values.get("model") if "model" in kind.model_fields else None, options
         )
-        refusal.add([rename_fault(fault, names) for fault in faults][:MOST_FAULTS])
+        refusal.add(faults[:MOST_FAULTS])
         raise
 
 

@@ -19,15 +19,7 @@ from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import SWITCHED_OFF, AnswerFields
 from .faults import TEXT_ONLY
 from .fields import Body, Count, OptionFields, look_up
-from .replies import (
-    PING_SECONDS,
-    Events,
-    Writer,
-    choices_of,
-    desk_of,
-    reply,
-    write_timings,
-)
+from .replies import PING_SECONDS, Events, Writer, choices_of, desk_of, reply, write_timings
 from .schemas import serves
 from .tooling import Piece, Reader, list_entries
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from .conversations import (
     adapt_messages,
     plain_message,
 )
-from .faults import TEXT_ONLY, Refusal, write_ollama
+from .faults import TEXT_ONLY, Refusal, bad_field, write_ollama
 from .fields import Body, ModelName, Note, OptionFields
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
@@ -37,8 +37,6 @@ from .tooling import Piece, Reader
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
-_IMAGES = TEXT_ONLY.format("images")
-
 
 class OllamaFields(Conversing):
     """Fields of both routes; those of `options` move to the top level."""
@@ -46,7 +44,7 @@ class OllamaFields(Conversing):
     renamed: ClassVar = OptionFields.renames(num_predict="max_tokens")
     format_field: ClassVar = "format"
     content: ClassVar[str] = "message"  # field of an answer with the text
-    refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
+    refused: ClassVar = {"images": TEXT_ONLY.format("images")}
     switched_off: ClassVar = {**SWITCHED_OFF, "images": ([],)}
 
     stream: bool = True
@@ -84,7 +82,7 @@ class OllamaChat(OllamaFields):
                 if isinstance(message, dict) and "tool_name" in message:
                     message.setdefault("name", message.pop("tool_name"))
                 if isinstance(message, dict) and message.pop("images", None):
-                    raise Refusal(400, "unsupported", message=f"messages[{i}].images: {_IMAGES}")
+                    raise bad_field(f"messages[{i}].images", "text", cls.refused["images"])
             values["messages"] = adapt_messages(messages)
 
 
@@ -124,8 +122,8 @@ class OllamaWriter(Writer):
             content["message"]["tool_calls"] = [
                 {"function": {"name": call.name, "arguments": call.values()}} for call in calls
             ]
-        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-        made = {"model": self.name, "created_at": now.replace("+00:00", "Z")}
+        now = datetime.now(timezone.utc)
+        made = {"model": self.name, "created_at": f"{now:%Y-%m-%dT%H:%M:%S.%fZ}"}
         return {**made, **content, "done": False}
 
     def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
@@ -178,10 +176,10 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a question, or continue a text if raw is set."""
     system = [plain_message("system", body.system)] if body.system else []
     messages = [*system, plain_message("user", body.prompt)] if body.prompt else []
-    if body.suffix:
-        infill = Infill(body.prompt, body.suffix)
-        return await _reply(request, body, body.ask(infill, field="suffix"))
-    return await _reply(request, body, body.ask(body.prompt if body.raw else messages))
+    prompt: Any = body.prompt if body.raw else messages
+    if not body.suffix:
+        return await _reply(request, body, body.ask(prompt))
+    return await _reply(request, body, body.ask(Infill(body.prompt, body.suffix), field="suffix"))
 
 
 # The model
@@ -190,9 +188,8 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
 def _facts(request: Request) -> dict[str, Any]:
     """Return the model's facts, and its `details` as Ollama writes them."""
     desk = desk_of(request)
-    llm, facts = desk.keeper.llm, desk.keeper.facts
-    if llm:
-        facts = describe_model(llm, desk.settings)
+    llm = desk.keeper.llm
+    facts = describe_model(llm, desk.settings) if llm else desk.keeper.facts
     family = llm.model.config.architecture.removesuffix("ForCausalLM").lower() if llm else ""
     is_gguf = str(facts.get("model_path", "")).endswith(".gguf")
     details = {"format": "gguf" if is_gguf else "safetensors", "family": family}

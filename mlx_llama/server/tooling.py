@@ -12,13 +12,7 @@ from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
-from mlx_llama.core.text.tools import (
-    ToolCall,
-    ToolDelta,
-    ToolParser,
-    find_format,
-    read_tools,
-)
+from mlx_llama.core.text.tools import ToolCall, ToolDelta, ToolParser, find_format, read_tools
 
 from .answers import Answers, choose_template
 from .faults import Fault, Refusal
