@@ -13,6 +13,7 @@ from .completion import INSTEAD, UNSURE
 
 # Its answers to questions are wrong mostly where their first token is less likely.
 SURE = 0.45
+ALIKE = 0.35  # least agreement with the questions of the best passage
 SMALL_TALK = 0.1  # about the highest doubt in small talk
 INDEX = "See docs/troubleshooting.md, and By task in docs/commands.md."
 LIKELY = 16  # first tokens that tell a text's subject

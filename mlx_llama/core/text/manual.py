@@ -44,8 +44,10 @@ UNSEEN = 0.5
 AGREEMENT = 0.4  # weight of agreeing subjects, relative to the cosine
 OTHER_ASKED, OTHERS_ASKED = 0.15, 3  # weight and number of a passage's further questions
 RELEVANCE, MAX_RELEVANCE = 0.03, 30.0  # weight of the passage's text, and its maximum
-MIN_SCORE, MIN_DOUBTED = 0.65, 0.3  # least score to show, and how much more where a model doubts
-POINTERS, NEAR = 3, 0.5  # maximum number to show; least score as a share of the best one's
+# Least score to show; how much more it must be where the model rather doubts, and where it is sure
+# of another subject
+MIN_SCORE, DOUBTED, DISAGREED = 0.6, 0.6, 0.5
+POINTERS, NEAR = 3, 0.55  # maximum number to show; least score as a share of the best one's
 MAX_CELLS = 4  # of a row; longer ones are figures
 PASSAGE = 120  # characters after which a paragraph is split at the next sentence
 QUOTED, QUOTED_LATER = 300, 160  # maximum characters to show of the best passage, of others
@@ -259,10 +261,15 @@ class Manual:
         """Find passages that help with a question, the best first; none if it is about something
         else. subject: the question's, as a model sees it; None: by words alone.
         """
-        matches = self.rank(question[:LONGEST], subject)
-        least = MIN_SCORE + MIN_DOUBTED * (subject.doubt if subject else 1.0)
-        least = max(least, NEAR * matches[0].score) if matches else least
-        return [match for match in matches[:POINTERS] if match.score > least]
+        matches = self.rank(question[:LONGEST], subject)[:POINTERS]
+        least = NEAR * matches[0].score if matches else 0.0
+        doubt, confidence = (subject.doubt, subject.confidence) if subject else (1.0, 0.0)
+        least = max(least, MIN_SCORE + DOUBTED * max(0.0, doubt - 0.5))
+        return [
+            match
+            for match in matches
+            if match.score > max(least, MIN_SCORE + DISAGREED * confidence * (1 - match.agreement))
+        ]
 
     def rank(self, question: str, subject: Subject | None) -> list[Match]:
         """Rate all passages that share a word or a subject with a question, the best first."""
