@@ -6,6 +6,7 @@
     python examples/training/train_guide.py --quick             # shares of flags, question lengths, later turns, memory: a minute
     python examples/training/train_guide.py --ask "which backends are there?"
     python examples/training/train_guide.py --judge examples/training/evaluation/questions.jsonl
+    python examples/training/train_guide.py --read-questions    # after a change of mlx_llama/guide/questions.txt
     python examples/training/train_guide.py --card              # the card again, after the answers were judged
 
 Needs `pip install -e ".[train]"` (torch, transformers, sentencepiece) and no downloads:
@@ -930,6 +931,22 @@ def evaluate(folder: Path, backend: str) -> str:
     return "\n".join(told)
 
 
+def read_questions(folder: Path, backend: str) -> None:
+    """Write the subjects of guide/questions.txt, by which a question finds passages."""
+    import numpy as np
+
+    from mlx_llama import load
+    from mlx_llama.core.text.manual import LIKELIEST, QUESTIONS, ROOTS, Questions
+
+    guide = load(folder, backend=backend).guide
+    lines = []
+    for text in Questions(QUESTIONS.read_text(encoding="utf-8")).texts:
+        likely = guide.read(text).likely
+        best = sorted(likely, key=likely.get, reverse=True)[:LIKELIEST]
+        lines.append([(token, round(likely[token] * ROOTS)) for token in best])
+    np.save(QUESTIONS.with_suffix(".npy"), np.array(lines, np.uint16))
+
+
 def judge(folder: Path, backend: str, questions: Path) -> None:
     """Write the answers to a file of questions, a JSON object a line, beside it: of questions.jsonl
     to answers.jsonl.
@@ -1062,6 +1079,11 @@ def main() -> None:
         help="answer the questions of a file questions*.jsonl, into answers*.jsonl beside it",
     )
     parser.add_argument(
+        "--read-questions",
+        action="store_true",
+        help="write guide/questions.npy, after a training or a change of questions.txt",
+    )
+    parser.add_argument(
         "--work",
         type=Path,
         default=HERE / "work",
@@ -1135,6 +1157,9 @@ def main() -> None:
             ),
         }
         write_card(args.model, args, result, evaluate(args.model, args.backend))
+        return
+    if args.read_questions:
+        read_questions(args.model, args.backend)
         return
     if args.judge:
         judge(args.model, args.backend, args.judge)

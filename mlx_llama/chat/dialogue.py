@@ -135,6 +135,8 @@ class Chat:
         completion = stream.completion
         for notice in completion.notices:
             self.say(f"({commands.spell(notice)})")
+        if completion.pages_lead:
+            self.say(f"{completion.see_also}\n")
         is_stopped = is_thinking = False
         try:
             with Interrupt() as interrupt, self.view() as view:
@@ -165,7 +167,7 @@ class Chat:
             self.say(logprobs)
         for remark in describe_end(completion, self.session.engine):
             self.say(f"({commands.spell(remark)})")
-        if completion.see_also:
+        if completion.see_also and not completion.pages_lead:
             self.say(completion.see_also)
         if self.stats:
             self.say(commands.spell(completion.summary()))

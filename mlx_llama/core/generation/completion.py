@@ -106,9 +106,14 @@ class Completion:
         """Bytes read from the device per generated token: 4, the size of a token id."""
         return self.read_bytes / len(self.tokens) if self.tokens else 0.0
 
+    @property
+    def pages_lead(self) -> bool:
+        """True if `see_also` should be read before the text."""
+        return self.see_also.startswith((UNSURE, INSTEAD))
+
     def __str__(self) -> str:
         parts = [self.text, self.see_also] if self.see_also else [self.text]
-        return "\n\n".join(parts[::-1] if self.see_also.startswith((UNSURE, INSTEAD)) else parts)
+        return "\n\n".join(parts[::-1] if self.pages_lead else parts)
 
     def __repr__(self) -> str:
         text, reason = self.text, self.finish_reason

@@ -32,7 +32,6 @@ from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, 
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.infill import Infill
-from mlx_llama.core.text.manual import Subject, load_manual, write_pointers
 from mlx_llama.core.text.template import (
     ChatTemplate,
     encode_messages,
@@ -42,7 +41,8 @@ from mlx_llama.core.text.template import (
 from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
-from .completion import INSTEAD, UNSURE, Completion
+from .completion import Completion
+from .guide import Guide
 from .hooks import Hooks, split_hooks, takes_two
 from .options import ALIASES, Defaults, Options, Resolved
 from .session import Messages, Session, Stream
@@ -52,12 +52,6 @@ Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
 # A text, messages, token ids, or a gap between texts.
 Prompt = str | Infill | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
-
-# The guide's answers to questions are wrong mostly where their first token is less likely.
-SURE = 0.45
-SMALL_TALK = 0.1  # about the highest doubt in small talk
-INDEX = "See docs/troubleshooting.md, and By task in docs/commands.md."
-LIKELY = 16  # first tokens that tell a text's subject
 
 
 class LLM:
@@ -145,26 +139,18 @@ class LLM:
         """Passages of the package's pages about a question, with their addresses. "" if there are
         none, and for any model but the guide, which is too small to know the pages.
         """
-        if self.checkpoint.path != GUIDE_PATH:
-            return ""
-        pointers = write_pointers(load_manual().find(question, self._read_subject))
-        doubt, likely = self._read_subject(question)
-        is_unsure = doubt < (1 - doubt) * max(likely.values()) ** 2 < SURE
-        if is_unsure and (pointers or doubt > SMALL_TALK):
-            return f"{UNSURE}\n{pointers or INDEX}"
-        declines = doubt > (1 - doubt) * max(likely.values()) ** 2
-        return f"{INSTEAD}\n{pointers}" if declines and pointers else pointers
+        return self.guide.look_up(question) if self.guide else ""
 
-    def _read_subject(self, text: str) -> Subject:
-        """The subject of a text for the guide, whose doubts all begin with the same token."""
-        tokens = self.encode([{"role": "user", "content": text}])[-self.engine.context :]
-        logits = self.logits(tokens)[-1]
-        shares = np.exp(logits - logits.max())
-        sorry = self.encode("Sorry")[-1]
-        doubt = float(shares[sorry] / shares.sum())
-        shares[sorry] = 0.0
-        roots = np.sqrt(shares / shares.sum())
-        return Subject(doubt, {int(i): float(roots[i]) for i in roots.argsort()[-LIKELY:]})
+    @functools.cached_property
+    def guide(self) -> Guide | None:
+        """The search of the pages; None for any model but the one in the package."""
+        if self.checkpoint.path != GUIDE_PATH:
+            return None
+
+        def encode(text: str) -> list[int]:
+            return self.encode([{"role": "user", "content": text}])[-self.engine.context :]
+
+        return Guide(self.encode, encode, lambda tokens: self.logits(tokens)[-1])
 
     def _ask(self, question: str, system: str | None) -> list[dict[str, str]]:
         self.require_template()

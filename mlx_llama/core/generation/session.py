@@ -302,6 +302,7 @@ class Session:
     ) -> Stream:
         """The answer to messages. begun: its first tokens, of an answer that was cut."""
         dropped, prompt = self.dropped, ToolPrompt([])
+        see_also = self.look_up(asked[-1]["content"])
 
         def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
             nonlocal dropped, prompt
@@ -317,7 +318,7 @@ class Session:
 
         def end() -> None:
             completion = answer.completion
-            completion.see_also = self.look_up(asked[-1]["content"])
+            completion.see_also = see_also
             added = list(answer.messages[len(asked) :]) if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
                 # Calls come last if they were those of the last permitted answer.
@@ -346,6 +347,7 @@ class Session:
             answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
         else:
             answer = prepare(asked, self.toolbox, notices)
+            answer.completion.see_also = see_also  # may be read before the answer
         conditions, before = (prompt.tokens, resolved.options), self._asked
         self.is_repeating = not begun and before is not None and _is_same(before, conditions)
         turn = self._turn

@@ -6,16 +6,23 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 PACKAGE = Path(__file__).resolve().parents[2]
 # A wheel has the pages within the package (see setup.py), a checkout beside it.
 FOLDERS = (PACKAGE / "guide" / "pages", PACKAGE.parent)
+# Beside it are the questions' subjects, as the guide sees them: the likeliest first tokens, and
+# the square roots of their probabilities in steps of 1 / ROOTS: uint16 [questions, LIKELIEST, 2].
+QUESTIONS = PACKAGE / "guide" / "questions.txt"
+ROOTS, LIKELIEST = 65535, 4
 # Figures match any question with a number.
 LEFT_OUT = ("figures", "design")
 OTHERS = "Beside "  # begins the titles of sections on other programs
@@ -31,11 +38,16 @@ HELP_PAGES = ("troubleshooting.md", "commands.md", "coming-from.md")
 INSIDE = 0.7  # factor of the pages of how it is built
 INSIDE_PAGES = ("backends.md", "numerics.md", "more-than-one-machine.md")
 FIRST = 2  # further times that a row's first cell counts, which names its subject
-MIN_RELEVANCE = 9.0  # score times the covered part of the question, by words alone
-# With a model: weight of its agreement (0 to 1), and the least agreement and relevance to show
-AGREEMENT, MIN_AGREEMENT, MIN_RATED = 10.0, 0.12, 3.0
-RANKED = 60  # passages, best by words, that the model reads
-POINTERS, NEAR = 3, 0.5  # maximum number to show; least relevance as a share of the best one's
+# Weights of words, of pairs and of parts; of those that no question has, relative to the rarest
+KINDS = {"1": 1.0, "2": 0.5, "3": 0.3}
+UNSEEN = 0.5
+AGREEMENT = 0.4  # weight of agreeing subjects, relative to the cosine
+OTHER_ASKED, OTHERS_ASKED = 0.15, 3  # weight and number of a passage's further questions
+RELEVANCE, MAX_RELEVANCE = 0.03, 30.0  # weight of the passage's text, and its maximum
+# Least score to show; how much more it must be where the model rather doubts, and where it is sure
+# of another subject
+MIN_SCORE, DOUBTED, DISAGREED = 0.6, 0.6, 0.5
+POINTERS, NEAR = 3, 0.55  # maximum number to show; least score as a share of the best one's
 MAX_CELLS = 4  # of a row; longer ones are figures
 PASSAGE = 120  # characters after which a paragraph is split at the next sentence
 QUOTED, QUOTED_LATER = 300, 160  # maximum characters to show of the best passage, of others
@@ -81,6 +93,12 @@ class Passage(NamedTuple):
         """The text without its wording."""
         return self.text.removeprefix(self.wording)
 
+    @property
+    def plain(self) -> str:
+        """The text without marks of links, code, bold type and lists."""
+        text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", self.text)
+        return text.replace("`", "").replace("**", "").removeprefix("- ")
+
     def quote(self, length: int = QUOTED) -> str:
         """The address and the beginning of the text."""
         text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", self.text)  # links lead nowhere here
@@ -96,9 +114,22 @@ class Subject(NamedTuple):
     doubt: float  # probability that the answer is "I do not know"
     likely: dict[int, float]  # square roots of the other tokens' probabilities, of sum 1
 
+    @property
+    def confidence(self) -> float:
+        """Probability of the likeliest token that does not begin "I do not know"."""
+        return (1 - self.doubt) * max(self.likely.values()) ** 2
+
     def agree(self, other: Subject) -> float:
         """Bhattacharyya coefficient: 0 for other subjects, 1 for the same."""
-        return sum(root * other.likely.get(token, 0.0) for token, root in self.likely.items())
+        return sum(root * self.likely.get(token, 0.0) for token, root in other.likely.items())
+
+
+class Match(NamedTuple):
+    """A passage that may answer a question."""
+
+    passage: Passage
+    score: float
+    agreement: float  # the best of the question's subject with those of the passage's questions
 
 
 class Index:
@@ -146,11 +177,65 @@ class Index:
         return scores
 
 
+class Questions:
+    """Questions as people type them, each with the passage that answers it (document expansion,
+    Nogueira et al., 2019), compared by words, pairs and parts of words: cosines of tf-idf.
+    """
+
+    def __init__(self, text: str, subjects: Iterable[Subject] = ()):
+        """text: as in guide/questions.txt. subjects: of each question, or none."""
+        self.texts: list[str] = []
+        self.answers: list[tuple[str, str]] = []  # page and beginning of a passage, of each
+        page = beginning = ""
+        for line in text.splitlines():
+            if line.startswith("= "):
+                page = line[2:]
+            elif line.startswith("# "):
+                beginning = line[2:]
+            elif line:
+                self.texts.append(line)
+                self.answers.append((page, beginning))
+        self._subjects = list(subjects)
+        self._rows: dict[str, list[int]] = {}
+        for row, line in enumerate(self.texts):
+            for feature in list_features(line):
+                self._rows.setdefault(feature, []).append(row)
+        squares = [0.0] * len(self.texts)
+        for feature, rows in self._rows.items():
+            square = self._weigh(feature) ** 2
+            for row in rows:
+                squares[row] += square
+        self._norms = list(map(math.sqrt, squares))
+
+    def _weigh(self, feature: str) -> float:
+        many = len(self._rows.get(feature, ()))
+        weight = math.log((len(self.texts) + 1) / (many + 0.5)) * KINDS[feature[0]]
+        return weight if many else weight * UNSEEN
+
+    def compare(self, question: str) -> list[float]:
+        """Cosine of a question with each of these."""
+        weights = {feature: self._weigh(feature) for feature in list_features(question)}
+        norm = math.sqrt(sum(weight**2 for weight in weights.values())) or 1.0
+        products = [0.0] * len(self.texts)
+        for feature, weight in weights.items():
+            for row in self._rows.get(feature, ()):
+                products[row] += weight**2
+        return [product / norm / length for product, length in zip(products, self._norms)]
+
+    def agree(self, subject: Subject | None) -> list[float]:
+        """Agreement of a question's subject with each of these."""
+        if subject is None or not self._subjects:
+            return [0.0] * len(self.texts)
+        return [subject.agree(other) for other in self._subjects]
+
+
 class Manual:
     """Pages in Markdown. The score of a passage includes its section's."""
 
-    def __init__(self, pages: Iterable[tuple[str, str]]):
-        """pages: (path to show, Markdown) each."""
+    def __init__(self, pages: Iterable[tuple[str, str]], questions: Questions | None = None):
+        """pages: (path to show, Markdown) each. Raises KeyError for questions that no passage
+        answers.
+        """
         self.passages = [passage for page, text in pages for passage in split_page(page, text)]
         sections: dict[tuple[str, str], list[str]] = {}
         for page, title, text, _ in self.passages:
@@ -161,54 +246,64 @@ class Manual:
             f"{title} {text}" + FIRST * f" {wording or text.partition(': ')[0]}"
             for _, title, text, wording in self.passages
         )
-        self._subjects: dict[Passage, Subject] = {}  # of passages that a model has read
+        self._questions = questions or Questions("")
+        answers = {place: self.locate(*place) for place in dict.fromkeys(self._questions.answers)}
+        self._answers = [answers[place] for place in self._questions.answers]
 
-    def find(self, question: str, read: Callable[[str], Subject] | None = None) -> list[Passage]:
+    def locate(self, page: str, beginning: str) -> Passage:
+        """The passage of a page whose text, without marks, begins so. Raises KeyError."""
+        for passage in self.passages:
+            if passage.page == page and passage.plain.startswith(beginning):
+                return passage
+        raise KeyError(f"{page} has no passage that begins with {beginning!r}")
+
+    def find(self, question: str, subject: Subject | None = None) -> list[Match]:
         """Find passages that help with a question, the best first; none if it is about something
-        else. read: a model's subject of a text; None: by words alone.
+        else. subject: the question's, as a model sees it; None: by words alone.
         """
-        asked = list_meanings(question[:LONGEST])
-        wanted = [self._passages.correct(stems) for stems in asked]
-        if not wanted:
-            return []
-        sections, rated = self._sections.score(wanted), []
+        matches = self.rank(question[:LONGEST], subject)[:POINTERS]
+        least = NEAR * matches[0].score if matches else 0.0
+        doubt, confidence = (subject.doubt, subject.confidence) if subject else (1.0, 0.0)
+        least = max(least, MIN_SCORE + DOUBTED * max(0.0, doubt - 0.5))
+        return [
+            match
+            for match in matches
+            if match.score > max(least, MIN_SCORE + DISAGREED * confidence * (1 - match.agreement))
+        ]
+
+    def rank(self, question: str, subject: Subject | None) -> list[Match]:
+        """Rate all passages that share a word or a subject with a question, the best first."""
+        by_words: dict[str, tuple[float, Passage]] = {}
+        for relevance, passage in self._rate(question):
+            if passage.remedy not in by_words or relevance > by_words[passage.remedy][0]:
+                by_words[passage.remedy] = relevance, passage
+        asked: dict[str, list[tuple[float, float]]] = {}
+        near, agreed = self._questions.compare(question), self._questions.agree(subject)
+        for passage, cosine, agreement in zip(self._answers, near, agreed):
+            total = cosine + AGREEMENT * agreement
+            asked.setdefault(passage.remedy, []).append((total, agreement))
+            by_words.setdefault(passage.remedy, (0.0, passage))
+        matches = []
+        for remedy, (relevance, passage) in by_words.items():
+            best, *others = sorted(asked.get(remedy, [(0.0, 0.0)]), reverse=True)[
+                : OTHERS_ASKED + 1
+            ]
+            score = best[0] + OTHER_ASKED * sum(total for total, _ in others)
+            score += RELEVANCE * min(relevance, MAX_RELEVANCE)
+            agreement = max((agreement for _, agreement in asked.get(remedy, ())), default=0.0)
+            matches.append(Match(passage, score, agreement))
+        return sorted(matches, key=lambda match: -match.score)
+
+    def _rate(self, question: str) -> Iterator[tuple[float, Passage]]:
+        """Rate passages by their words alone."""
+        wanted = [self._passages.correct(stems) for stems in list_meanings(question)]
+        sections = self._sections.score(wanted)
         for passage, (score, covered) in zip(self.passages, self._passages.score(wanted)):
             whole, all_covered = sections[self._place[passage.page, passage.title]]
             if score:
                 factor = HELP if passage.page.endswith(HELP_PAGES) else 1.0
                 factor = INSIDE if passage.page.endswith(INSIDE_PAGES) else factor
-                relevance = factor * (score + SECTION * whole) * (covered + all_covered) / 2
-                rated.append((relevance, passage))
-        rated.sort(key=lambda pair: -pair[0])
-        least = MIN_RELEVANCE
-        if read:
-            rated, least = self._rate(rated[:RANKED], read(question), read), MIN_RATED
-        least = max(least, NEAR * rated[0][0]) if rated else least
-        by_remedy: dict[str, Passage] = {}
-        for relevance, passage in rated:
-            if relevance > least:
-                by_remedy.setdefault(passage.remedy, passage)
-        return list(by_remedy.values())[:POINTERS]
-
-    def _rate(
-        self,
-        rated: Sequence[tuple[float, Passage]],
-        asked: Subject,
-        read: Callable[[str], Subject],
-    ) -> list[tuple[float, Passage]]:
-        """Rate passages by their words and subjects, the best first."""
-        result = []
-        for relevance, passage in rated:
-            if passage not in self._subjects:
-                is_help = passage.page.endswith(HELP_PAGES)
-                # Wordings are like questions.
-                text = (passage.wording if is_help else "") or passage.text
-                self._subjects[passage] = read(text.replace("`", ""))
-            agreed = asked.agree(self._subjects[passage])
-            if agreed > MIN_AGREEMENT:
-                total = (relevance + AGREEMENT * agreed) * (1 - asked.doubt)
-                result.append((total, passage))
-        return sorted(result, key=lambda pair: -pair[0])
+                yield factor * (score + SECTION * whole) * (covered + all_covered) / 2, passage
 
 
 def write_pointers(passages: Sequence[Passage]) -> str:
@@ -220,6 +315,19 @@ def write_pointers(passages: Sequence[Passage]) -> str:
 def list_meanings(text: str) -> list[set[str]]:
     """List the stem of each word with those of its synonyms."""
     return [SYNONYMS.get(stem, {stem}) for stem in dict.fromkeys(list_stems(text))]
+
+
+def list_features(text: str) -> set[str]:
+    """List the stems of a question's words, pairs of them, and the words' parts of four letters."""
+    words = re.findall(r"[a-z0-9_]+", text.lower())
+    stems = list(map(stem_word, words))
+    pairs = (f"2{first} {second}" for first, second in itertools.pairwise(stems))
+    parts = (
+        f"3{word[i : i + 4]}"
+        for word in (f"<{w}>" for w in set(words))
+        for i in range(len(word) - 3)
+    )
+    return {*(f"1{stem}" for stem in stems), *pairs, *parts}
 
 
 def list_stems(text: str) -> list[str]:
@@ -264,7 +372,7 @@ def split_page(page: str, text: str) -> Iterator[Passage]:
             parts = [(line.strip(),)]
         elif is_row and not is_rule(line) and not is_rule(following):
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            if len(cells) <= MAX_CELLS and re.search(r"[a-z]{3}", "".join(cells[1:])):
+            if len(cells) <= MAX_CELLS and re.search(r"[A-Za-z]{3}", "".join(cells[1:])):
                 parts += [
                     (": ".join(filter(None, [wording, *cells[1:]])), wording)
                     for wording in cells[0].split("; ")
@@ -299,11 +407,18 @@ def split_sentences(text: str) -> list[str]:
 
 @functools.cache
 def load_manual() -> Manual:
-    """Load the pages of this package; none if neither folder has them."""
-    folder = next((folder for folder in FOLDERS if (folder / "docs").is_dir()), FOLDERS[1])
+    """Load the pages of this package and the questions; none if neither folder has the pages."""
+    folder = next((folder for folder in FOLDERS if (folder / "docs").is_dir()), None)
+    if folder is None:
+        return Manual([])
     paths = [folder / "README.md", *sorted((folder / "docs").glob("*.md"))]
-    return Manual(
+    pages = (
         (path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8"))
         for path in paths
         if path.is_file() and path.stem not in LEFT_OUT
     )
+    subjects = (
+        Subject(0.0, {int(token): float(root) / ROOTS for token, root in line if root})
+        for line in np.load(QUESTIONS.with_suffix(".npy"))
+    )
+    return Manual(pages, Questions(QUESTIONS.read_text(encoding="utf-8"), subjects))

@@ -9,6 +9,8 @@ const MOST_ATTACHED = 1 << 20; // bytes of a file
 const ANSWERING = "mlx_llama answering"; // in sessionStorage: the answer that this tab was writing
 
 const GUIDE = /mlx_llama[\\/]guide[\\/]?$/; // the path of the model that comes with the package
+// Passages that should be read before the answer (UNSURE and INSTEAD of completion.py).
+const PAGES_LEAD = /^(I am not sure of my answer|These pages may help)/;
 const QUESTIONS = ["What can you help me with?", "Explain what a llama is to a child.", "Write a short, polite e-mail that declines an invitation.",
   "Write a Python function that counts the words of a text."];
 
@@ -145,7 +147,8 @@ function showMessage(node, pending) {
   if (node.seeAlso) {
     const passage = make("div", { className: "passage", ariaLabel: "Passages from the documentation" });
     pending.push(showMarkdown(passage, node.seeAlso));
-    article.append(passage);
+    if (PAGES_LEAD.test(node.seeAlso)) article.prepend(passage);
+    else article.append(passage);
   }
   article.append(tools);
   showTools(tools, node);

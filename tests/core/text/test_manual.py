@@ -4,9 +4,15 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from mlx_llama.core.text.manual import (
+    LIKELIEST,
+    QUESTIONS as QUESTIONS_FILE,
     Manual,
     Passage,
+    Questions,
     Subject,
     list_stems,
     load_manual,
@@ -61,11 +67,11 @@ def test_a_page_in_passages():
 def test_messages_find_their_rows():
     """Nearly every wording of a message leads to its row."""
     asked = [symptom for symptom in SYMPTOMS if len(list_stems(symptom)) > 1]
-    passages = [load_manual().find(symptom.replace("`", "")) for symptom in asked]
+    remedies = {passage.wording: passage.remedy for passage in load_manual().passages}
     missed = [
         symptom
-        for symptom, matches in zip(asked, passages)
-        if not (matches and matches[0].text.startswith(symptom))
+        for symptom in asked
+        if load_manual().rank(symptom.replace("`", ""), None)[0].passage.remedy != remedies[symptom]
     ]
     assert len(asked) >= 200 and len(missed) <= 0.05 * len(asked), missed
 
@@ -79,23 +85,72 @@ ROWS = """# Page
 """
 
 
+QUESTIONS = """= a.md
+# the template is old
+is there a newer form
+how do I renew it
+# the template is slow
+why does it take an hour
+"""
+
+
+def test_questions_lead_to_their_passages():
+    """Also misspelt ones, and by words of the page alone. A row is shown once."""
+    manual = Manual([("a.md", ROWS)], Questions(QUESTIONS))
+    old, slow = ": fetch it again", ": wait for it"
+
+    def rank(question: str) -> list[str]:
+        return [match.passage.remedy for match in manual.rank(question, None)]
+
+    for asked in ("how do i renew that?", "it's not renewwed", "a newer form"):
+        assert rank(asked) == [old, slow], asked
+    assert rank("it takes an hour, why") == [slow, old]
+    assert [match.passage.remedy for match in manual.find("how do I renew it")] == [old]
+    assert not manual.find("what is the meaning of life") and not manual.find("")
+    with pytest.raises(KeyError, match="begins with 'the template is new'"):
+        Manual([("a.md", ROWS)], Questions(QUESTIONS.replace("is old", "is new")))
+
+
 def test_a_model_ranks_passages_by_their_subjects():
-    """A row is shown once, a misspelt word finds its row, and doubt hides all."""
-    manual = Manual([("a.md", ROWS)])
+    old, slow = Subject(0.0, {1: 0.8, 2: 0.6}), Subject(0.0, {2: 1.0})
+    manual = Manual([("a.md", ROWS)], Questions(QUESTIONS, [old, old, slow]))
+    asked = "an hour of the newer one"
+    shown = [manual.rank(asked, subject)[0] for subject in (old, slow)]
+    assert [match.passage.remedy for match in shown] == [": fetch it again", ": wait for it"]
+    assert [match.agreement for match in shown] == pytest.approx([1.0, 1.0])
+    # The model doubts, or is sure of another subject.
+    asked = "how should I renew it"
+    assert manual.find(asked, old) and not manual.find(asked, Subject(0.0, {3: 1.0}))
+    assert not manual.find(asked, Subject(0.99, {3: 1.0}))
+    lines = write_pointers([match.passage for match in shown]).splitlines()
+    assert lines[0].startswith("See a.md, Page:") and lines[1].startswith("- Or a.md, Page:")
 
-    def read(text: str) -> Subject:
-        return Subject(0.0, {1: 0.8, 2: 0.6} if "old" in text else {2: 1.0})
 
-    shown = [passage.text for passage in manual.find("old tenplate", read)]
-    assert shown == ["the template is old: fetch it again", "the template is slow: wait for it"]
-    asked = "tenplate"
-    assert manual.find(asked, read)[0].remedy == ": wait for it"
-    assert write_pointers(manual.find(asked, read)).splitlines()[1].startswith("- Or a.md, Page:")
-    assert not manual.find(asked, lambda text: Subject(0.99, {1: 1.0}))
-    # The other rows' subject is another.
-    subjects = {asked: {3: 1.0}}
-    manual = Manual([("a.md", ROWS)])
-    assert not manual.find(asked, lambda text: Subject(0.0, subjects.get(text, {1: 1.0})))
+def test_every_question_has_its_passage_and_its_subject():
+    """No address is out of date, none is there twice, and no question has two answers."""
+    lines = QUESTIONS_FILE.read_text(encoding="utf-8").splitlines()
+    questions = Questions("\n".join(lines))
+    load_manual()
+    assert len(questions.texts) == len(set(map(str.lower, questions.texts))) > 3000
+    assert len(set(questions.answers)) == sum(line.startswith("# ") for line in lines)
+    subjects = np.load(QUESTIONS_FILE.with_suffix(".npy"))
+    assert subjects.dtype == np.uint16 and subjects.shape == (len(questions.texts), LIKELIEST, 2)
+    assert QUESTIONS_FILE.stat().st_size < 250_000
+
+
+def test_questions_of_the_evaluation_are_no_questions_of_the_pages():
+    folder = ROOT / "examples" / "training" / "evaluation"
+    asked = {
+        plain(json.loads(line)["question"])
+        for name in ("questions", "questions2", "trouble", "tuning")
+        for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    }
+    texts = Questions(QUESTIONS_FILE.read_text(encoding="utf-8")).texts
+    assert not [text for text in texts if len(text.split()) > 2 and plain(text) in asked]
+
+
+def plain(text: str) -> str:
+    return " ".join(re.findall("[a-z0-9]+", text.lower()))
 
 
 def test_other_subjects_find_nothing():
