@@ -21,7 +21,7 @@ from mlx_llama.core.errors import OptionsError, plain
 ROOT = Path(__file__).resolve().parents[2]
 NEUTRAL = ("mlx_llama/core", "mlx_llama/mlx_native", "cpu_fallback", "cuda_fallback")
 # commands that are not ours
-FOREIGN = ("mlx.launch", "mlx_lm.convert", "--query-gpu", "--format=csv")
+FOREIGN = ("mlx.launch", "mlx_lm.convert", "pip download", "--query-gpu", "--format=csv")
 
 
 # As core writes it | a command's flags | a request's fields
