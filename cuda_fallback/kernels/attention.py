@@ -489,7 +489,9 @@ def attend(
     common, sizes = (sums, tops, parts, *factors, G, H // G, D, rows), (pieces, keys)
     grid = (G, pieces, B)
     if scales is None:
-        packed.run(_attend, grid, state, layer, query, stored, *common, block, *sizes)
+        # Keys that are widened to float32 stay in registers, which leaves none for others to come.
+        options = dict(num_stages=1) if stored.itemsize < query.itemsize else {}
+        packed.run(_attend, grid, state, layer, query, stored, *common, block, *sizes, **options)
     else:
         # four warps split a quarter of the numbers
         blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))

@@ -277,7 +277,8 @@ def _multiply(
     # have no registers left for this.
     AHEAD: tl.constexpr = LOW >= 4 and HIGH == 0
     # Large tiles in pairs: the compiler would keep each number of 16 bits in a register of its own.
-    PAIR: tl.constexpr = 2 if AHEAD and TILE > 8 and RAISE == 1 and DTYPE != tl.float32 else 1
+    IS_HALF: tl.constexpr = RAISE == 1 and DTYPE != tl.float32
+    PAIR: tl.constexpr = 2 if (AHEAD and TILE > 8) and IS_HALF else 1
     if PAIR == 2:
         x = x.to(tl.pointer_type(tl.int32))
     if AHEAD:
