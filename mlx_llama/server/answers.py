@@ -574,8 +574,6 @@ def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:
     known = {
         name: value for name, value in wanted.items() if name in source and name not in _RENDERING
     }
-    if "date_string" in source:  # Llama 3.1's says July 2024 without it; as llama-server
-        known.setdefault("date_string", time.strftime("%d %b %Y"))
     for name in ask.variables:
         if name not in known and not (name == "enable_thinking" and find_thoughts(source)):
             ask.note(f"chat_template_kwargs.{name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from data.make_infill import REQUESTS, make_models
 
 from mlx_llama import load
 
-from .conftest import Inside, Scripted, events, text_of
+from .conftest import Inside, events, text_of
 
 ROUTE = "/completion"
 DATA = Path(__file__).parents[2] / "data"
@@ -290,18 +289,6 @@ def test_template_props_and_slots(guide, llm):
     assert props["default_generation_settings"]["n_ctx"] == 512
     slots = guide.http.get("/slots").json()
     assert len(slots) == 32 and {slot["id"] for slot in slots} == set(range(32))
-
-
-def test_templates_get_the_date(tmp_path):
-    """Llama 3.1's way of asking for it; llama-server's of writing it."""
-    source = "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}"
-    asked = {"messages": [{"role": "user", "content": "hi"}]}
-    with Scripted(source + "{{ date_string }}", tmp_path / "m") as server:
-        before = time.strftime("%d %b %Y")
-        shown = server.ask("/apply-template", **asked)["prompt"]
-        assert shown in (before, time.strftime("%d %b %Y"))
-        fixed = {"chat_template_kwargs": {"date_string": "1 May"}}
-        assert server.ask("/apply-template", **asked, **fixed)["prompt"] == "1 May"
 
 
 STORIES = [
