@@ -129,7 +129,8 @@ def test_the_wheel_answers_in_an_empty_environment(python, outside):
     assert all(place.startswith(str(python.parents[1])) for place in places.splitlines())
     code = (
         "from mlx_llama.core.text.manual import load_manual, write_pointers; "
-        "print(write_pointers(load_manual().find('externally-managed-environment')))"
+        "matches = load_manual().find('externally-managed-environment'); "
+        "print(write_pointers([match.passage for match in matches]))"
     )
     assert run(python, "-c", code, **outside).startswith(
         "See docs/troubleshooting.md, Installing: `externally"

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from machine import device_of
 
@@ -16,6 +17,8 @@ from mlx_llama.chat.dialogue import Chat
 from mlx_llama.core.families import FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
 from mlx_llama.core.generation.completion import UNSURE
+from mlx_llama.core.text.manual import QUESTIONS, ROOTS
+from mlx_llama.core.text.questions import Questions
 
 ROOT = Path(__file__).resolve().parents[2]
 # Greedy tokens are those of transformers. Sampled ones are from the NumPy path, and equal on all
@@ -243,6 +246,16 @@ def test_the_chat_shows_passages_before_an_answer_only_where_they_lead(guide, ca
     second = capsys.readouterr().out
     assert first.index("the model decides") < first.index("Sorry, I do not know")
     assert second.startswith("There are three backends") and "See docs/" in second
+
+
+def test_the_subjects_of_the_questions_are_those_of_the_shipped_guide(guide):
+    """Else `train_guide.py --read-questions` is due."""
+    texts = Questions(QUESTIONS.read_text(encoding="utf-8")).texts
+    stored = np.load(QUESTIONS.with_suffix(".npy"))
+    for row in range(0, len(texts), 400):
+        token, root = max(guide.guide.read(texts[row]).likely.items(), key=lambda item: item[1])
+        assert stored[row, 0, 0] == token, texts[row]
+        assert abs(int(stored[row, 0, 1]) / ROOTS - root) < 0.01
 
 
 def test_what_is_out_of_date_in_an_answer_is_said_beside_it(guide):

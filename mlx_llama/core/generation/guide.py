@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from mlx_llama.core.text.manual import Subject, load_manual, write_pointers
+from mlx_llama.core.text.manual import load_manual, write_pointers
+from mlx_llama.core.text.questions import Subject
 
 from .completion import INSTEAD, UNSURE
 

@@ -12,13 +12,12 @@ from mlx_llama.core.text.manual import (
     QUESTIONS as QUESTIONS_FILE,
     Manual,
     Passage,
-    Questions,
-    Subject,
     list_stems,
     load_manual,
     split_page,
     write_pointers,
 )
+from mlx_llama.core.text.questions import Questions, Subject
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = "docs/troubleshooting.md"

@@ -324,6 +324,9 @@ def test_a_passage_of_the_pages_stands_below_the_guides_answer(page):
     page.wait(lambda: page.all(".passage"))
     page.ask("Hello!")
     assert len(page.all(".passage")) == 1
+    page.ask("does it speak polish")  # the guide does not know: the passages lead
+    parts = page.all("article:last-of-type .passage, article:last-of-type .text")
+    assert [part.get_attribute("class").split()[0] for part in parts] == ["passage", "text"]
 
 
 def test_formulas_are_drawn(tmp_path, browse):
