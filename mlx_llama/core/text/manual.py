@@ -163,9 +163,7 @@ class Manual:
     """Pages in Markdown. The score of a passage includes its section's."""
 
     def __init__(self, pages: Iterable[tuple[str, str]], questions: Questions | None = None):
-        """pages: (path to show, Markdown) each. Raises KeyError for questions that no passage
-        answers.
-        """
+        """pages: (path to show, Markdown) each."""
         self.passages = [passage for page, text in pages for passage in split_page(page, text)]
         sections: dict[tuple[str, str], list[str]] = {}
         for page, title, text, _ in self.passages:
@@ -179,13 +177,15 @@ class Manual:
         self._questions = questions or Questions("")
         answers = {place: self.locate(*place) for place in dict.fromkeys(self._questions.answers)}
         self._answers = [answers[place] for place in self._questions.answers]
+        # A page may have been edited since: its questions are passed over.
+        self.lost = [place for place, passage in answers.items() if passage is None]
 
-    def locate(self, page: str, beginning: str) -> Passage:
-        """The passage of a page whose text, without marks, begins so. Raises KeyError."""
+    def locate(self, page: str, beginning: str) -> Passage | None:
+        """The passage of a page whose text, without marks, begins so; None if there is none."""
         for passage in self.passages:
             if passage.page == page and passage.plain.startswith(beginning):
                 return passage
-        raise KeyError(f"{page} has no passage that begins with {beginning!r}")
+        return None
 
     def find(self, question: str, subject: Subject | None = None) -> list[Match]:
         """Find passages that help with a question, the best first; none if it is about something
@@ -210,6 +210,8 @@ class Manual:
         asked: dict[str, list[tuple[float, float]]] = {}
         near, agreed = self._questions.compare(question), self._questions.agree(subject)
         for passage, cosine, agreement in zip(self._answers, near, agreed):
+            if passage is None:
+                continue
             total = cosine + AGREEMENT * agreement
             asked.setdefault(passage.remedy, []).append((total, agreement))
             by_words.setdefault(passage.remedy, (0.0, passage))
