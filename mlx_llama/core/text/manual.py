@@ -209,12 +209,12 @@ class Manual:
                 by_words[passage.remedy] = relevance, passage
         asked: dict[str, list[tuple[float, float]]] = {}
         near, agreed = self._questions.compare(question), self._questions.agree(subject)
-        for passage, cosine, agreement in zip(self._answers, near, agreed):
-            if passage is None:
+        for answer, cosine, agreement in zip(self._answers, near, agreed):
+            if answer is None:
                 continue
             total = cosine + AGREEMENT * agreement
-            asked.setdefault(passage.remedy, []).append((total, agreement))
-            by_words.setdefault(passage.remedy, (0.0, passage))
+            asked.setdefault(answer.remedy, []).append((total, agreement))
+            by_words.setdefault(answer.remedy, (0.0, answer))
         matches = []
         for remedy, (relevance, passage) in by_words.items():
             best, *others = sorted(asked.get(remedy, [(0.0, 0.0)]), reverse=True)[
