@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .core.generation.cache_file import Identity
     from .core.generation.completion import Completion, Token
     from .core.generation.entries import Entry
+    from .core.generation.guide import Guide
     from .core.generation.hooks import LogitsProcessor, OnPiece, OnProgress
     from .core.generation.llm import LLM, Prompt, load
     from .core.generation.options import Defaults, GenerationOptions, Options, Resolved
@@ -62,7 +63,8 @@ _HOMES = {
     "NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
     "generation.cache_file": "Identity", "generation.completion": "Completion Token",
-    "generation.entries": "Entry", "generation.hooks": "LogitsProcessor OnPiece OnProgress",
+    "generation.entries": "Entry", "generation.guide": "Guide",
+    "generation.hooks": "LogitsProcessor OnPiece OnProgress",
     "generation.llm": "LLM Prompt load",
     "generation.options": "Defaults GenerationOptions Options Resolved",
     "generation.schema": "Schema", "generation.session": "Messages Session Stream",
@@ -74,11 +76,11 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
     "CheckpointError", "ConfigError", "ContextError", "Defaults", "Engine", "Entry",
-    "GenerationOptions", "Handle", "Identity", "LlamaError", "LoadOptions", "LogitsProcessor",
-    "Loop", "Messages", "NumericalError", "OnPiece", "OnProgress", "Options", "OptionsError",
-    "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError", "TemplateError", "Thought",
-    "Token", "TokenLogprobs", "Tokenizer", "TokenizerError", "ToolCall", "ToolDelta", "ToolLoop",
-    "ToolStream", "Toolbox", "TraceError",
+    "GenerationOptions", "Guide", "Handle", "Identity", "LlamaError", "LoadOptions",
+    "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece", "OnProgress", "Options",
+    "OptionsError", "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError",
+    "TemplateError", "Thought", "Token", "TokenLogprobs", "Tokenizer", "TokenizerError",
+    "ToolCall", "ToolDelta", "ToolLoop", "ToolStream", "Toolbox", "TraceError",
 ]  # fmt: skip
 
 
