@@ -67,7 +67,9 @@ def test_drawn_requests(mode, document, guide):
                     case.body["model"] = "guide"
                 shorten(case.body, *limits)
             response = case.call(base_url=guide.url, timeout=30)
-            assert response.status_code < 500, (operation.label, response.text[:500], case.body)
+            # The guide has no tokens for fill-in-the-middle.
+            highest = 501 if operation.label == "POST /infill" else 499
+            assert response.status_code <= highest, (operation.label, response.text, case.body)
             statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
 
         try:
