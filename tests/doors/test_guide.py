@@ -17,6 +17,7 @@ from mlx_llama.chat.dialogue import Chat
 from mlx_llama.core.families import FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
 from mlx_llama.core.generation.completion import UNSURE
+from mlx_llama.core.generation.guide import begin_story
 from mlx_llama.core.text.manual import QUESTIONS, ROOTS
 from mlx_llama.core.text.questions import Questions
 
@@ -64,7 +65,7 @@ def messages(case):
 @pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
 def test_the_golden_tokens_are_those_of_transformers(case):
     """Also with transformers' tokenizer and template, since it is an ordinary Hugging Face
-    folder.
+    folder. It continues the beginning of a story.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -77,9 +78,77 @@ def test_the_golden_tokens_are_those_of_transformers(case):
         )["input_ids"]
     else:
         inputs = tokenizer(case["prompt"], return_tensors="pt")["input_ids"]
+    length = inputs.shape[1]
+    begun = tokenizer.encode(case.get("begun", ""), add_special_tokens=False)
+    inputs = torch.cat([inputs, torch.tensor([begun], dtype=inputs.dtype)], 1)
     with torch.no_grad():
-        out = model.generate(inputs, max_new_tokens=60, do_sample=False, pad_token_id=0)
-    assert out[0, inputs.shape[1] :].tolist() == case["tokens"]
+        count = 60 - len(begun)
+        out = model.generate(inputs, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    assert out[0, length:].tolist() == case["tokens"]
+
+
+ANIMALS = (
+    "hedgehog|fox|llama|walrus|penguin|otter|squirrel|beetle|kangaroo|zebra|hamster|owl|snail|"
+    "giraffe|moose|badger|polar bear|sea lion|rabbit|camel"
+).split("|")
+
+
+def test_a_story_is_about_the_animal_that_was_asked_for(guide):
+    """Of 20 at temperature 0.8."""
+    handles = [
+        guide.submit(question(f"Tell me a story about a {name}."), temperature=0.8, seed=seed)
+        for seed, name in enumerate(ANIMALS)
+    ]
+    stories = [handle.finish().text for handle in handles]
+    sentences = [re.split(r"(?<=[.!?])\W+", story) for story in stories]
+    assert all(name in parts[0] for name, parts in zip(ANIMALS, sentences)), stories
+    assert sum(len(parts) >= 6 for parts in sentences) >= 18, stories
+
+
+def question(text):
+    return [{"role": "user", "content": text}]
+
+
+STORY = "Once upon a time there was a little {}"
+HEROES = {
+    "tell me a story about an otter": "otter",
+    "A tale of a polar bear, please!": "polar bear",
+    "Write a story with a fox in it.": "fox",
+    "can you tell me a story about the owl that lost its hat?": "owl",
+    "story about a little mouse and a cat": "mouse",
+}
+OTHERS = (
+    "Tell me a story.",
+    "Tell me a story about 3 cats.",
+    "Tell me a story about a señor.",
+    "Tell me a story about a big old brown bear.",
+    "How do I get a story about a fox?",
+    "What is the story of the cache?",
+)
+
+
+@pytest.mark.parametrize("asked", [*HEROES, *OTHERS])
+def test_what_begins_an_answer_with_its_hero(asked):
+    expected = STORY.format(HEROES[asked]) if asked in HEROES else ""
+    assert begin_story(asked) == expected
+
+
+def test_a_story_begins_with_its_hero_at_every_door(guide, eight_bits, capsys):
+    """In tokens and history, without a pointer to the pages; a cut one is continued."""
+    asked, begun = "Tell me a story about a fox.", STORY.format("fox")
+    done = guide.ask(asked, max_tokens=20, temperature=0)
+    assert done.text.startswith(begun) and not done.see_also and len(done.tokens) == 20
+    assert guide.tokenizer.decode(done.tokens) == done.text
+    assert eight_bits.generate(question(asked), max_tokens=20).text.startswith(begun)
+    chat = guide.chat(max_tokens=3, temperature=0)
+    Chat(chat, say=print).take(asked)
+    assert capsys.readouterr().out.startswith("Once upon a")
+    chat.resume(max_tokens=17).finish()
+    assert chat.messages[-1]["content"] == done.text
+    prompt = guide.encode(question(asked))
+    assert not guide.generate(prompt, max_tokens=9, temperature=0).text.startswith(begun)
+    ruled = guide.generate(question(asked), max_tokens=9, regex="[a-n ]+")
+    assert not ruled.text.startswith("Once")
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +163,8 @@ def answers_of_eight_bits(guide_q8):
 
 
 def test_at_eight_bits_it_answers_the_same(eight_bits, answers_of_eight_bits):
-    """Most golden texts are equal, and nearly all golden tokens after their golden prefix. All
-    backends agree.
+    """Most golden texts are equal, and nearly all golden tokens after their golden prefix, the
+    beginnings of stories aside. All backends agree.
     """
     same, agreed, total = 0, 0, 0
     for case, wanted in zip(GOLDEN["greedy"], answers_of_eight_bits):
@@ -104,7 +173,9 @@ def test_at_eight_bits_it_answers_the_same(eight_bits, answers_of_eight_bits):
         same += done.tokens == case["tokens"]
         prompt = eight_bits.encode(messages(case))
         likeliest = eight_bits.logits(prompt + case["tokens"][:-1])[len(prompt) - 1 :].argmax(-1)
-        agreed, total = agreed + (likeliest == case["tokens"]).sum(), total + len(case["tokens"])
+        start = len(eight_bits.encode(case.get("begun", ""))) - 1  # without BOS
+        agreed += (likeliest == case["tokens"])[start:].sum()
+        total += len(case["tokens"]) - start
     assert same > len(GOLDEN["greedy"]) / 2 and agreed >= 0.98 * total
 
 

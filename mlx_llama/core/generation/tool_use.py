@@ -10,6 +10,7 @@ from typing import Any
 
 from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
 from mlx_llama.core.errors import OptionsError, SessionError, show
+from mlx_llama.core.text.known_templates import GUIDE, digest
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import Pieces, TextPieces, Thought
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ from mlx_llama.core.text.tools import (
 
 from .completion import Completion
 from .grammar import Rule
+from .guide import begin_story
 from .options import GenerationOptions, Resolved
 from .schema import Schema
 from .thinking import Thinking, set_switches
@@ -120,6 +122,10 @@ def encode_with_tools(
     has_rule = bool(box.forced) or Rule.of(options) is not None
     tokens, thinking = Thinking.begin(tokenizer, template.source, tokens, options, has_rule)
     if form is None or not box.offered:
+        is_question = messages[-1]["role"] == "user" and not has_rule
+        story = begin_story(messages[-1]["content"]) if is_question else ""
+        if story and digest(template.source) == GUIDE:
+            thinking = Thinking.force(tokenizer.encode(story, add_bos=False))
         return ToolPrompt(tokens, thinking=thinking)
     many = box.many and not form.calls_once
     if box.forced or options.schema:

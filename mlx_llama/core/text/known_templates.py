@@ -21,6 +21,7 @@ def digest(source: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+GUIDE = "633e8dfbc1ec9a086e11cb721f96bc4a"  # the model in this package
 KNOWN = frozenset(
     {
         "fcf7a096fe99a48fd9ad2b250bf9237e",  # ChatML
@@ -51,6 +52,6 @@ KNOWN = frozenset(
         "396b7b76d04a4cdfd45a5a8e73e041ae",  # AlphaMonarch
         "b58913fce67fc69834213fd446f9d85f",  # Megrez 3B
         "01658a71df742ed33e28c787ab916834",  # YandexGPT 5 Lite
-        "633e8dfbc1ec9a086e11cb721f96bc4a",  # the guide in this package
+        GUIDE,
     }
 )

@@ -19,8 +19,8 @@ FORMATS: tuple[ThoughtFormat, ...] = (
 )
 
 __all__ = [
-    "FORMATS", "Pieces", "State", "TextPieces", "Thought", "ThoughtFormat", "ThoughtParser",
-    "find_thoughts",
+    "FORMATS", "Marks", "Pieces", "State", "TextPieces", "Thought", "ThoughtFormat",
+    "ThoughtParser", "find_thoughts",
 ]  # fmt: skip
 
 
