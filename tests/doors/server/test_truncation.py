@@ -1,5 +1,5 @@
-"""All chat routes: conversations that outgrow the context, refused or without their oldest turns; the
-beginnings of stories.
+"""All chat routes: conversations that outgrow the context, refused or without their oldest turns;
+the beginnings of stories.
 """
 
 from __future__ import annotations
