@@ -1,6 +1,4 @@
-"""All chat routes: conversations that outgrow the context, refused or without their oldest turns;
-the beginnings of stories.
-"""
+"""All chat routes: the beginnings of stories, and conversations that outgrow the context."""
 
 from __future__ import annotations
 
