@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .core.generation.schema import Schema
     from .core.generation.session import Messages, Session, Stream
     from .core.generation.tool_use import Toolbox, ToolLoop, ToolStream
+    from .core.text.infill import Infill
     from .core.text.template import ChatTemplate
     from .core.text.thoughts import Thought
     from .core.text.tokenizer import Tokenizer
@@ -68,7 +69,8 @@ _HOMES = {
     "generation.llm": "LLM Prompt load",
     "generation.options": "Defaults GenerationOptions Options Resolved",
     "generation.schema": "Schema", "generation.session": "Messages Session Stream",
-    "generation.tool_use": "Toolbox ToolLoop ToolStream", "text.template": "ChatTemplate",
+    "generation.tool_use": "Toolbox ToolLoop ToolStream", "text.infill": "Infill",
+    "text.template": "ChatTemplate",
     "text.thoughts": "Thought", "text.tokenizer": "Tokenizer", "text.tools": "ToolCall ToolDelta",
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -76,7 +78,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
     "CheckpointError", "ConfigError", "ContextError", "Defaults", "Engine", "Entry",
-    "GenerationOptions", "Guide", "Handle", "Identity", "LlamaError", "LoadOptions",
+    "GenerationOptions", "Guide", "Handle", "Identity", "Infill", "LlamaError", "LoadOptions",
     "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece", "OnProgress", "Options",
     "OptionsError", "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError",
     "TemplateError", "Thought", "Token", "TokenLogprobs", "Tokenizer", "TokenizerError",

@@ -20,9 +20,9 @@ COMMANDS = {
     "models": "list, fetch and remove models of the hub's cache",
     "parity": "check that the backends agree, and find where they differ",
 }
-# Those of ollama and llama.cpp
-_ELSEWHERE = {"run": "chat", "list": "models", "pull": "models pull", "rm": "models rm"}
-_ELSEWHERE |= {"convert": "quantize", "perplexity": "parity --perplexity"}
+# Names of ollama and llama.cpp
+_OTHER_NAMES = {"run": "chat", "list": "models", "pull": "models pull", "rm": "models rm"}
+_OTHER_NAMES |= {"convert": "quantize", "perplexity": "parity --perplexity"}
 
 
 def overview() -> str:
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         import difflib
 
         near = [command for command in COMMANDS if command.startswith(name or " ")]
-        near += [_ELSEWHERE[name]] if name in _ELSEWHERE else []
+        near += [_OTHER_NAMES[name]] if name in _OTHER_NAMES else []
         near += difflib.get_close_matches(name, COMMANDS, 1)
         remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
         print(f"error: there is no command {name!r}: {remedy}", file=sys.stderr)

@@ -79,7 +79,7 @@ class _PromptTooLong(ContextError):
 
 
 class Failure(Refusal):
-    """The end of an answer that is not the request's fault: a failed step, a timeout, shutdown."""
+    """The end of an answer: a failed step, a timeout, shutdown, a rule that grew too complex."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,8 @@ class Answers:
                 if self._failure is not None:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
-                    if isinstance(error := handle.error, OptionsError):  # a rule grew too complex
+                    error = handle.error  # OptionsError: a rule grew too complex
+                    if isinstance(error, OptionsError) and _has_rule(self.asks[i]):
                         raise Failure(400, "invalid_value", [_describe(error, "", self.llm, {})])
                     text = completion.error or "the answer was interrupted"
                     raise Failure(500, "generation_failed", message=text)
@@ -446,7 +447,9 @@ def _resolve(llm: LLM, ask: Ask, settings: Settings) -> tuple[Resolved, dict[str
     if biases := merged.get("logit_bias"):
         merged["logit_bias"] = _bias_tokens(llm, biases)
     if ask.ignores_eos:
-        biases = dict.fromkeys(llm.engine.eos, -1e6)
+        is_gap = isinstance(ask.prompt, Infill)
+        ends = ask.prompt.find_ends(llm.tokenizer) if is_gap else ()
+        biases = dict.fromkeys((*llm.engine.eos, *ends), -1e6)
         merged["logit_bias"] = biases | merged.get("logit_bias", {})
     if llm.template is None and _is_chat(ask.prompt):
         merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")

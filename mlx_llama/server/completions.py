@@ -113,6 +113,7 @@ class CompletionWriter(OpenAIWriter):
         if not self.body.echo:
             return ""
         prompt, ids = reader.answers.asks[reader.index].prompt, reader.answers.prompts[reader.index]
+        prompt = prompt.prefix if isinstance(prompt, Infill) else prompt
         return prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(ids)
 
     def choice(self, reader: Reader) -> dict[str, Any]:

@@ -203,8 +203,9 @@ def collect_faults(
                 joined = " or ".join(names)
                 faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
     # A part that is no text has no other faults.
-    owners = [field.removesuffix("type") for field in faults if faults[field].constraint == "text"]
-    for field in [field for field in faults if field.startswith(tuple(owners))]:
+    parts = [field.removesuffix(".type") for field in faults if faults[field].constraint == "text"]
+    others = tuple(part + mark for part in parts for mark in ".[")
+    for field in [field for field in faults if field.startswith(others)]:
         if faults[field].constraint != "text":
             del faults[field]
     more = Fault("", f"at most {MOST_FAULTS} faults", f"and errors in {len(rest)} more fields")
@@ -245,7 +246,8 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
         return "required", "is required"
     sent = context.get("tag", error["input"])
     is_kind = kind in ("literal_error", "union_tag_invalid") and isinstance(sent, str)
-    if is_kind and (match := re.search("image|audio|video", sent)):
+    is_part = is_kind and not {"content", "input"}.isdisjoint(error["loc"])
+    if is_part and (match := re.search("image|audio|video", sent)):
         return "text", f"is {shorten(sent)}, but {TEXT_ONLY.format(match[0])}"
     if kind == "literal_error":
         expected = context["expected"]
@@ -288,10 +290,11 @@ def find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | No
 
 def _locate(values: Any, error: Mapping[str, Any]) -> str:
     """Write the place of an error as messages[0].content."""
-    where = error["loc"]
-    paths = (find_path(values, where[:length]) for length in range(len(where), -1, -1))
-    path = next(path for path in paths if path is not None)
-    path += where[-1:] if error["type"] == "missing" else ()
+    # A missing field may be there as null.
+    where, last = error["loc"], error["loc"][-1:] if error["type"] == "missing" else ()
+    lengths = range(len(where) - len(last), -1, -1)
+    path = next(path for n in lengths if (path := find_path(values, where[:n])) is not None)
+    path += last
     parts = [f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN]}" for part in path]
     return "".join(parts).lstrip(".")[:SHOWN]
 

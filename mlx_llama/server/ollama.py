@@ -179,7 +179,10 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     prompt: Any = body.prompt if body.raw else messages
     if not body.suffix:
         return await _reply(request, body, body.ask(prompt))
-    return await _reply(request, body, body.ask(Infill(body.prompt, body.suffix), field="suffix"))
+    ask = body.ask(Infill(body.prompt, body.suffix), field="suffix")
+    if body.system:
+        ask.note("system")
+    return await _reply(request, body, ask)
 
 
 # The model

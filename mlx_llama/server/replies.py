@@ -65,11 +65,15 @@ def desk_of(request: Request) -> Desk:
     return request.app.state.desk
 
 
-def reply_refusal(request: Request, refusal: Refusal) -> Response:
-    """Reply with a refusal in the envelope of the path's API."""
-    # fields by their names in the request
+def rename_faults(request: Request, refusal: Refusal) -> None:
+    """Name the fields of faults as the request does."""
     names = request.scope.get("names", {})
     refusal.faults = [rename_fault(fault, names) for fault in refusal.faults]
+
+
+def reply_refusal(request: Request, refusal: Refusal) -> Response:
+    """Reply with a refusal in the envelope of the path's API."""
+    rename_faults(request, refusal)
     request.scope["refusal"] = refusal  # for the log
     apis = {"/api/": write_ollama, "/v1/messages": write_anthropic, "": write_openai}
     write = next(apis[start] for start in apis if request.url.path.startswith(start))
@@ -239,7 +243,7 @@ class Stream(EventSourceResponse):
     """A stream of events that stops its answers when the connection ends."""
 
     def __init__(self, request: Request, answers: Answers, writer: Writer):
-        self._answers, self._writer = answers, writer
+        self._request, self._answers, self._writer = request, answers, writer
         self._outcome = "gone"
         super().__init__(
             self._run(),
@@ -259,6 +263,7 @@ class Stream(EventSourceResponse):
             self._outcome = "done"
         except Failure as failure:
             self._outcome = failure.code
+            rename_faults(self._request, failure)
             yield self._writer.fail(failure)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -19,7 +19,7 @@ ALIKE = 0.35  # least agreement with the questions of the best passage
 SMALL_TALK = 0.1  # about the highest doubt in small talk
 INDEX = "See docs/troubleshooting.md, and By task in docs/commands.md."
 LIKELY = 16  # first tokens that tell a text's subject
-# A request for a story about a hero of one or two words. Questions about stories are none.
+# A request for a story about a hero of one or two words. Questions about stories do not count.
 STORY = re.compile(
     r"(?i:\s*(?!(?:how|wh[a-z']+|is|does|did)\b).*\b(?:story|tale) (?:about|of|with) (?:an?|the) )"
     r"(?:little )?([a-z]{2,20}(?: [a-z]{2,20})??)(?:\s*(?:[^\w\s'-]|$)|"

@@ -432,6 +432,8 @@ class LLM:
         number before a text is encoded; may raise. variables: of the chat template, such as
         enable_thinking. Raises ContextError, TemplateError, TokenizerError.
         """
+        if isinstance(prompt, Infill):
+            return prompt.encode(self.tokenizer, self.engine.context, 0)
         if isinstance(prompt, str):
             if check_count is not None:
                 check_count(self.tokenizer.count_at_least(prompt))

@@ -320,6 +320,19 @@ def test_a_schema_that_grows_too_complex_is_the_requests_fault(guide):
     [fault] = done.json()["errors"]
     assert done.status_code == 400 and fault["field"] == "response_format.json_schema.schema"
     assert "too complex" in fault["message"]
+    text = guide.post(CHAT, **asked, response_format=form, stream=True).text
+    *_, error = (line for line in text.splitlines() if '"error"' in line)
+    assert '"param":"response_format.json_schema.schema"' in error.replace(" ", "")
+
+
+def test_a_required_field_that_is_null(guide):
+    part, function = {"type": "text", "text": None}, {"name": None}
+    messages = [{"role": "user", "content": [part]}]
+    faults = faults_of(
+        guide, messages=messages, tools=[{"type": "image_generation", "function": function}]
+    )
+    assert {"messages[0].content[0].text", "tools[0].function.name", "tools[0].type"} <= set(faults)
+    assert faults["tools[0].type"]["constraint"] == "'function'"
 
 
 def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
