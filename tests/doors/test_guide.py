@@ -124,6 +124,10 @@ OTHERS = (
     "Tell me a story about a big old brown bear.",
     "How do I get a story about a fox?",
     "What is the story of the cache?",
+    "I don't want a story about a dragon",
+    "Write a function that returns a story about a user",
+    "Can you fix the story about the parser?",
+    "tell me " * 40 + "a story about a fox",
 )
 
 

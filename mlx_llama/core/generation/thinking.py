@@ -36,12 +36,14 @@ def set_switches(
     source: str, options: GenerationOptions, variables: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Variables with a template's switch as the options want it, unless they set it. "auto" sets
-    those that llama.cpp's copies of templates expect always.
+    the switch that llama.cpp's copies of templates always expect.
     """
-    is_bare = "not enable_thinking" in source and not re.search(r"enable_thinking (is|=)", source)
-    if options.reasoning == "on" or is_off(options) or is_bare:
+    is_guarded = re.search(r"enable_thinking\s*(is\b|=|\|)", source)
+    if options.reasoning == "on" or is_off(options):
         wanted = not is_off(options)
         variables = {**{name: wanted for name in SWITCHES if name in source}, **variables}
+    elif "not enable_thinking" in source and not is_guarded:
+        variables = {"enable_thinking": True, **variables}
     return dict(variables)
 
 

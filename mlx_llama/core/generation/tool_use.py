@@ -122,9 +122,9 @@ def encode_with_tools(
     has_rule = bool(box.forced) or Rule.of(options) is not None
     tokens, thinking = Thinking.begin(tokenizer, template.source, tokens, options, has_rule)
     if form is None or not box.offered:
-        is_question = messages[-1]["role"] == "user" and not has_rule
-        story = begin_story(messages[-1]["content"]) if is_question else ""
-        if story and digest(template.source) == GUIDE:
+        is_guide = digest(template.source) == GUIDE and not has_rule
+        is_asked = is_guide and bool(messages) and messages[-1]["role"] == "user"
+        if is_asked and (story := begin_story(messages[-1]["content"])):
             thinking = Thinking.force(tokenizer.encode(story, add_bos=False))
         return ToolPrompt(tokens, thinking=thinking)
     many = box.many and not form.calls_once

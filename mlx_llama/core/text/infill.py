@@ -27,9 +27,10 @@ FIM_NAMES = {
     "rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>".split(),
     "sep": ["<|file_sep|>"],
 }
-# These end an answer; eot: CodeLlama's, which GGUF files name in their own way
+# These end an answer; eot: CodeLlama's, in GGUF files under eot_token_id
 FIM_ENDS = ("pad", "rep", "sep", "eot")
 WINDOW = 2048  # most tokens of prefix, suffix and beginning; three quarters are the prefix
+LONGEST = 32  # characters of a token, to encode no more of long texts than is kept
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class Infill:
         return frozenset(tokenizer.fim_ids[name] for name in FIM_ENDS if name in tokenizer.fim_ids)
 
     def encode(self, tokenizer: Tokenizer, context: int, max_tokens: int) -> list[int]:
-        """Encode a prompt that leaves room for an answer in a context of so many tokens. The start
-        of a long prefix, the end of a long suffix and the first of many files are cut.
+        """Encode a prompt that leaves room in a context of so many tokens: for max_tokens, though
+        no more than 512 or an eighth of the context where there are many files. The start of a long
+        prefix, the end of a long suffix and the first of many files are cut.
 
         Raises TokenizerError: as `check`.
         """
@@ -67,15 +69,15 @@ class Infill:
         fim, encode = tokenizer.fim_ids, tokenizer.encode
         window = min(WINDOW, context // 2)
         begun = encode(self.beginning, parse_special=True)
-        prefix = encode(self.prefix)
+        prefix = encode(self.prefix[-LONGEST * window :])
         prefix = prefix[max(0, len(prefix) - window // 4 * 3) :]
-        suffix = encode(self.suffix)[: max(0, window // 4 - 2 - len(begun))]
+        suffix = encode(self.suffix[: LONGEST * window])[: max(0, window // 4 - 2 - len(begun))]
         others = [fim["rep"], *encode("myproject\n")] if "rep" in fim else []
         for name, text in self.files:
             is_named = "sep" in fim
             others += [fim["sep"]] if is_named else []
             others += encode(f"{name or 'tmp'}\n" if is_named else "\n\n--- snippet ---\n\n")
-            others += encode(text)
+            others += encode(text[: LONGEST * context])
         if "sep" in fim:
             others += [fim["sep"], *encode("filename\n")]
         room = context - window - min(max_tokens + 8, window // 4)
