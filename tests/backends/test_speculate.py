@@ -128,6 +128,17 @@ def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
         assert accepted["prompt"] > 5
 
 
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_drafts_end_with_the_context(kind, loaded):
+    llm = loaded("tied")[kind == "model"]
+    for size in range(244, 256, 3):
+        prompt = (REPETITIVE * 8)[:size]
+        plain = llm.generate(prompt, max_tokens=1000, speculate="none")
+        done = llm.generate(prompt, max_tokens=1000, speculate=kind)
+        assert (done.tokens, done.finish_reason) == (plain.tokens, "context")
+        assert len(done.tokens) == 256 - size
+
+
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("variant", ["plain", "window"])
 def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
