@@ -206,7 +206,7 @@ class Runner:
         # by (rows, kind), least recently used first
         self._steps: OrderedDict[tuple, Step] = OrderedDict()
         self._lock = threading.Lock()
-        self._ready: _Ready | None = None
+        self.ready: _Ready | None = None
         self._stream: torch.cuda.Stream | None = None
 
     def forward(
@@ -288,7 +288,7 @@ class Runner:
         kind: Kind,
         masks: Masks | None,
     ) -> Tensor:
-        ready, self._ready = self._ready, None  # the call after an interrupted step sets the state
+        ready, self.ready = self.ready, None  # the call after an interrupted step sets the state
         if ready and ready.is_for(cache, spans, tokens, sampling, kind):
             step, sampling = ready.step, ready.sampling
             self._use(step)
@@ -306,7 +306,7 @@ class Runner:
         following = tuple(Span(span.row, span.end, 1) for span in spans)
         versions = tuple(cache.versions[span.row] for span in spans)
         adapters = tuple(cache.adapters[span.row] for span in spans)
-        self._ready = _Ready(
+        self.ready = _Ready(
             step, weakref.ref(cache), versions, following, adapters, drawn[:, :1], sampling
         )
         return drawn

@@ -44,6 +44,14 @@ def describe_blocks(sizes: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
     ]
 
 
+# Of Llama 3.1, which others took over
+LLAMA_3_1 = dict(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
 SHAPES = {
     # rows of 256 and 768: the smallest that every GGUF type can quantise
     "tiny": dict(
@@ -335,13 +343,7 @@ SHAPES = {
         vocab_size=131072,
         max_position_embeddings=65536,
         rope_theta=1.2e7,
-        rope_scaling=dict(
-            rope_type="llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=8192,
-        ),
+        rope_scaling=LLAMA_3_1,
     ),
     "olmo-3-7b": dict(
         model_type="olmo3",
@@ -433,13 +435,7 @@ SHAPES = {
         vocab_size=128256,
         max_position_embeddings=131072,
         rope_theta=500000.0,
-        rope_scaling=dict(
-            rope_type="llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=8192,
-        ),
+        rope_scaling=LLAMA_3_1,
     ),
     # Mixtures of experts: 2 of the 32 layers of Mixtral 8x7B, 6 of the 48 of Qwen3-30B-A3B, and a
     # small one

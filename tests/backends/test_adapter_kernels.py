@@ -88,7 +88,7 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
                 for at in range(3):
                     drawn = model.step(drawn, 4 + at, cache, sampling)
                     steps.append(drawn[:, 0].tolist())
-                assert not by_kernels or HAS_GPU or model.runner._ready
+                assert not by_kernels or HAS_GPU or model.runner.ready
                 return [list(row) for row in zip(*steps)]
 
             together = run([0, 1, 2, 3])

@@ -154,7 +154,7 @@ def test_traced_steps_take_the_rows_adapters_as_arrays(folders):
         assert drawn[:, 0].tolist() == [
             int(folders["wanted"][adapter][row, 10].argmax()) for row, adapter in enumerate(order)
         ]
-    assert len(model.runner._functions) == 1
+    assert len(model.runner.functions) == 1
 
 
 @every_way

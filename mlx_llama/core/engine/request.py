@@ -268,7 +268,7 @@ class Handle(TextPieces):
 
     @property
     def error(self) -> Exception | None:
-        """What ended the request, if that failed."""
+        """The exception that ended the request; None if it did not fail."""
         return self._sequence.error
 
     @property

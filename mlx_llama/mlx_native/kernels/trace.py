@@ -36,7 +36,7 @@ class Runner:
         runs it untraced. sample: like draw.sample.
         """
         self.advance, self.compile, self.sample = advance, compile, sample
-        self._functions: OrderedDict[tuple, Callable] = OrderedDict()
+        self.functions: OrderedDict[tuple, Callable] = OrderedDict()
         self._steps = 0
 
     def step(
@@ -111,12 +111,12 @@ class Runner:
 
     def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
         """The function of a key, made and compiled at its first use."""
-        step = self._functions.get(key)
+        step = self.functions.get(key)
         if step is None:
-            step = self._functions[key] = mx.compile(make()) if self.compile else make()
-            if len(self._functions) > KEPT:
-                self._functions.popitem(last=False)
-        self._functions.move_to_end(key)
+            step = self.functions[key] = mx.compile(make()) if self.compile else make()
+            if len(self.functions) > KEPT:
+                self.functions.popitem(last=False)
+        self.functions.move_to_end(key)
         return step
 
 
