@@ -11,9 +11,10 @@ span of 256 inputs. An integer layout's record holds the span's codes, their sca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
+
+from mlx_llama.core.system.lazy import cached_property
 
 ROWS = 16  # of a panel, one per lane of a vector
 GROUP = 32  # inputs of a group

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import TABLES, AffineWeight, GGUFWeight
+from mlx_llama.core.system.lazy import cached_property
 
 from ..pages import HUGE_PAGE, allocate
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout

@@ -127,3 +127,35 @@ assert answers == "SessionError: this request was lost: submit it again", answer
 assert first + "".join(answer) == ask(llm) == in_child(lambda: ask(llm))
 """,
     )
+
+
+def test_a_fork_inside_a_property_that_is_computed_once(run):
+    """Before Python 3.12, functools.cached_property locks all instances together."""
+    run(
+        open_backend("cpu"),
+        """
+from mlx_llama.core.system.lazy import cached_property
+
+entered, leave = threading.Event(), threading.Event()
+
+class Slow:
+    waits = False
+
+    @cached_property
+    def answer(self):
+        if self.waits:
+            entered.set()
+            leave.wait()
+        return 42
+
+first, second = Slow(), Slow()
+first.waits = True
+thread = threading.Thread(target=lambda: first.answer)
+thread.start()
+entered.wait()
+assert in_child(lambda: second.answer) == 42
+leave.set()
+thread.join()
+assert vars(first) == {"waits": True, "answer": 42}
+""",
+    )

@@ -10,7 +10,6 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ from mlx_llama.core.files.gguf_quantize import Search
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import has_gpu_driver
+from mlx_llama.core.system.lazy import cached_property
 
 from . import ranks
 from .interface import Array, Model, SamplingBatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import abc
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from mlx_llama.core.generation.sampling import uses_dry
 from mlx_llama.core.generation.stops import Stops
 from mlx_llama.core.generation.thinking import AnyConstraint, ThoughtConstraint
 from mlx_llama.core.models import rope
+from mlx_llama.core.system.lazy import cached_property
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .request import Request, Sequence
@@ -157,12 +157,12 @@ class Engine:
         """End of a message: the option for a larger context, "" at the model's maximum."""
         return ", or raise `ctx_size`" if self.context < rope.max_context(self.model.config) else ""
 
-    @functools.cached_property
+    @cached_property
     def breakers(self) -> Breakers:
         """Finds the tokens of DRY's breakers."""
         return Breakers(self.tokenizer)
 
-    @functools.cached_property
+    @cached_property
     def grammars(self) -> Grammars:
         """The compiler of rules for answers. Raises OptionsError without a tokenizer."""
         if self.tokenizer is None:

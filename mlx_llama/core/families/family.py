@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from mlx_llama.core.models.reader import Field, Reader
+from mlx_llama.core.system.lazy import cached_property
 
 from .names import Experts, GGUFNames
 from .windows import Rule, Windows

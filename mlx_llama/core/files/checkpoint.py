@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from mlx_llama.core.errors import CheckpointError, ConfigError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.reader import Reader
 from mlx_llama.core.system.files import read_json
+from mlx_llama.core.system.lazy import cached_property
 
 from . import hub
 from .adapters import Adapter, merge, open_adapters

@@ -19,7 +19,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from mlx_llama.core.families import FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system.files import open_file, reading
+from mlx_llama.core.system.lazy import cached_property
 from mlx_llama.core.system.machine import map_file
 
 from .quantized import GGUF_FORMATS, GGUFWeight

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.foreign import PackedQuantization
+from mlx_llama.core.system.lazy import cached_property
 
 from .decoded import DecodedTensor
 from .quantized import AffineWeight, Rows, unpack_stream

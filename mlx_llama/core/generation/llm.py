@@ -31,6 +31,7 @@ from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, Tok
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
+from mlx_llama.core.system.lazy import cached_property
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.template import (
     ChatTemplate,
@@ -141,7 +142,7 @@ class LLM:
         """
         return self.guide.look_up(question) if self.guide else ""
 
-    @functools.cached_property
+    @cached_property
     def guide(self) -> Guide | None:
         """The search of the pages; None for any model but the one in the package."""
         if self.checkpoint.path != GUIDE_PATH:
@@ -315,7 +316,7 @@ class LLM:
         handle = self.loop.prepare(prompt.request(resolved, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
-    @functools.cached_property
+    @cached_property
     def defaults(self) -> Defaults:
         """The checkpoint's options. Raises OptionsError."""
         path = self.checkpoint.path / "generation_config.json"

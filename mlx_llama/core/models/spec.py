@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
+
+from mlx_llama.core.system.lazy import cached_property
 
 # {LlamaConfig.norm_placement: modules of norms (before attention and MLP), (after them)}
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system.lazy import cached_property
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import re
 import shutil
 import subprocess
 import time
-from functools import cached_property
 from typing import Any
+
+from mlx_llama.core.system.lazy import cached_property
 
 SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without its daemon
 

@@ -13,7 +13,6 @@ pre-tokenizer. Differences from llama.cpp, on purpose:
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 from abc import abstractmethod
@@ -25,6 +24,7 @@ import numpy as np
 
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system.lazy import cached_property
 
 from . import sentencepiece_model as spm
 from .infill import FIM_ENDS, FIM_NAMES
@@ -310,7 +310,7 @@ class GGUFTokenizer(Tokenizer):
     def _encode_text(self, text: str) -> list[int]:
         """Encode a text without special tokens."""
 
-    @functools.cached_property
+    @cached_property
     def _longest_token(self) -> int:
         # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
         if self._stripping or (

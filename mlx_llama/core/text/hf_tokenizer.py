@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any, Literal, TypeGuard
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import read_file, read_json, reading
+from mlx_llama.core.system.lazy import cached_property
 
 from .infill import FIM_NAMES
 from .sentencepiece_model import set_space_prefix, user_defined_ids
@@ -321,7 +321,7 @@ class _FastTokenizer(_FolderTokenizer):
                 f"{_MAX_GROWTH}; use another model"
             )
 
-    @functools.cached_property
+    @cached_property
     def _longest_token(self) -> int:
         """Known if no step drops text, and no token strips white space or replaces unknown text."""
         library = self._library

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from mlx_llama.core.errors import LlamaError, TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system.lazy import cached_property
 
 SPACE = "▁"  # U+2581, sentencepiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -99,7 +100,7 @@ class Tokenizer(ABC):
             return 0
         return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest_token)
 
-    @functools.cached_property
+    @cached_property
     def _longest_token(self) -> int:
         """Maximum number of bytes of text per token; 0 if unbounded or unknown."""
         return 0
