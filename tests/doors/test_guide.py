@@ -17,7 +17,7 @@ from mlx_llama.chat.dialogue import Chat
 from mlx_llama.core.families import FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
 from mlx_llama.core.generation.completion import UNSURE
-from mlx_llama.core.generation.guide import begin_story
+from mlx_llama.core.generation.story import DECLINE, begin_story
 from mlx_llama.core.text.manual import QUESTIONS, ROOTS
 from mlx_llama.core.text.questions import Questions
 
@@ -93,10 +93,13 @@ ANIMALS = (
 ).split("|")
 
 
-def test_a_story_is_about_the_animal_that_was_asked_for(guide):
+@pytest.mark.parametrize("form", ["a {}", "two {}es", "my {} Tom"])
+def test_a_story_is_about_the_animal_that_was_asked_for(form, guide):
     """Of 20 at temperature 0.8."""
     handles = [
-        guide.submit(question(f"Tell me a story about a {name}."), temperature=0.8, seed=seed)
+        guide.submit(
+            question(f"Tell me a story about {form.format(name)}."), temperature=0.8, seed=seed
+        )
         for seed, name in enumerate(ANIMALS)
     ]
     stories = [handle.finish().text for handle in handles]
@@ -110,31 +113,68 @@ def question(text):
 
 
 STORY = "Once upon a time there was a little {}"
-HEROES = {
-    "tell me a story about an otter": "otter",
-    "A tale of a polar bear, please!": "polar bear",
-    "Write a story with a fox in it.": "fox",
-    "can you tell me a story about the owl that lost its hat?": "owl",
-    "story about a little mouse and a cat": "mouse",
+FAMILY = "Once upon a time there was a family of {}, and the smallest was named"
+SOME = "Once upon a time there were {}, and the smallest was named"
+BEGINNINGS = {
+    STORY.format("fox"): (
+        "Tell me a story about a Fox.",
+        "TELL ME A STORY ABOUT A FOX",
+        "Write a story with a fox in it.",
+        "tell me a fox story",
+        "a story about how the fox lost its tail",
+        "do you know a bedtime story for my son about our fox?",
+    ),
+    STORY.format("owl"): ("can you tell me a story about the owl that lost its hat?",),
+    STORY.format("turtle"): ("a story where a turtle wins",),
+    STORY.format("walrus"): ("Tell me a story about the walrus",),
+    STORY.format("dog named Max"): (
+        "write a story about our dog Max",
+        "A story about Max the dog!",
+        "a tale of a dog called Max who barks",
+    ),
+    "Once upon a time there was a polar bear": ("A tale of a polar bear, please!",),
+    "Once upon a time there was a big old brown bear": (
+        "Tell me a story about a big old brown bear.",
+    ),
+    FAMILY.format("foxes"): ("Tell me a story about foxes.", "story about the foxes and a hen"),
+    FAMILY.format("mice"): ("I want a story about a few mice",),
+    SOME.format("two rabbits"): ("make up a story starring two rabbits",),
+    SOME.format("3 cats"): ("Tell me a story about 3 cats.",),
+    "Once upon a time there were a little mouse and a cat, and the mouse was named": (
+        "story: a mouse and a cat",
+    ),
+    DECLINE: (
+        "Tell me a story about a señor.",
+        "Tell me a story about Bruno",
+        "tell me a story about Christmas",
+        "tell me a story about yourself",
+    ),
+    "": (
+        "Tell me a story.",
+        "Write me a story of 500 words with a happy ending",
+        "a story about anything",
+        "How do I get a story about a fox?",
+        "What is the story of the cache?",
+        "I don't want a story about a dragon",
+        "Write a function that returns a story about a user",
+        "Can you fix the story about the parser?",
+        "The story about the parser is broken",
+        "tell me " * 40 + "a story about a fox",
+    ),
 }
-OTHERS = (
-    "Tell me a story.",
-    "Tell me a story about 3 cats.",
-    "Tell me a story about a señor.",
-    "Tell me a story about a big old brown bear.",
-    "How do I get a story about a fox?",
-    "What is the story of the cache?",
-    "I don't want a story about a dragon",
-    "Write a function that returns a story about a user",
-    "Can you fix the story about the parser?",
-    "tell me " * 40 + "a story about a fox",
+
+
+@pytest.mark.parametrize(
+    "asked, begun", [(asked, begun) for begun, many in BEGINNINGS.items() for asked in many]
 )
+def test_what_begins_a_story(asked, begun):
+    assert begin_story(asked) == begun
 
 
-@pytest.mark.parametrize("asked", [*HEROES, *OTHERS])
-def test_what_begins_an_answer_with_its_hero(asked):
-    expected = STORY.format(HEROES[asked]) if asked in HEROES else ""
-    assert begin_story(asked) == expected
+def test_it_declines_a_story_about_a_hero_that_it_cannot_make_out(guide):
+    for seed, asked in enumerate(BEGINNINGS[DECLINE]):
+        done = guide.ask(asked, temperature=0.8, seed=seed)
+        assert done.text.startswith(DECLINE) and "Once" not in done.text and not done.see_also
 
 
 def test_a_story_begins_with_its_hero_at_every_door(guide, eight_bits, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -12,30 +11,13 @@ from mlx_llama.core.text.manual import load_manual, write_pointers
 from mlx_llama.core.text.questions import Subject
 
 from .completion import INSTEAD, UNSURE
+from .story import begin_story
 
 # Its answers to questions are wrong mostly where their first token is less likely.
 SURE = 0.45
 SMALL_TALK = 0.1  # about the highest doubt in small talk
 INDEX = "See docs/troubleshooting.md, and By task in docs/commands.md."
 LIKELY = 16  # first tokens that tell a text's subject
-# A request for a story about a hero of one or two words. Questions about stories do not count.
-STORY = re.compile(
-    r"(?i:(?!(?:how|wh[a-z']+|is|does|did)\b|.*(?:n't|\bnot|\bfix|\bfunction|\bcode)\b)"
-    r"(?:.*\b(?:tell|write|make up|invent|read|give|want|like|hear|need)\b.*|(?:\w+ ){0,3})"
-    r"\b(?:story|tale) (?:about|of|with) (?:an?|the) )"
-    r"(?:little )?([a-z]{2,20}(?: [a-z]{2,20})??)(?:\s*(?:[^\w\s'-]|$)|"
-    r" (?:please|now|that|who|which|named|called|and|or|for|with|from|on|at|in|by|to|near)\b)"
-)
-LONGEST = 200  # characters of such a request
-
-
-def begin_story(question: str) -> str:
-    """The beginning of the story that a text asks for. "" for other questions, and for a hero that
-    is no plain word. Left to itself the guide tells of another hero.
-    """
-    text = question.strip()
-    asked = STORY.match(text) if len(text) <= LONGEST else None
-    return f"Once upon a time there was a little {asked[1]}" if asked else ""
 
 
 class Guide:

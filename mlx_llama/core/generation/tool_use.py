@@ -27,9 +27,9 @@ from mlx_llama.core.text.tools import (
 
 from .completion import Completion
 from .grammar import Rule
-from .guide import begin_story
 from .options import GenerationOptions, Resolved
 from .schema import Schema
+from .story import begin_story
 from .thinking import Thinking, set_switches
 
 ROUNDS = 8  # maximum number of answers to a question
