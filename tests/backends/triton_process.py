@@ -13,6 +13,7 @@ import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from machine import required
@@ -65,6 +66,27 @@ def patch_once() -> None:
     interpreter.InterpretedFunction.__call__ = call
 
 
+def sum_dots_exactly() -> None:
+    """Let the interpreter's tl.dot sum in float64. In float32 some BLAS libraries give a row
+    other bits in another column of a tile.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dot, Handle = interpreter.InterpreterBuilder.create_dot, interpreter.TensorHandle
+
+    def create_dot(self, a, b, total, *more):
+        product = dot(self, a, b, Handle(np.zeros(total.data.shape), tl.float64), *more)
+        return Handle(product.data.astype(total.data.dtype) + total.data, total.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def prepare_interpreter() -> None:
+    patch_once()
+    sum_dots_exactly()
+
+
 def start_process(interpret: bool):
     """call(function, *arguments) in a process of its own; its exceptions are raised here."""
     if importlib.util.find_spec("triton") is None:
@@ -75,7 +97,7 @@ def start_process(interpret: bool):
         patch.setenv("TRITON_INTERPRET", "1" if interpret else "0")
         context, initializer = (
             multiprocessing.get_context("spawn"),
-            patch_once if interpret else None,
+            prepare_interpreter if interpret else None,
         )
         pool = ProcessPoolExecutor(1, context, initializer)
         assert pool.submit(os.getenv, "TRITON_INTERPRET").result() == ("1" if interpret else "0")
