@@ -11,7 +11,7 @@ from mlx_llama.core.backends.positions import CallView, Positions
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import Window
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 from . import runtime
 from .pages import PAGE, PageLayout, Pages, Row, dequantise, pieces, quantise

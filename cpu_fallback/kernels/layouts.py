@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 ROWS = 16  # of a panel, one per lane of a vector
 GROUP = 32  # inputs of a group

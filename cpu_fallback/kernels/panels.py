@@ -10,7 +10,7 @@ import numpy as np
 
 from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import TABLES, AffineWeight, GGUFWeight
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 from ..pages import HUGE_PAGE, allocate
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout

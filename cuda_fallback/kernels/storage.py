@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 # of 8-bit codes: 127 times that is finite in float16, in which they are multiplied
 LARGEST_SCALE = 515.0

@@ -129,14 +129,14 @@ assert first + "".join(answer) == ask(llm) == in_child(lambda: ask(llm))
     )
 
 
-def test_a_fork_inside_a_property_that_is_computed_once(run):
+def test_a_fork_while_a_lock_is_held_and_a_property_computed(run):
     """Before Python 3.12, functools.cached_property locks all instances together."""
     run(
         open_backend("cpu"),
         """
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import Lock, cached_property
 
-entered, leave = threading.Event(), threading.Event()
+entered, leave, lock = threading.Event(), threading.Event(), Lock()
 
 class Slow:
     waits = False
@@ -144,16 +144,21 @@ class Slow:
     @cached_property
     def answer(self):
         if self.waits:
-            entered.set()
-            leave.wait()
+            with lock:
+                entered.set()
+                leave.wait()
         return 42
+
+def take():
+    with lock:
+        return second.answer
 
 first, second = Slow(), Slow()
 first.waits = True
 thread = threading.Thread(target=lambda: first.answer)
 thread.start()
 entered.wait()
-assert in_child(lambda: second.answer) == 42
+assert in_child(take) == 42
 leave.set()
 thread.join()
 assert vars(first) == {"waits": True, "answer": 42}

@@ -18,8 +18,8 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.gguf_quantize import Search
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.system import machine
+from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.gpus import has_gpu_driver
-from mlx_llama.core.system.lazy import cached_property
 
 from . import ranks
 from .interface import Array, Model, SamplingBatch

@@ -18,7 +18,7 @@ from mlx_llama.core.generation.sampling import uses_dry
 from mlx_llama.core.generation.stops import Stops
 from mlx_llama.core.generation.thinking import AnyConstraint, ThoughtConstraint
 from mlx_llama.core.models import rope
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .request import Request, Sequence

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_llama.core.models.reader import Field, Reader
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 from .names import Experts, GGUFNames
 from .windows import Rule, Windows

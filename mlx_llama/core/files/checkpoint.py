@@ -18,7 +18,7 @@ from mlx_llama.core.errors import CheckpointError, ConfigError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.reader import Reader
 from mlx_llama.core.system.files import read_json
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 from . import hub
 from .adapters import Adapter, merge, open_adapters

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable
 
 import numpy as np
+
+from mlx_llama.core.system.forks import Lock
 
 from .tensor import NUMBERS, Pages, Tensor
 
@@ -49,7 +50,7 @@ class DecodedTensor(Tensor):
         self.format, self.file_bytes, self._decode = format, file_bytes, decode
         self._kept: np.ndarray | None = None
         self._released = 0  # rows released since decoding
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @property
     def stored(self) -> np.ndarray:

@@ -31,7 +31,7 @@ from mlx_llama.core.families import FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system.files import open_file, reading
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import map_file
 
 from .quantized import GGUF_FORMATS, GGUFWeight

@@ -25,7 +25,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.foreign import PackedQuantization
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 from .decoded import DecodedTensor
 from .quantized import AffineWeight, Rows, unpack_stream

@@ -31,7 +31,7 @@ from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, Tok
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.template import (
     ChatTemplate,

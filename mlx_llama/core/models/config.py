@@ -23,7 +23,7 @@ from mlx_llama.core.errors import ConfigError, Report, refuse, show
 from mlx_llama.core.families import BY_GGUF, FAMILIES, explain_absence, find_family, find_gguf
 from mlx_llama.core.families.family import Family
 from mlx_llama.core.system.files import read_json
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 from .foreign import Float8Quantization, PackedQuantization
 from .quantization import Quantization, check_modules, read_quantization

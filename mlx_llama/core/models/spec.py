@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 # {LlamaConfig.norm_placement: modules of norms (before attention and MLP), (after them)}
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {

@@ -9,7 +9,7 @@ from typing import Any
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 
 @dataclass(frozen=True)

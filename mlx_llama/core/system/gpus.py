@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Any
 
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without its daemon
 

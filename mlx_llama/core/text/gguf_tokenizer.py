@@ -24,7 +24,7 @@ import numpy as np
 
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 from . import sentencepiece_model as spm
 from .infill import FIM_ENDS, FIM_NAMES

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from mlx_llama.core.errors import LlamaError, TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.lazy import cached_property
+from mlx_llama.core.system.forks import cached_property
 
 SPACE = "▁"  # U+2581, sentencepiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
