@@ -95,6 +95,7 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": "ERNIE 4.5",
     "HunYuanDenseV1ForCausalLM": "Hunyuan",
     "ApertusForCausalLM": "Apertus",
+    "DeciLMForCausalLM": "Nemotron-NAS",
     "GptOssForCausalLM": "gpt-oss",
     "Phi3ForCausalLM": "Phi-3, Phi-4-mini",
     "Gemma2ForCausalLM": "Gemma 2",
@@ -318,7 +319,7 @@ def describe_models() -> dict[str, str]:
     ]
     types = join(["F32", "F16", "BF16", *GGUF_FORMATS])
     return {
-        "supported": f"These {len(ARCHITECTURES)} architectures load: {names}, as safetensors, MLX "
+        "supported": f"These architectures load: {names}, as safetensors, MLX "
         "folders "
         "or GGUF. Others do "
         f"not: {join(missing)}, for example. `doctor NAME` tells of any model on this machine.",
@@ -405,7 +406,7 @@ def every() -> dict[str, Fact]:
     for name, answer in describe_models().items():
         facts.setdefault(name, Fact(name)).answer = answer
     for fact in facts.values():
-        for blank, value in (GUIDE_FIGURES | {"architectures": str(len(ARCHITECTURES))}).items():
+        for blank, value in GUIDE_FIGURES.items():
             fact.answer = fact.answer.replace(f"{{{blank}}}", value)
         fact.answer, fact.more = fill_flags(fact.answer), fill_flags(fact.more)
     return {name: fact for name, fact in facts.items() if fact.answer}

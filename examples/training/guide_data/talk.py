@@ -55,6 +55,8 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
      [thanks|thank you|thx|many thanks|thanks a lot|thank you very much|cheers|thank you so much|thanks for your help]
      [thanks|thank you|great|ok|okay|perfect] [that helps|that helped|that was helpful|for the help]
      that [helps|helped|was helpful|is helpful]
+     [thx|thanks|thank you|great|perfect|ok|cool], [that fixed it|it works now|that worked|problem solved]
+     [that fixed it|it works now|that worked|works now|problem solved]
      """,
     ),
     (
