@@ -31,6 +31,7 @@ from .tool_use import (
     ToolLoop,
     ToolPrompt,
     ToolStream,
+    check_rounds,
     encode_with_tools,
     write_answer,
 )
@@ -151,6 +152,7 @@ class Session:
         self.is_repeating = False
         self.resolve()  # report bad options now, not at the first question
         self.toolbox.check_functions()
+        check_rounds(self.rounds)
 
     @property
     def engine(self) -> Engine:
