@@ -17,6 +17,7 @@ from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.hooks import Hooks
 from mlx_llama.core.generation.options import GenerationOptions, Resolved
 from mlx_llama.core.generation.thinking import AnyConstraint, Thinking
+from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.thoughts import TextPieces, Thought
 
 from .speculate import Speculation
@@ -91,7 +92,7 @@ class Sequence:
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
     news: threading.Event | None = None  # set for a waiting consumer on another thread
     # held to append a token and to cancel
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: Any = field(default_factory=make_lock)
 
     @property
     def options(self) -> GenerationOptions:
