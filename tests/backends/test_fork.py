@@ -190,7 +190,7 @@ thread.join()
 assert answer == chat.messages[1]["content"], answer
 
 with tempfile.TemporaryDirectory() as folder:
-    write = lambda name: write_gguf(open_checkpoint(model), f"{folder}/{name}", "Q8_0").path
+    write = lambda name: write_gguf(open_checkpoint(model), f"{folder}/{name}.gguf", "Q8_0").path
     assert write("ours").read_bytes() == in_child(lambda: write("theirs").read_bytes())
 """,
     )
