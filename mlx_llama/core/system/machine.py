@@ -106,7 +106,7 @@ def map_file(file: BinaryIO) -> FileMap:
 
 
 def prefer_huge_pages(mapped: mmap.mmap) -> None:
-    """Map a file in huge pages if the system can."""
+    """Put a mapping in huge pages if the system can."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # disabled in this kernel
             mapped.madvise(mmap.MADV_HUGEPAGE)
