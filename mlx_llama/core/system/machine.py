@@ -24,12 +24,10 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, missing in Python's mmap
 
 def peak_memory() -> int:
     """Peak memory of this process in bytes."""
-    try:
+    with contextlib.suppress(OSError, IndexError):
         # Linux keeps ru_maxrss across exec: a small program may report the peak of a large parent.
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        pass
     try:
         import resource
     except ImportError:
