@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import threading
 from collections import abc
@@ -241,13 +242,11 @@ class Handle(TextPieces):
 
     def tokens(self) -> abc.Iterator[int]:
         """Token ids instead of text, from the first one on."""
-        count = 0
-        while True:
+        for count in itertools.count():
             self._await(count + 1)
             if count == len(self.completion.tokens):
                 return
-            count += 1
-            yield self.completion.tokens[count - 1]
+            yield self.completion.tokens[count]
 
     def until_error(self) -> abc.Iterator[int]:
         """As `tokens`, but stop where the request fails: `completion.error` has the reason."""

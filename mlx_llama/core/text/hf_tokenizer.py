@@ -510,8 +510,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
     def _text_of(self, token: int) -> str | None:
         if token in self._extra:
             return self._extra[token]
-        text: str | None = self._library.id_to_piece(token) if token < self._size else None
-        return text
+        return self._library.id_to_piece(token) if token < self._size else None
 
     def _build_pattern(self, texts: Iterable[str]) -> re.Pattern[str]:
         """Match added tokens, the longest first, with the white space that they absorb."""
