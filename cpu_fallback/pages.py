@@ -10,6 +10,7 @@ import numpy as np
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system import machine
 
 PAGE = 64  # positions
 SPARE_BYTES = 32 << 20  # of free pages kept for the next row
@@ -21,11 +22,7 @@ def map_huge(nbytes: int) -> mmap.mmap:
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # disabled in this kernel
-            pass
+    machine.prefer_huge_pages(mapped)
     return mapped
 
 

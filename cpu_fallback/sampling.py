@@ -32,10 +32,7 @@ class SamplingBatch(BatchOptions):
         masks: Masks | None = None,
     ) -> np.ndarray:
         if masks is None and self._is_plain:
-            tokens = np.empty((len(logits), 1), np.int32)
-            for row, scores in enumerate(logits):
-                tokens[row, 0] = _choose(scores)
-            return tokens
+            return np.array([[_choose(scores)] for scores in logits], np.int32)
         scores, dry = (logits, [None] * len(logits)) if masks is None else _mask(logits, masks())
         seen = self._seen(recent)
         rows = zip(scores, self.options, self._biases, seen, dry, positions, strict=True)

@@ -17,7 +17,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
 
-from . import kernels, runtime
+from . import kernels
 from .cache import View
 from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
@@ -94,7 +94,8 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
         return mixed.view(x.shape)
     out = torch.zeros((len(chosen), x.shape[-1]), dtype=torch.float32, device=x.device)
     flat = chosen.reshape(-1)
-    order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)
+    order = torch.argsort(flat, stable=True)
+    counts = torch.bincount(flat, minlength=spec.count).tolist()  # waits for the device
     numbers = torch.arange(spec.count, device=flat.device)
     for expert, pairs in enumerate(order.split(counts)):
         if counts[expert]:

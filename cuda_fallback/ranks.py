@@ -103,4 +103,5 @@ class Vocabulary(shards.Vocabulary):
         """`sampling` of this process's logits [B, V']."""
         if masks is not None or not sampling.kind.needs_best:
             return sampling(self.gather(logits), positions, recent, masks)
-        return self.choose(sampling.score(logits.float(), positions, None, self.first))
+        _, noisy = sampling.score(logits.float(), positions, None, self.first)
+        return self.choose(noisy)

@@ -108,11 +108,6 @@ def read_all(*tokens: Tensor) -> list[int]:
     return [token for arrival in arrivals for token in arrival.tokens.flatten().tolist()]
 
 
-def count_each(numbers: Tensor, count: int) -> list[int]:
-    """Count each of 0 .. count - 1 in int64 [n]. Waits for the device."""
-    return torch.bincount(numbers, minlength=count).tolist()
-
-
 def send(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """Copy a host array to the device, through pinned memory, without waiting."""
     tensor = torch.as_tensor(array)

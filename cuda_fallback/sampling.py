@@ -40,7 +40,7 @@ class SamplingBatch(BatchOptions):
         allowed, dry = logits.float(), None
         if masks is not None:
             allowed, dry = draw.mask(allowed, runtime.send(masks(), self.device))
-        scores, noisy = self._score(allowed, positions, recent, dry=dry)
+        scores, noisy = self.score(allowed, positions, recent, dry=dry)
         tokens = draw.choose(noisy)
         if self.logprobs is None:
             return tokens
@@ -51,12 +51,6 @@ class SamplingBatch(BatchOptions):
         return draw.pack_logprobs(runtime.send(tokens, self.device), logits, count)
 
     def score(
-        self, logits: Tensor, positions: Sequence[int], recent: Tensor | None, first: int = 0
-    ) -> Tensor:
-        """`processed` logits [B, V] of the tokens from `first` on, with noise if random."""
-        return self._score(logits, positions, recent, first)[1]
-
-    def _score(
         self,
         logits: Tensor,
         positions: Sequence[int],
@@ -64,7 +58,9 @@ class SamplingBatch(BatchOptions):
         first: int = 0,
         dry: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Scores [B, V] without and with noise. Parameters as of `score`; dry: of DRY."""
+        """`processed` logits [B, V] of the tokens from `first` on, without and with noise (none
+        where a row is not random). dry: of DRY.
+        """
         scores = draw.process(self.kind, self._on_device(), logits, recent, dry)
         if not self.kind.is_random:
             return scores, scores

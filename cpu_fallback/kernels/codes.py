@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mlx_llama.core.files.quantized import TABLES
 
@@ -101,21 +102,18 @@ def unpack_subs(f: Function, layout: LowBitLayout, block: Value) -> Value:
     return out
 
 
+@dataclass(frozen=True)
 class Scales:
     """Scales and biases of some rows of a block: outer * inner with two levels, else inner alone.
 
     subs: unpack_subs of the block; None if only outer scales are read.
     """
 
-    def __init__(
-        self,
-        f: Function,
-        layout: LowBitLayout,
-        block: Value,
-        rows: range = range(LANES),
-        subs: Value | None = None,
-    ):
-        self.f, self.layout, self.block, self.rows, self.subs = f, layout, block, rows, subs
+    f: Function
+    layout: LowBitLayout
+    block: Value
+    rows: range = range(LANES)
+    subs: Value | None = None
 
     def _load(self, offset: Value | int) -> Value:
         dtype = self.layout.scale_dtype

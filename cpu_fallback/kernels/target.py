@@ -232,11 +232,9 @@ def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
     """Load an object file: as an image on x86-64 Linux, else by LLVM."""
     externals = {"mlx_llama_yield": ctypes.cast(_yield_function(), ctypes.c_void_p).value}
     if sys.platform == "linux":
-        try:
+        with contextlib.suppress(ValueError, OSError, struct.error):
             image = Image(code, externals)
             return Compiled(image, {name: image.address[name] for name in names})
-        except (ValueError, OSError, struct.error):
-            pass
     import llvmlite.binding as llvm
 
     for name, address in externals.items():

@@ -45,13 +45,13 @@ def find_kernels(device: torch.device) -> Kernels:
     """The kernels that run on a device. The first call compiles and launches two of them."""
     if device.type == "cpu":
         return Kernels()
+    capability = float("{}.{}".format(*torch.cuda.get_device_capability(device)))
     # On older GPUs Triton 3.3 cannot compile attention, and later versions spill its registers.
-    if torch.version.hip is None and (capability := _capability(device)) < KERNELS_CAPABILITY:
+    if torch.version.hip is None and capability < KERNELS_CAPABILITY:
         return Kernels(
             notices=(
                 f"{_SLOW}: Triton's kernels need compute capability {KERNELS_CAPABILITY}, and "
-                "this GPU has "
-                f"{capability}",
+                f"this GPU has {capability}",
             )
         )
     try:
@@ -113,7 +113,3 @@ def plan_decoding(
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type's name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _capability(device: torch.device) -> float:
-    return float("{}.{}".format(*torch.cuda.get_device_capability(device)))

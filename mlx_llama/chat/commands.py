@@ -50,11 +50,6 @@ class Command:
     help: str
 
 
-def is_command(text: str) -> bool:
-    """True for a line that begins with one slash; two begin a message."""
-    return text.startswith("/") and not text.startswith("//")
-
-
 def run(session: Session, line: str) -> Outcome:
     """Run the command in `line`. Raises LlamaError, with nothing changed, and Leave."""
     name, argument = split(line)

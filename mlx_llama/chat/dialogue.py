@@ -95,10 +95,12 @@ class Chat:
     def take(self, text: str) -> None:
         """Handle a message or a command. Raises commands.Leave, or LlamaError without a change."""
         outcome: commands.Outcome
-        if commands.is_command(text):
+        if text.startswith("//"):  # a message that begins with one slash
+            outcome = self.session.stream(text[1:])
+        elif text.startswith("/"):
             outcome = commands.run(self.session, text)
         else:
-            outcome = self.session.stream("/" + text[2:] if text.startswith("//") else text)
+            outcome = self.session.stream(text)
         if isinstance(outcome, str):
             self.say(outcome)
         elif isinstance(outcome, Stream):

@@ -151,10 +151,8 @@ class Answers:
         # In the scheduler's thread. A pending wake-up covers all tokens until it runs.
         if not self._is_notified:
             self._is_notified = True
-            try:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:  # the event loop is closed
-                pass
 
     def _wake(self) -> None:
         self._is_notified = False

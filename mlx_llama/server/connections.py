@@ -9,7 +9,6 @@ from typing import Any
 import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from .faults import Refusal, write_openai
 from .replies import dump
@@ -22,14 +21,8 @@ SPARE = 32  # connections beyond the limit that get a 503; any more are closed a
 class Connection(H11Protocol):
     """uvicorn's connection with a time limit for receiving each request."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ):
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, config: Config, *arguments: Any, **named: Any):
+        super().__init__(config, *arguments, **named)
         self.settings = config.app.state.settings  # type: ignore[union-attr]
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None

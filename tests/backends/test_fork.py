@@ -134,9 +134,9 @@ def test_a_fork_while_a_lock_is_held_and_a_property_computed(run):
     run(
         open_backend("cpu"),
         """
-from mlx_llama.core.system.forks import Lock, cached_property
+from mlx_llama.core.system.forks import cached_property, make_lock
 
-entered, leave, lock = threading.Event(), threading.Event(), Lock()
+entered, leave, lock = threading.Event(), threading.Event(), make_lock()
 
 class Slow:
     waits = False
@@ -162,5 +162,35 @@ assert in_child(take) == 42
 leave.set()
 thread.join()
 assert vars(first) == {"waits": True, "answer": 42}
+""",
+    )
+
+
+def test_a_fork_while_a_session_answers_and_after_a_file_was_written(run):
+    run(
+        open_backend("cpu"),
+        """
+import tempfile
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+
+llm, begun, leave = load(), threading.Event(), threading.Event()
+chat = llm.chat(max_tokens=8, temperature=0)
+
+def wait(piece, kind):
+    begun.set()
+    leave.wait()
+
+thread = threading.Thread(target=lambda: chat.send("hello", on_piece=wait))
+thread.start()
+assert begun.wait(60)
+answer = in_child(lambda: [chat.clear(), chat.send("hello").text][1])
+leave.set()
+thread.join()
+assert answer == chat.messages[1]["content"], answer
+
+with tempfile.TemporaryDirectory() as folder:
+    write = lambda name: write_gguf(open_checkpoint(model), f"{folder}/{name}.gguf", "Q8_0").path
+    assert write("ours").read_bytes() == in_child(lambda: write("theirs").read_bytes())
 """,
     )

@@ -66,9 +66,9 @@ def patch_once() -> None:
     interpreter.InterpretedFunction.__call__ = call
 
 
-def sum_dots_exactly() -> None:
+def sum_dots_in_float64() -> None:
     """Let the interpreter's tl.dot sum in float64. In float32 some BLAS libraries give a row
-    other bits in another column of a tile.
+    different bits in another column of a tile.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -84,7 +84,7 @@ def sum_dots_exactly() -> None:
 
 def prepare_interpreter() -> None:
     patch_once()
-    sum_dots_exactly()
+    sum_dots_in_float64()
 
 
 def start_process(interpret: bool):

@@ -4,6 +4,7 @@ processes notice when one ends or falls silent, whatever their main threads wait
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -49,13 +50,10 @@ class Channel:
         arrays = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
         described = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
         head = json.dumps({"message": message, "arrays": described}).encode()
-        try:
-            with self._sending:
-                self._socket.sendall(_LENGTH.pack(len(head)) + head)
-                for array in arrays.values():
-                    self._socket.sendall(array.data.cast("B") if array.size else b"")
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), self._sending:
+            self._socket.sendall(_LENGTH.pack(len(head)) + head)
+            for array in arrays.values():
+                self._socket.sendall(array.data.cast("B") if array.size else b"")
 
     def close(self) -> None:
         """Close the connection without notice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import threading
 from collections import abc
@@ -17,6 +18,7 @@ from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.hooks import Hooks
 from mlx_llama.core.generation.options import GenerationOptions, Resolved
 from mlx_llama.core.generation.thinking import AnyConstraint, Thinking
+from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.thoughts import TextPieces, Thought
 
 from .speculate import Speculation
@@ -91,7 +93,7 @@ class Sequence:
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
     news: threading.Event | None = None  # set for a waiting consumer on another thread
     # held to append a token and to cancel
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: Any = field(default_factory=make_lock)
 
     @property
     def options(self) -> GenerationOptions:
@@ -240,13 +242,11 @@ class Handle(TextPieces):
 
     def tokens(self) -> abc.Iterator[int]:
         """Token ids instead of text, from the first one on."""
-        count = 0
-        while True:
+        for count in itertools.count():
             self._await(count + 1)
             if count == len(self.completion.tokens):
                 return
-            count += 1
-            yield self.completion.tokens[count - 1]
+            yield self.completion.tokens[count]
 
     def until_error(self) -> abc.Iterator[int]:
         """As `tokens`, but stop where the request fails: `completion.error` has the reason."""

@@ -65,10 +65,7 @@ class Rows:
     def reserve(self, ends: Mapping[int, int]) -> bool:
         """Allocate room up to these ends; drops kept prefixes. False if memory is short."""
         allocated = self.cache.allocated
-        for row, end in ends.items():
-            if end > allocated[row]:
-                break
-        else:
+        if all(end <= allocated[row] for row, end in ends.items()):
             return True
         while self.make_room(ends):
             try:

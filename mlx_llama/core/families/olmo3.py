@@ -1,6 +1,7 @@
 """OLMo 3: OLMo 2 with a window in three of four layers; the rope of the others alone is scaled."""
 
 from .family import Family
+from .olmo2 import SHARED
 from .windows import Windows
 
 FAMILY = Family(
@@ -8,15 +9,7 @@ FAMILY = Family(
     "olmo3",
     "olmo2",
     gguf_mark="attention.sliding_window",
-    defaults={
-        "max_position_embeddings": 2048,
-        "num_key_value_heads": None,
-        "bos_token_id": None,
-        "eos_token_id": 50279,
-        "rms_norm_eps": 1e-5,
-    },
-    attention_biases=(None, None),
-    fixed={"query_key_norm": "whole", "norm_placement": "after"},
+    **SHARED,
     windows=Windows(4096, is_free=True, is_required=True, pattern=4),
     theta=5e5,
     local_theta=("rope_theta", None),

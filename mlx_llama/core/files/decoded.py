@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from mlx_llama.core.system.forks import Lock
+from mlx_llama.core.system.forks import make_lock
 
 from .tensor import NUMBERS, Pages, Tensor
 
@@ -50,7 +50,7 @@ class DecodedTensor(Tensor):
         self.format, self.file_bytes, self._decode = format, file_bytes, decode
         self._kept: np.ndarray | None = None
         self._released = 0  # rows released since decoding
-        self._lock = Lock()
+        self._lock = make_lock()
 
     @property
     def stored(self) -> np.ndarray:

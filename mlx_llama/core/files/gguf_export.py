@@ -274,7 +274,7 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     for name in NUMBERS_OF_XIELU if config.layers[0].xielu else ():
         tensors = (checkpoint.tensors[f"model.layers.{i}.mlp.act_fn.{name}"] for i in range(layers))
         writer.add_array(f"xielu.{name}", [tensor.float32().item() for tensor in tensors])
-    _write_rope_scaling(writer, checkpoint, notices)
+    _write_rope_scaling(writer, checkpoint)
     _write_windows(writer, config, notices)
 
 
@@ -340,7 +340,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
     return values
 
 
-def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
+def _write_rope_scaling(writer: Any, checkpoint: Checkpoint) -> None:
     import gguf
 
     rope = checkpoint.config.rope

@@ -122,8 +122,7 @@ def find_gguf(name: str, revision: str | None = None, local_only: bool = False) 
         import huggingface_hub
 
         info = _ask(name, revision, lambda: huggingface_hub.model_info(model, revision=revision))
-        listing = [file.rfilename for file in info.siblings or ()]
-        if file := pick(listing):
+        if file := pick(sibling.rfilename for sibling in info.siblings or ()):
             return f"{model}:{file}"
     what = f"GGUF file of the type {tag}" if tag else "config.json and no GGUF file"
     held = f"; it has {', '.join(sorted(known))}"[:300] if known else ""

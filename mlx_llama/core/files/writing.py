@@ -83,12 +83,13 @@ def convert_slabs(
         convert(start, values)
         advance(tensor.nbytes * stop // rows - tensor.nbytes * start // rows)
 
-    for _ in _pool().map(run, range(0, rows, step)):
+    for _ in _pool(os.getpid()).map(run, range(0, rows, step)):
         pass
 
 
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Threads of a process: a forked one lacks its parent's."""
     # With buffers of several groups, NumPy copies a vector that multiplies each row.
     return ThreadPoolExecutor(machine.physical_cores(), "quantize", np.setbufsize, (1024,))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
+from mlx_llama.core.text.controls import shorten
 from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -116,9 +117,7 @@ class Completion:
         return "\n\n".join(parts[::-1] if self.pages_lead else parts)
 
     def __repr__(self) -> str:
-        text, reason = self.text, self.finish_reason
-        if len(text) > SHOWN_CHARACTERS:
-            text = text[: SHOWN_CHARACTERS - 3] + "..."
+        text, reason = shorten(self.text, SHOWN_CHARACTERS), self.finish_reason
         return f"Completion({text!r}, tokens={len(self.tokens)}, finish_reason={reason!r})"
 
     def _repr_html_(self) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.system.forks import Lock
+from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.json_schema import rewrite_schema
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import JSON_OPTIONS
@@ -140,7 +140,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocab_size: int):
         self.tokenizer, self.eos, self.vocab_size = tokenizer, tuple(eos), vocab_size
-        self._lock = Lock()
+        self._lock = make_lock()
         self._vocabulary: _Vocabulary | None = None
         self._library: llguidance.LLTokenizer
         self.compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool, str]] = (
@@ -352,7 +352,7 @@ for line in sys.stdin:
     print(flush=True)
 """
 _child: subprocess.Popen[bytes] | None = None
-_child_lock = Lock()
+_child_lock = make_lock()
 _CHILD_START = 10.0  # seconds; Python starts slowly on a busy machine
 
 

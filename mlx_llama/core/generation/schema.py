@@ -53,8 +53,7 @@ class Schema:
 
     def as_dict(self) -> dict[str, Any]:
         """The schema as Python values."""
-        schema: dict[str, Any] = json.loads(self.text)
-        return schema
+        return json.loads(self.text)
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -114,10 +113,9 @@ def _schema_of(kind: Any) -> dict[str, Any]:
     from pydantic.errors import PydanticUserError
 
     try:
-        schema: dict[str, Any] = rewrite_schema(_adapter(kind).json_schema(), _close)
+        return rewrite_schema(_adapter(kind).json_schema(), _close)
     except (PydanticUserError, TypeError):
         raise ValueError("a JSON schema (an object), or a type that pydantic knows") from None
-    return schema
 
 
 def _close(schema: dict[str, Any]) -> dict[str, Any]:

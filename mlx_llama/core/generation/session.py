@@ -15,6 +15,7 @@ from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
+from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ from .tool_use import (
     ToolLoop,
     ToolPrompt,
     ToolStream,
+    check_rounds,
     encode_with_tools,
     write_answer,
 )
@@ -53,7 +55,7 @@ class Stream(TextPieces):
 
     def __post_init__(self) -> None:
         self._is_begun = self._is_closed = False
-        self._ending = threading.Lock()
+        self._ending = make_lock()
 
     @property
     def completion(self) -> Completion:
@@ -141,7 +143,7 @@ class Session:
         self._open: Stream | None = None  # the newest stream
         self._reader: threading.Thread | None = None  # began the newest stream, which has not ended
         self._text: list[int] = []  # prompt and answer of the last turn
-        self._sending, self._lock = threading.RLock(), threading.RLock()
+        self._sending, self._lock = make_lock(), make_lock()
         self._speculate: str | None = None  # the option of the newest answer
         # the last answer: text, tokens, finish reason
         self._answer: tuple[str, list[int], str | None] = "", [], ""
@@ -151,6 +153,7 @@ class Session:
         self.is_repeating = False
         self.resolve()  # report bad options now, not at the first question
         self.toolbox.check_functions()
+        check_rounds(self.rounds)
 
     @property
     def engine(self) -> Engine:

@@ -10,15 +10,18 @@ from itertools import takewhile
 
 LONGEST = 200  # characters of a request
 DECLINE = "Sorry, I do not know"
-# Requests have an imperative or are short. Questions about stories do not count.
+# A request has one of these verbs, or is short; it asks for a new story.
 _REQUEST = re.compile(
-    r"(?!(?:how|wh[a-z']+|is|does|did)\b|.*(?:n't|\bnot|\bfix|\bfunction|\bcode)\b)"
-    r"(?:.*\b(?:tell|write|make up|invent|read|give|want|like|hear|need|know)\b.*"
-    r"|(?:[\w']+ ){0,3})\b(?:story|tale)\b(?P<after>.*)",
+    r"(?!(?:how(?! about)|wh[a-z']+|is|does|did)\b)"
+    r"(?!.*(?:n['’]t|\bdont|\bnot|\bfix|\bfunction|\bcode)\b)"
+    r"(?:.*?\b(?:tell|write|make up|invent|read (?:me|us)|give|wants?|have|like|need|you know) )?"
+    r"(?:[\w'-]+ ){0,4}?(?<!\bsame )(?<!\blong )(?<!\buser )(?<!\btoy )"
+    r"(?:(?<!\bthe )|(?<=\bme the )|(?<=\bus the ))(?:stor(?:y|ies)|tales?)\b(?P<after>.*)",
     re.IGNORECASE,
 )
+_KNOWN = re.compile(r"\bthe (?:story|tale)", re.IGNORECASE)
 _SUBJECT = re.compile(
-    r"(?P<word>^:|\b(?:about|of|with|starring|featuring|where)\b) *(?P<phrase>[\w' -]+)",
+    r"(?P<word>^:|\b(?:about|of|with|starring|featuring|where|in which)\b) *(?P<phrase>[\w' -]+)",
     re.IGNORECASE,
 )
 _ANIMALS = (
@@ -28,71 +31,94 @@ _ANIMALS = (
     "mouse|otter|owl|panda|parrot|penguin|pig|pony|puppy|rabbit|seal|shark|sheep|snail|snake|spider|"
     "squirrel|swan|tiger|turtle|unicorn|whale|wolf|zebra"
 )
-_ANIMAL = re.compile(rf"\b(?:{_ANIMALS})\b", re.IGNORECASE)
-_KIND = re.compile(rf"\b({_ANIMALS}) (?:story|tale)\b", re.IGNORECASE)
-_DETERMINERS = frozenset("a an the my our your his her their one of few this that".split())
+_ANIMAL = re.compile(rf"\b({_ANIMALS})s?\b", re.IGNORECASE)
+# a comma between adjectives
+_COMMA = re.compile(rf",(?= (?!an? )(?:\w+ )?(?:{_ANIMALS})\b)", re.IGNORECASE)
+_KIND = re.compile(rf"(?<!\bthe )\b({_ANIMALS}) (?:story|tale)\b", re.IGNORECASE)
+_DETERMINERS = frozenset(
+    "a an the my our your his her its their one of few this that these those all another every"
+    " each".split()
+)
 _NUMBERS = frozenset("two three four five six seven eight nine ten some many several".split())
 _VERBS = frozenset("is are was were has have does".split())
 # what a story may have beside a hero, and subjects that leave the choice open
-_OTHERS = frozenset(
+_NOT_HEROES = frozenset(
     "word words sentence sentences line lines paragraph paragraphs page pages minutes chapters"
     " ending end moral lesson twist something anything whatever everything".split()
 )
-_END = re.compile(
-    r" +(?:please|now|who|which|that|or|for|from|on|at|in|by|to|near|with|if|as)\b.*", re.IGNORECASE
+_CLAUSE = re.compile(
+    r" +(?:please|now|who|which|that|whose|or|for|from|on|at|in|by|to|near|with|if|as)\b.*",
+    re.IGNORECASE,
 )
 _PLURAL = re.compile(
     r"(?!christmas)[a-z'-]*(?:(?!s|is|us)[a-z]s|mice|geese|sheep|fish|deer|men|children)|people"
 )
-_THERE = "Once upon a time there"
-_PLAIN = re.compile(r"[A-Za-z][a-z]+(?:['-][a-z]+)*")
+_OPENING = "Once upon a time there"
+_PLAIN = re.compile(r"[A-Za-z][a-z]+(?:-[a-z]+)*")
+# words after an animal
+_REST = re.compile(rf"(?<=\w )((?i:{_ANIMALS})) (?!named\b|called\b|and\b)[a-z].*")
 
 
 def begin_story(question: str) -> str:
-    """The beginning of the story that a text asks for, or of a refusal for a hero that cannot be
-    made out. "" for other questions, and for a story about anything.
+    """The beginning of the story that a text asks for, or of a refusal for an unknown hero. "" for
+    other questions, and for a story about anything.
     """
     text = " ".join(question.split())
     request = _REQUEST.match(text) if len(text) <= LONGEST else None
     if request is None:
         return ""
     after = request["after"].lower() if text.isupper() else request["after"]
-    subject = _SUBJECT.search(after)
+    subject = _SUBJECT.search(_COMMA.sub("", after))
     if subject is None:
         kind = _KIND.search(text)
         return _begin(["a", kind[1]]) if kind else ""
-    words = _END.sub("", subject["phrase"]).split()
-    if not words or {word.lower() for word in words} & (_VERBS | _OTHERS):
+    phrase = _CLAUSE.sub("", subject["phrase"])
+    if not phrase or {*phrase.lower().split()} & (_VERBS | _NOT_HEROES):
         return ""
+    words = _REST.sub(r"\1", phrase).split()
     before = subject["word"].lower()
-    if before != "where" and (story := _begin(words)):
-        return story
+    is_told = before in ("about", "starring", "featuring", ":") and not _KNOWN.search(text)
+    if before not in ("where", "in which") and (is_told or _ANIMAL.search(phrase)):
+        if story := _begin(words):
+            return story
     if animal := _ANIMAL.search(after):
-        return _begin(["a", animal[0]])
-    return DECLINE if before in ("about", "starring", "featuring") else ""
+        return _begin(["a", animal[1]])
+    return DECLINE if is_told and before != ":" else ""
 
 
 def _begin(words: list[str]) -> str:
-    """The beginning of a story about a noun phrase; "" if it is none or too long."""
+    """The beginning of a story about a noun phrase; "" if it names no hero."""
     first, _, second = " ".join(words).partition(" and ")
     determiners, noun, name = _read_phrase(first.split())
-    if not 1 <= len(noun) <= 4 or not all(map(_PLAIN.fullmatch, noun)):
+    if (
+        not 1 <= len(noun) <= 4
+        or not all(map(_PLAIN.fullmatch, noun))
+        or any(map(_is_determiner, noun))
+    ):
         return ""
     hero, kind, last = " ".join(noun).lower(), noun[-1].lower(), "".join(determiners[-1:])
-    is_plural = bool(_PLURAL.fullmatch(kind))
+    is_many = bool(_PLURAL.fullmatch(noun[-1])) and last not in ("a", "an", "one")
     if last in _NUMBERS or last.isdigit():
-        return f"{_THERE} were {last} {hero}, and the smallest was named" if is_plural else ""
-    if is_plural and last not in ("a", "an", "one"):
-        return f"{_THERE} was a family of {hero}, and the smallest was named"
-    if not (determiners or name or _ANIMAL.fullmatch(kind)):
+        if not is_many:
+            return ""
+        hero = f"{last} {hero}"
+    elif is_many:
+        hero = f"a family of {hero}"
+    elif not (determiners or name or _ANIMAL.fullmatch(kind)):
         return ""
-    article = last if last in ("a", "an") else "an" if hero[0] in "aeiou" else "a"
-    hero = f"{article} {hero}" if len(noun) > 1 else f"a little {hero}"
-    if name:
-        return f"{_THERE} was {hero} named {name}"
-    if _ANIMAL.search(second):
-        return f"{_THERE} were {hero} and {second}, and the {kind} was named"
-    return f"{_THERE} was {hero}"
+    elif last in ("a", "an") and len(noun) > 1:
+        hero = f"{last} {hero}"
+    else:
+        hero = f"a little {hero.replace('little ', '')}"
+    if name and not is_many:
+        return f"{_OPENING} was {hero} named {name}"
+    others, other, _ = _read_phrase(second.split())
+    if others and 1 <= len(other) <= 3 and all(map(_PLAIN.fullmatch, other)):
+        hero = f"{hero} and {second}"
+    elif not is_many:
+        return f"{_OPENING} was {hero}"
+    were = "was" if hero.startswith("a family") else "were"
+    return f"{_OPENING} {were} {hero}, and the {'smallest' if is_many else kind} was named"
 
 
 def _read_phrase(words: list[str]) -> tuple[list[str], list[str], str]:

@@ -240,6 +240,12 @@ class ToolStream(Pieces[str | ToolDelta]):
         return [{**answer, "tool_calls": calls} if calls else answer]
 
 
+def check_rounds(rounds: int) -> None:
+    """Raises OptionsError."""
+    if not isinstance(rounds, int) or rounds < 1:
+        raise OptionsError(f"rounds: {show(rounds)} is not a number of answers: use 1 or more")
+
+
 class ToolLoop(TextPieces):
     """The answer to a conversation, with calls of Python functions in between: an iterator of the
     pieces of all texts.
@@ -256,8 +262,7 @@ class ToolLoop(TextPieces):
         rounds: int = ROUNDS,
     ):
         """ask(messages, is_first): prepares an answer. rounds: maximum number of answers."""
-        if not isinstance(rounds, int) or rounds < 1:
-            raise OptionsError(f"rounds: {show(rounds)} is not a number of answers: use 1 or more")
+        check_rounds(rounds)
         self._ask, self._tools, self._rounds = ask, tools, rounds
         first = ask(list(messages), True)
         # complete messages and the answer after them, assigned together for other threads

@@ -1,5 +1,5 @@
-"""Locks and lazy properties that a process may be forked beside: a fork copies a lock that another
-thread holds, and nobody releases the copy.
+"""Locks and lazy properties for processes that are forked: a fork copies a lock that another thread
+holds, and no thread is left to release the copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:
-        """As functools' of Python 3.12. Before, it has a lock, which all instances share."""
+        """functools.cached_property without the lock that instances share before Python 3.12."""
 
         def __init__(self, function: Callable[[Any], Any]):
             self._function, self.__doc__ = function, function.__doc__
@@ -30,31 +30,21 @@ else:
             return vars(instance).setdefault(self._name, self._function(instance))
 
 
-__all__ = ["Lock", "cached_property"]
-_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+__all__ = ["cached_property", "make_lock"]
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Lock:
-    """A lock for `with`, which is free in a forked process."""
-
-    def __init__(self) -> None:
-        self.renew()
-        _locks.add(self)
-
-    def renew(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+def make_lock() -> Any:
+    """A threading.RLock, which is free in a forked process."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
 
 
-def _renew_locks() -> None:
+def _free_locks() -> None:
     for lock in _locks:
-        lock.renew()
+        lock._at_fork_reinit()  # as threading's own classes do
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
+    os.register_at_fork(after_in_child=_free_locks)

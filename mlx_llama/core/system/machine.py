@@ -24,12 +24,10 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, missing in Python's mmap
 
 def peak_memory() -> int:
     """Peak memory of this process in bytes."""
-    try:
+    with contextlib.suppress(OSError, IndexError):
         # Linux keeps ru_maxrss across exec: a small program may report the peak of a large parent.
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        pass
     try:
         import resource
     except ImportError:
@@ -106,7 +104,7 @@ def map_file(file: BinaryIO) -> FileMap:
 
 
 def prefer_huge_pages(mapped: mmap.mmap) -> None:
-    """Map a file in huge pages if the system can."""
+    """Put a mapping in huge pages if the system can."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # disabled in this kernel
             mapped.madvise(mmap.MADV_HUGEPAGE)

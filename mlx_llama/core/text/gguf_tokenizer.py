@@ -406,8 +406,7 @@ class SentencePieceVocabulary(GGUFTokenizer):
             ) from None
 
     def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self.library.encode(text)
-        return ids
+        return self.library.encode(text)
 
     def _decode_normal(self, text: str) -> bytes:
         return text.replace(SPACE, " ").encode()
@@ -494,7 +493,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
                 f"{fields.source}: {_KEY}merges cannot be used ({show(str(e))}); {_AGAIN}"
             ) from None
         library = tokenizers.Tokenizer(model)
-        library.pre_tokenizer = build_pre_tokenizer(name)
+        library.pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZERS[name])
         return library
 
     def _encode_text(self, text: str) -> list[int]:

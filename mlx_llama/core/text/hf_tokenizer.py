@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeGuard
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import read_file, read_json, reading
-from mlx_llama.core.system.forks import Lock, cached_property
+from mlx_llama.core.system.forks import cached_property, make_lock
 
 from .infill import FIM_NAMES
 from .sentencepiece_model import set_space_prefix, user_defined_ids
@@ -197,7 +197,7 @@ class _FastTokenizer(_FolderTokenizer):
         self._check_growth(library)
         library.no_truncation()
         library.no_padding()
-        self._library, self._lock = library, Lock()
+        self._library, self._lock = library, make_lock()
         self._follow_llama_class(settings, config)
         self._add_special_tokens(settings, unused)
         self._has_byte_tokens = False
@@ -510,8 +510,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
     def _text_of(self, token: int) -> str | None:
         if token in self._extra:
             return self._extra[token]
-        text: str | None = self._library.id_to_piece(token) if token < self._size else None
-        return text
+        return self._library.id_to_piece(token) if token < self._size else None
 
     def _build_pattern(self, texts: Iterable[str]) -> re.Pattern[str]:
         """Match added tokens, the longest first, with the white space that they absorb."""

@@ -12,6 +12,7 @@ ranges.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -114,10 +115,10 @@ ADD_BOS = frozenset(
 IGNORE_MERGES = ADD_BOS | {"minicpm5", "glm4"}
 
 
-def build_pre_tokenizer(name: str) -> Any:
-    """Build a pre-tokenizer of `PRE_TOKENIZERS`, which also maps bytes to GPT-2's alphabet."""
+def build_pre_tokenizer(patterns: Iterable[str]) -> Any:
+    """Build a pre-tokenizer that splits at each pattern in turn and maps bytes to GPT-2's alphabet."""
     from tokenizers import Regex, pre_tokenizers
 
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, letters])

@@ -7,6 +7,7 @@ file in a process for that. So it imports only the standard library and Jinja.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -178,10 +179,8 @@ def _limit_process(memory: int) -> None:
         return
     nothing = dict.fromkeys(("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC"), 0)
     for name, limit in {"RLIMIT_AS": memory, **nothing}.items():
-        try:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # macOS refuses RLIMIT_AS
             resource.setrlimit(getattr(resource, name), (limit, limit))
-        except (AttributeError, OSError, ValueError):  # macOS refuses RLIMIT_AS
-            pass
 
 
 def _limit_seconds(seconds: float) -> None:

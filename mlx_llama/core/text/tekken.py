@@ -11,6 +11,7 @@ from typing import Any
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.system.files import read_json
 
+from .pre_tokenizers import build_pre_tokenizer
 from .tokenizer import byte_alphabet, library_faults
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -31,7 +32,7 @@ def read_tekken(path: Path) -> Any:
 
 
 def _build(raw: dict[str, Any]) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models
     from tokenizers.processors import TemplateProcessing
 
     config = raw["config"]
@@ -64,9 +65,7 @@ def _build(raw: dict[str, Any]) -> Any:
     library = Tokenizer(
         models.BPE(vocabulary, [(spelled[a], spelled[b]) for a, b in merges], ignore_merges=True)
     )
-    words_of = pre_tokenizers.Split(Regex(config["pattern"]), "isolated")
-    letters_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    library.pre_tokenizer = pre_tokenizers.Sequence([words_of, letters_of])
+    library.pre_tokenizer = build_pre_tokenizer([config["pattern"]])
     library.decoder = decoders.ByteLevel()
     tokens = [AddedToken(text, normalized=False, special=True) for text in special]
     library.add_special_tokens(tokens)

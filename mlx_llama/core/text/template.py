@@ -7,6 +7,7 @@ limits of template_process.py.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -393,9 +394,7 @@ def _render_parts(
 def _cut_nested(value: Any, literals: Sequence[str], cut: str) -> Any:
     """Put `cut` inside every literal in the texts of a value, keys included."""
     if isinstance(value, str):
-        cuts = _find_cuts(literals, value)
-        text = cut.join(value[a:b] for a, b in zip([0, *cuts], [*cuts, len(value)], strict=True))
-        return type(value)(text)
+        return type(value)(_cut(value, literals, cut))
     if isinstance(value, (list, tuple)):
         return [_cut_nested(item, literals, cut) for item in value]
     if isinstance(value, Mapping):
@@ -428,21 +427,21 @@ def _mark_content(
     inside = bool(body) and any(body in literal for literal in literals)
     starts = inside or any(body[:n] in suffixes for n in range(1, longest))
     ends = any(body[-n:] in prefixes for n in range(1, min(longest, len(body) + 1)))
-    cuts = _find_cuts(to_cut, body)
-    body = cut.join(body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True))
+    body = _cut(body, to_cut, cut)
     left, right = len(content) - len(content.lstrip()), len(content.rstrip())
     return content[:left] + edge * starts + body + edge * ends + content[max(left, right) :]
 
 
-def _find_cuts(literals: Sequence[str], text: str) -> list[int]:
-    """Positions after the first character of every literal in the text, which may overlap."""
+def _cut(text: str, literals: Sequence[str], cut: str) -> str:
+    """Put `cut` after the first character of every literal in the text, which may overlap."""
     cuts = set()
     for literal in literals:
         at = text.find(literal)
         while at >= 0:
             cuts.add(at + 1)
             at = text.find(literal, at + 1)
-    return sorted(cuts)
+    bounds = [0, *sorted(cuts), len(text)]
+    return cut.join(text[a:b] for a, b in itertools.pairwise(bounds))
 
 
 @functools.lru_cache(maxsize=8)

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlx_llama.core.system.forks import make_lock
+
 MAX_SECONDS = 5.0  # of processor time per rendering; real templates take milliseconds
 MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB
 MAX_GROWTH = 1 << 20  # characters of output beyond 16 times the input
@@ -49,7 +51,7 @@ class TemplateProcess:
     """At most one process, started when needed. Threads take turns."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.stop)
         if hasattr(os, "register_at_fork"):
@@ -87,7 +89,7 @@ class TemplateProcess:
 
     def _forget(self) -> None:
         """Leave the process to the parent, after a fork."""
-        self._lock, self._process = threading.Lock(), None
+        self._process = None
 
     def _exchange(self, line: bytes, longest: int) -> bytes:
         if self._process is None or self._process.poll() is not None:

@@ -205,6 +205,12 @@ def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(call, llm, m
     check_next(llm, chat)
 
 
+@pytest.mark.parametrize("rounds", [0, "2"])
+def test_a_chat_without_a_number_of_rounds(rounds, llm):
+    with pytest.raises(OptionsError, match="rounds: "):
+        llm.chat(rounds=rounds)
+
+
 def test_regenerate_replaces_the_answer(llm):
     chat = llm.chat(max_tokens=8, temperature=1.0)
     with pytest.raises(SessionError, match="no answer"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -56,10 +57,8 @@ def write_value(text: str, types: frozenset[str]) -> str:
     kind = _TYPES.get(type(value), "object")
     fits = not types or kind in types or (kind == "integer" and "number" in types)
     if fits or "string" not in types:
-        try:
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # of Python, not of JSON
             return write_arguments(value)
-        except (TypeError, ValueError, RecursionError):  # of Python, not of JSON
-            pass
     return write_arguments(text)
 
 
@@ -67,13 +66,9 @@ def _read_value(text: str) -> Any:
     """Read JSON, or Python as templates print it; the text itself if it is neither."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        pass
     if len(text) <= _LENGTH and text[:1] in "[{(\"'":
-        try:
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             return ast.literal_eval(text)
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            pass
     return text

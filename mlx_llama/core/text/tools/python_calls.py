@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Generator
@@ -49,13 +50,11 @@ def read_code(text: CallText, closes: str = "", interpreter: str | None = None) 
 def _read_argument(text: CallText, name: str, code: str) -> dict[str, Any]:
     """Arguments of an interpreter: its only parameter, or `code`. Models also write JSON."""
     names = list(text.tools[name].parameters.get("properties", {}))
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         values = json.loads(code)
         if isinstance(values, dict) and values and set(values) <= {*names, "code"}:
             write_arguments(values)  # raises for NaN
             return values
-    except (ValueError, RecursionError):
-        pass
     return {names[0] if len(names) == 1 else "code": code}
 
 
