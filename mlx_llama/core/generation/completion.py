@@ -21,7 +21,7 @@ RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
 SHOWN_CHARACTERS = 40  # of the text, in a repr
 # Either begins `see_also` where it should be read before the answer.
 UNSURE = "I am not sure of my answer. These pages may help:"
-INSTEAD = "I do not know this by heart. These pages may help:"
+INSTEAD = "These pages may help:"
 
 
 class Token(int):

@@ -10,7 +10,7 @@ const ANSWERING = "mlx_llama answering"; // in sessionStorage: the answer that t
 
 const GUIDE = /mlx_llama[\\/]guide[\\/]?$/; // the path of the model that comes with the package
 // Passages that should be read before the answer (UNSURE and INSTEAD of completion.py).
-const PAGES_LEAD = /^(I am not sure of my answer|I do not know this by heart)/;
+const PAGES_LEAD = /^(I am not sure of my answer|These pages may help)/;
 const QUESTIONS = ["What can you help me with?", "Explain what a llama is to a child.", "Write a short, polite e-mail that declines an invitation.",
   "Write a Python function that counts the words of a text."];
 
