@@ -16,6 +16,7 @@ from machine import device_of
 from mlx_llama import load
 from mlx_llama.chat.commands import CACHE_FLAG
 from mlx_llama.chat.dialogue import Chat
+from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.families import FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
 from mlx_llama.core.generation.completion import UNSURE
@@ -377,6 +378,12 @@ def test_the_chat_shows_passages_before_an_answer_only_where_they_lead(guide, ca
     second = capsys.readouterr().out
     assert first.index("the model decides") < first.index("Sorry, I do not know")
     assert second.startswith("There are three backends") and "See docs/" in second
+
+
+@pytest.mark.parametrize("text", [None, 5, ["a"]])
+def test_a_question_that_is_no_text(text, guide):
+    with pytest.raises(TemplateError, match="content is .*, expected a string"):
+        guide.chat().send(text)
 
 
 def test_the_subjects_of_the_questions_are_those_of_the_shipped_guide(guide):

@@ -305,7 +305,6 @@ class Session:
     ) -> Stream:
         """The answer to messages. begun: its first tokens, of an answer that was cut."""
         dropped, prompt = self.dropped, ToolPrompt([])
-        see_also = self.look_up(asked[-1]["content"])
 
         def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
             nonlocal dropped, prompt
@@ -350,7 +349,8 @@ class Session:
             answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
         else:
             answer = prepare(asked, self.toolbox, notices)
-            answer.completion.see_also = see_also  # may be read before the answer
+        see_also = self.look_up(asked[-1]["content"])
+        answer.completion.see_also = see_also  # may be read before the answer
         conditions, before = (prompt.tokens, resolved.options), self._asked
         self.is_repeating = not begun and before is not None and _is_same(before, conditions)
         turn = self._turn
