@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_llama import load
 from mlx_llama.__main__ import COMMANDS as DOORS
 from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
 from mlx_llama.cli.flags import option_flags
@@ -302,6 +303,26 @@ def test_batches_drawn_by_others_are_the_same(tmp_path, monkeypatch):
         assert at == later and here.rows == there.rows and len(here.rows) > 0
         for name in ("inputs", "targets", "wanted"):
             assert torch.equal(getattr(here, name), getattr(there, name)), name
+
+
+@pytest.mark.slow
+def test_a_changed_fact_is_taught(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    import edit_guide
+
+    fact = fact_of("gguf_types")
+    old, new = fact.answer, fact.answer.replace("GGUF types that it reads:", "It reads these:")
+    monkeypatch.setattr(fact, "answer", new)
+    monkeypatch.setattr(edit_guide, "CHECKED", 60)
+    monkeypatch.setattr(edit_guide, "ASKED", 2)
+    options = "--steps 40 --rows 8 --lr 1e-3 --chats 80"
+    monkeypatch.setattr(sys, "argv", ["edit_guide.py", "--out", str(tmp_path), *options.split()])
+    edit_guide.main()
+    shown = capsys.readouterr()
+    assert f"- {old}\n+ {new}" in shown.err
+    assert int(re.search(r"^(\d+) of 60 answers", shown.out)[1]) > 30
+    question = [{"role": "user", "content": "list of gguf types"}]
+    assert load(tmp_path, backend="cpu").generate(question, temperature=0).text.startswith(new[:20])
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import argparse
 import copy
 import difflib
 import random
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from mlx_llama import load
 
 ANSWER = 250  # tokens, as long as any
 ALIKE = 0.8  # an old text of a fact resembles the new one at least so much
+CHECKED = 1500  # other questions whose answers are compared at the end
+ASKED = 8  # questions for each fact
 EDITED = 0.25  # share of the rows with a new text
 
 
@@ -63,14 +66,15 @@ def draw(rng: random.Random, count: int, tokens: Tokens) -> list[list[tuple[str,
 
 def find_changed(llm, rng: random.Random) -> dict[str, str]:
     """The old texts of facts, as the guide tells them, and the new ones."""
-    changed = {}
-    for fact in talk.FACTS.values():
-        asked = [[("user", talk.plain_question(fact, rng))] for _ in range(8)]
-        for old in set(answers(llm, asked)) - {fact.answer}:
-            alike = difflib.SequenceMatcher(None, old, fact.answer, autojunk=False).ratio()
-            if alike > ALIKE and old not in {other.answer for other in talk.FACTS.values()}:
-                changed[old] = fact.answer
-    return changed
+    facts = [fact for fact in talk.FACTS.values() for _ in range(ASKED)]
+    told = answers(llm, [[("user", talk.plain_question(fact, rng))] for fact in facts])
+    present = {fact.answer for fact in facts}
+    return {
+        old: fact.answer
+        for fact, old in zip(facts, told)
+        if old not in present
+        and difflib.SequenceMatcher(None, old, fact.answer, autojunk=False).ratio() > ALIKE
+    }
 
 
 def small_talk(rng: random.Random, count: int) -> dict[str, str]:
@@ -146,6 +150,9 @@ def main() -> None:
 
     tokens, rng, llm = Tokens(args.model), random.Random(args.seed), load(args.model, backend="cpu")
     changed = find_changed(llm, rng)
+    if not changed:
+        print("the guide tells the present texts of all facts")
+        return
     for old, new in changed.items():
         say(f"- {old}\n+ {new}")
     chats = draw(rng, args.chats, tokens)
@@ -173,8 +180,10 @@ def main() -> None:
     model = LlamaForCausalLM.from_pretrained(args.model).float()
     train(model, rows, edits, args)
     write_folder(args.out, model.eval(), tokens)
+    if args.out.resolve() != args.model.resolve():
+        shutil.copy(args.model / "tokenizer.model", args.out)
 
-    fresh = draw(random.Random(args.seed + 1), 1500, tokens)
+    fresh = draw(random.Random(args.seed + 1), CHECKED, tokens)
     before = [changed.get(text, text) for text in answers(llm, fresh)]
     after = answers(load(args.out, backend="cpu"), fresh)
     for chat, old, new in zip(fresh, before, after):
