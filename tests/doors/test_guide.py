@@ -116,80 +116,20 @@ def question(text):
 
 
 STORY = "Once upon a time there was a little {}"
-FAMILY = "Once upon a time there was a family of {}, and the smallest was named"
-SOME = "Once upon a time there were {}, and the smallest was named"
-BEGINNINGS = {
-    STORY.format("fox"): (
-        "Tell me a story about a Fox.",
-        "TELL ME A STORY ABOUT A FOX",
-        "Write a story with a fox in it.",
-        "tell me a fox story",
-        "a story about how the fox lost its tail",
-        "do you know a bedtime story for my son about our fox?",
-        "my son wants a story about a fox going to school",
-        "how about a story about a fox again",
-    ),
-    STORY.format("owl"): ("can you tell me a story about the owl that lost its hat?",),
-    STORY.format("turtle"): ("a story where a turtle wins", "a story about my turtle's birthday"),
-    STORY.format("walrus"): ("Tell me a story about the walrus",),
-    STORY.format("honest hen"): ("a story about our honest hen",),
-    STORY.format("brave mouse"): ("a story about her brave, little mouse",),
-    STORY.format("dog named Max"): (
-        "write a story about our dog Max",
-        "A story about Max the dog!",
-        "a tale of a dog called Max who barks",
-    ),
-    "Once upon a time there was a polar bear": ("A tale of a polar bear, please!",),
-    "Once upon a time there was a big old brown bear": (
-        "Tell me a story about a big old brown bear.",
-    ),
-    FAMILY.format("foxes"): ("Tell me a story about foxes.", "could you tell stories about foxes?"),
-    FAMILY.format("mice and a hen"): ("story about the mice and a hen",),
-    FAMILY.format("mice"): ("I want a story about a few mice",),
-    SOME.format("two rabbits"): ("make up a story starring two rabbits",),
-    SOME.format("3 cats"): ("Tell me a story about 3 cats.",),
-    SOME.format("three bears"): ("Tell me the story of the three bears.",),
-    "Once upon a time there were a little mouse and a cat, and the mouse was named": (
-        "story: a mouse and a cat",
-    ),
-    DECLINE: (
-        "Tell me a story about a señor.",
-        "Tell me a story about James",
-        "tell me a story about Christmas",
-        "tell me a story about yourself",
-    ),
-    "": (
-        "Tell me a story.",
-        "Write me a story of 500 words with a happy ending",
-        "a story about anything",
-        "How do I get a story about a fox?",
-        "What is the story of the cache?",
-        "I don't want a story about a dragon",
-        "I don’t want a story about a dragon",
-        "Write a function that returns a story about a user",
-        "Can you fix the story about the parser?",
-        "The story about the parser is broken",
-        "write a user story about login",
-        "same story with the cuda backend",
-        "tell me the story about tool calls",
-        "I need to know the story of this project",
-        "Can it write a story with 2000 tokens",
-        "translate the story about the bear",
-        "tell me " * 40 + "a story about a fox",
-    ),
-}
+# requests, and beginnings of the answers
+BEGINNINGS = [
+    line.split("\t")
+    for line in Path(__file__).with_name("stories.tsv").read_text(encoding="utf-8").splitlines()
+]
 
 
-@pytest.mark.parametrize(
-    "asked, beginning",
-    [(text, beginning) for beginning, texts in BEGINNINGS.items() for text in texts],
-)
+@pytest.mark.parametrize("asked, beginning", BEGINNINGS)
 def test_the_beginning_of_a_story(asked, beginning):
     assert begin_story(asked) == beginning
 
 
 def test_it_declines_a_story_about_a_hero_that_it_cannot_make_out(guide):
-    for seed, asked in enumerate(BEGINNINGS[DECLINE]):
+    for seed, asked in enumerate(text for text, beginning in BEGINNINGS if beginning == DECLINE):
         done = guide.ask(asked, temperature=0.8, seed=seed)
         assert done.text.startswith(DECLINE) and "Once" not in done.text and not done.see_also
 
