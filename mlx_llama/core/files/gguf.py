@@ -43,7 +43,10 @@ _MAGIC = b"GGUF"
 def is_gguf(path: Path) -> bool:
     """True if a regular file begins as a GGUF file does, whatever its name."""
     try:
-        return path.is_file() and path.open("rb").read(4) == _MAGIC
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(4) == _MAGIC
     except OSError:
         return False
 
