@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,3 +94,14 @@ def transformers_logits(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **fields)
     with torch.no_grad():
         return model(torch.from_numpy(tokens).long()).logits.float().numpy()
+
+
+def mlx_lm_logits(folder: Path, tokens: Any) -> np.ndarray:
+    """Logits of a checkpoint by mlx-lm at float32 [B, T, V]."""
+    mx = pytest.importorskip("mlx.core", reason="the judge is mlx-lm")
+    from mlx_lm.utils import load_model
+
+    with mx.stream(mx.cpu):
+        model, _ = load_model(folder)
+        model.set_dtype(mx.float32)
+        return np.array(model(mx.array(tokens)).astype(mx.float32))

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from making import make_tokenizer, refusal, shared_arithmetic
+from making import edit_json, make_tokenizer, refusal, shared_arithmetic
+from making_gguf import write_all
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -55,9 +56,8 @@ def published() -> tuple[Path, np.ndarray]:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     make_tokenizer(folder)
     config.save_pretrained(folder)
-    fields = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
-    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
-    (folder / "config.json").write_text(json.dumps(fields))
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    edit_json(folder / "config.json", dtype="bfloat16", quantization_config=quantization)
     with torch.no_grad():
         return folder, model.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
 
@@ -183,10 +183,7 @@ def in_mxfp4() -> Path:
             writer.add_tensor(tensor.name, gguf.quantize(tensor.data, mxfp4), raw_dtype=mxfp4)
         else:
             writer.add_tensor(tensor.name, tensor.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     return home / "m.gguf"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import encode_tensor, make_checkpoint, write_safetensors
+from making import make_checkpoint
 from making_gguf import LOW_BIT, make_gguf
 
 from backends import conftest
@@ -128,11 +128,8 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (2, 24)).astype(np.int32)
 @functools.cache
 def transformers_logits(kind: str, tied: bool, dtype: str = "float32") -> np.ndarray:
     _, judge = gguf_model(kind, 2, tied)
-    folder = make_checkpoint(Path(tempfile.mkdtemp()) / "judge", tie_word_embeddings=tied, **SHAPE)
-    write_safetensors(
-        folder / "model.safetensors",
-        {name: encode_tensor(x, "float32") for name, x in judge.items()},
-    )
+    folder = Path(tempfile.mkdtemp()) / "judge"
+    make_checkpoint(folder, tensors=judge, tie_word_embeddings=tied, **SHAPE)
     return conftest.transformers_logits(folder, TOKENS, dtype)
 
 

@@ -1,4 +1,5 @@
-"""GPTQ and AWQ checkpoints: tensors as the formats' own definitions have them, and bad files.
+"""GPTQ and AWQ checkpoints: tensors as the formats' own definitions have them, and bad files;
+refused packings of every method.
 
 The matrices are packed and dequantised here, code by code, from the definitions: GPTQ (AutoGPTQ's
 QuantLinear.pack), AWQ (AutoAWQ's WQLinear_GEMM.from_linear).
@@ -246,6 +247,8 @@ def test_a_bias_of_zeros_that_the_model_lacks_is_dropped(tmp_path):
 
 # Refusals
 
+FOUR_BITS = {"format": "float-quantized"}
+FOUR_BITS |= {"config_groups": {"g": {"weights": {"type": "float", "num_bits": 4}}}}
 REFUSED = {
     "no method": ({"bits": 4}, ["bits"]),
     "exl2": ({"quant_method": "exl2"}, ["'exl2'"]),
@@ -258,6 +261,17 @@ REFUSED = {
         ["packing_format", "llm_compressor"],
     ),
     "group": ({"quant_method": "gptq", "group_size": "128"}, ["group_size", "'128'"]),
+    "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, ["fmt", "'e5m2'", "e4m3"]),
+    "blocks": ({"quant_method": "fp8", "weight_block_size": [128]}, ["weight_block_size", "[128]"]),
+    "integers": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized"},
+        ["format", "'int-quantized'", "float-quantized"],
+    ),
+    "floats of 4 bits": (
+        {"quant_method": "compressed-tensors"} | FOUR_BITS,
+        ["config_groups.g.weights.num_bits", "4", "8"],
+    ),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo", "'NVFP4'"]),
 }
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from launching import run_python
-from making import CHAT_TEMPLATE, make_checkpoint, make_tokenizer
+from making import CHAT_TEMPLATE, edit_json, make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -90,9 +90,7 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
     a sign.
     """
     folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), **LLAMA3)
-    config = json.loads((folder / "config.json").read_text())
-    del config["eos_token_id"]
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_json(folder / "config.json", eos_token_id=...)
     [warning] = messages_of(diagnose(folder), "warning")
     assert "no eos_token_id, and its default 2 is '#', not a special token" in warning
 
