@@ -96,12 +96,18 @@ def transformers_logits(
         return model(torch.from_numpy(tokens).long()).logits.float().numpy()
 
 
-def mlx_lm_logits(folder: Path, tokens: Any) -> np.ndarray:
-    """Logits of a checkpoint by mlx-lm at float32 [B, T, V]."""
+def mlx_lm_model(folder: Path) -> Any:
+    """A checkpoint's model by mlx-lm, its scales, biases and norms widened to float32."""
     mx = pytest.importorskip("mlx.core", reason="the judge is mlx-lm")
     from mlx_lm.utils import load_model
 
+    model, _ = load_model(folder)
+    model.set_dtype(mx.float32)
+    return model
+
+
+def mlx_lm_logits(folder: Path, tokens: Any) -> np.ndarray:
+    """Logits of `mlx_lm_model`, float32 [B, T, V]."""
+    mx = pytest.importorskip("mlx.core", reason="the judge is mlx-lm")
     with mx.stream(mx.cpu):
-        model, _ = load_model(folder)
-        model.set_dtype(mx.float32)
-        return np.array(model(mx.array(tokens)).astype(mx.float32))
+        return np.array(mlx_lm_model(folder)(mx.array(tokens)).astype(mx.float32))

@@ -1,13 +1,12 @@
 """Checkpoints of 8-bit floats: matrices as torch and transformers decode them, and bad files."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from making import (
     config_fields,
     drop,
+    edit_json,
     encode_tensor,
     make_checkpoint,
     put_zeros,
@@ -67,8 +66,7 @@ def make_float8(folder, kind, change=None, **fields):
     config, part, shape_of, code = KINDS[kind]
     fields = SIZES | fields
     make_checkpoint(folder, dtype="bfloat16", **fields)
-    raw = config_fields(torch_dtype="bfloat16", **fields) | {"quantization_config": config}
-    (folder / "config.json").write_text(json.dumps(raw))
+    edit_json(folder / "config.json", quantization_config=config)
     rng, tensors, packed = np.random.default_rng(0), {}, {}
     for name, shape in LlamaConfig.from_dict(config_fields(**fields)).stored_shapes().items():
         values = rng.standard_normal(shape).astype(np.float32) * 0.1

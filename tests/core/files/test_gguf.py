@@ -48,6 +48,10 @@ def drop(key):
     return lambda writer: writer.kv_data[0].pop(key)
 
 
+def put_tensor(name, values, kind=None):
+    return lambda writer: writer.add_tensor(name, values, raw_dtype=kind)
+
+
 def theirs(path, **fields) -> LlamaForCausalLM:
     """transformers' model with the weights that its own GGUF reader finds: names, row order,
     dequantised.
@@ -101,9 +105,7 @@ def test_factors_of_nvfp4_matrices(tmp_path):
     """Of an expert each in a stack; of another type, and of a wrong shape, they are refused."""
 
     def write(kind: str, *values: float) -> Path:
-        def edit(writer: gguf.GGUFWriter) -> None:
-            writer.add_tensor("blk.0.ffn_up.scale", np.array(values, np.float32))
-
+        edit = put_tensor("blk.0.ffn_up.scale", np.array(values, np.float32))
         make_gguf(tmp_path / "m.gguf", kinds=kind, edit=edit, **WIDE)
         return tmp_path / "m.gguf"
 
@@ -296,9 +298,7 @@ def test_metadata_that_is_wrong_is_named(key, value, kind, message, tmp_path):
     "factors", [np.ones(7), np.zeros(8), np.full(8, np.nan), np.ones((2, 8))], ids=str
 )
 def test_rope_factors_that_are_wrong(factors, tmp_path):
-    def edit(writer):
-        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
-
+    edit = put_tensor("rope_freqs.weight", factors.astype(np.float32))
     make_gguf(tmp_path / "m.gguf", edit=edit)
     message = refusal(open_checkpoint, tmp_path / "m.gguf", kind=ConfigError)
     assert "rope_freqs.weight" in message and "expected 8 numbers" in message
@@ -341,9 +341,8 @@ def test_tensors_that_do_not_fit_the_metadata(name, shape, expected, tmp_path):
 def test_an_unknown_tensor_is_named_and_left_over_frequencies_are_not(tmp_path):
     name = "blk.0.attn_q_norm.weight"
     for tensor_name, size in ((name, 16), ("blk.0.attn_rot_embd", 8)):  # early conversions left it
-        values = np.ones(size, np.float32)
-        path = tmp_path / f"{size}.gguf"
-        make_gguf(path, edit=lambda writer: writer.add_tensor(tensor_name, values))
+        edit = put_tensor(tensor_name, np.ones(size, np.float32))
+        make_gguf(tmp_path / f"{size}.gguf", edit=edit)
     message = refusal(open_checkpoint, tmp_path / "16.gguf")
     assert f"tensor '{name}' [16] is not part of the model" in message
     assert len(open_checkpoint(tmp_path / "8.gguf").tensors) == 21
@@ -359,21 +358,14 @@ def without(part):
 )
 def test_other_types_are_named_with_the_tensor(kind, tmp_path):
     block, nbytes = gguf.GGML_QUANT_SIZES[Type[kind]]
-
-    def edit(writer):
-        writer.add_tensor(
-            "blk.0.ffn_up.weight", np.zeros((4, nbytes), np.uint8), raw_dtype=Type[kind]
-        )
-
+    edit = put_tensor("blk.0.ffn_up.weight", np.zeros((4, nbytes), np.uint8), Type[kind])
     make_gguf(tmp_path / "m.gguf", tensors=without("0.mlp.up_proj"), edit=edit)
     message = refusal(open_checkpoint, tmp_path / "m.gguf")
     assert f"'blk.0.ffn_up.weight' has type {kind}, expected one of F32, F16, BF16, Q4_0" in message
 
 
 def test_a_norm_in_low_bits(tmp_path):
-    def edit(writer):
-        writer.add_tensor("output_norm.weight", np.zeros(68, np.uint8), raw_dtype=Type.Q8_0)
-
+    edit = put_tensor("output_norm.weight", np.zeros(68, np.uint8), Type.Q8_0)
     make_gguf(tmp_path / "m.gguf", tensors=without("model.norm."), edit=edit)
     message = refusal(open_checkpoint, tmp_path / "m.gguf")
     assert "output_norm.weight has type Q8_0 and shape [64]" in message

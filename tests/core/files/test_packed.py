@@ -5,12 +5,17 @@ The matrices are packed and dequantised here, code by code, from the definitions
 QuantLinear.pack), AWQ (AutoAWQ's WQLinear_GEMM.from_linear).
 """
 
-import json
-
 import mlx_lm.utils
 import numpy as np
 import pytest
-from making import config_fields, encode_tensor, make_checkpoint, refusal, write_safetensors
+from making import (
+    config_fields,
+    edit_json,
+    encode_tensor,
+    make_checkpoint,
+    refusal,
+    write_safetensors,
+)
 
 import mlx_llama
 from mlx_llama.core.errors import ConfigError
@@ -88,9 +93,8 @@ class Toy:
         }
         if self.method == "gptq_v2":
             settings["checkpoint_format"] = "gptq_v2"
-        raw = config_fields(torch_dtype="float16", **fields)
-        raw["quantization_config"] = settings if config is None else config
-        (folder / "config.json").write_text(json.dumps(raw))
+        settings = settings if config is None else config
+        edit_json(folder / "config.json", quantization_config=settings)
         tensors = {}
         for name, shape in LlamaConfig.from_dict(config_fields(**fields)).stored_shapes().items():
             is_router = name.endswith("moe.gate.weight")

@@ -55,12 +55,8 @@ def test_a_turn_that_ends_with_another_token_is_told_and_the_remedy_works(tmp_pa
 
 
 def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
-    path = tmp_path / "m.gguf"
-
-    def edit(writer):
-        writer.add_chat_template(TURN.replace("END", "<s>"))
-
-    make_gguf(path, edit=edit)
+    path, template = tmp_path / "m.gguf", TURN.replace("END", "<s>")
+    make_gguf(path, edit=lambda writer: writer.add_chat_template(template))
     [warning] = messages_of(diagnose(path), "warning")
     command = re.search(r"gguf-set-metadata (\S+) (\S+) (\d+)$", warning)
     assert command.groups() == (str(path), "tokenizer.ggml.eos_token_id", "1")
