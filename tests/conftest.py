@@ -100,6 +100,14 @@ def toy(tmp_path_factory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("toy") / "toy")
 
 
+@pytest.fixture(scope="module")
+def llm(toy):
+    """The toy model on the cpu backend, with a cache for each file of tests."""
+    from mlx_llama import load
+
+    return load(toy, backend="cpu")
+
+
 @pytest.fixture(scope="session")
 def guide_q8(tmp_path_factory) -> Path:
     """The guide as a GGUF file of 8 bits per weight."""

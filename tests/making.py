@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -44,6 +45,27 @@ def refusal(
     missing = [word for word in words if word not in message]
     assert not missing, message
     return message
+
+
+def fail_at(number: int, error: type[BaseException] | BaseException) -> Callable:
+    """A wrapper of functions: the call of this number, of all that it wraps, raises the error."""
+    calls = itertools.count(1)
+
+    def wrap(function: Callable) -> Callable:
+        def call(*args: Any, **named: Any) -> Any:
+            if next(calls) == number:
+                raise error
+            return function(*args, **named)
+
+        return call
+
+    return wrap
+
+
+def edit_json(path: Path, **fields: Any) -> None:
+    """Change fields of a JSON file's object; ... removes one."""
+    raw = json.loads(path.read_text("utf-8")) | fields
+    path.write_text(json.dumps({name: raw[name] for name in raw if raw[name] is not ...}), "utf-8")
 
 
 CHAT_TEMPLATE = (

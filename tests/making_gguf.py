@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType as Type, TokenType
 from making import (
     CHAT_TEMPLATE,
@@ -20,6 +21,25 @@ from making import (
     random_tensors,
     sentencepiece_model,
 )
+
+
+def llama_cpp_model(path: Path) -> Any:
+    """The model in llama.cpp, its cache and attention in float32."""
+    llama_cpp = pytest.importorskip(
+        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
+    )
+    cache = dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
+    options = dict(n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=False, **cache)
+    return llama_cpp.Llama(str(path), logits_all=True, verbose=False, **options)
+
+
+def write_all(writer: gguf.GGUFWriter) -> None:
+    """Write the file of what a writer has."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
 
 PLAIN = ("F32", "F16", "BF16")
 # by gguf.quants; other types get random blocks
@@ -193,8 +213,5 @@ def make_gguf(
         judge[name] = back(decode(stored, kind)).reshape(values.shape)
         base, suffix = name.rsplit(".", 1)
         writer.add_tensor(f"{names.get_name(base)}.{suffix}", stored, raw_dtype=Type[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     return judge

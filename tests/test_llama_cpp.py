@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from making_gguf import llama_cpp_model
 
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
@@ -68,16 +69,9 @@ def files(tmp_path_factory):
     return make
 
 
-def judge(path: Path) -> llama_cpp.Llama:
-    """The model in llama.cpp, its cache and attention in float32."""
-    cache = dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
-    options = dict(n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=False, **cache)
-    return llama_cpp.Llama(str(path), logits_all=True, verbose=False, **options)
-
-
 def judge_logits(path: Path) -> np.ndarray:
     """llama.cpp's logits float32 [T, V] after each of TOKENS."""
-    model = judge(path)
+    model = llama_cpp_model(path)
     model.eval(TOKENS)
     return model.scores[: len(TOKENS)].copy()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,3 +94,20 @@ def transformers_logits(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **fields)
     with torch.no_grad():
         return model(torch.from_numpy(tokens).long()).logits.float().numpy()
+
+
+def mlx_lm_model(folder: Path) -> Any:
+    """A checkpoint's model by mlx-lm, its scales, biases and norms widened to float32."""
+    mx = pytest.importorskip("mlx.core", reason="the judge is mlx-lm")
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(folder)
+    model.set_dtype(mx.float32)
+    return model
+
+
+def mlx_lm_logits(folder: Path, tokens: Any) -> np.ndarray:
+    """Logits of `mlx_lm_model`, float32 [B, T, V]."""
+    mx = pytest.importorskip("mlx.core", reason="the judge is mlx-lm")
+    with mx.stream(mx.cpu):
+        return np.array(mlx_lm_model(folder)(mx.array(tokens)).astype(mx.float32))

@@ -17,8 +17,9 @@ import pytest
 import torch
 import transformers
 from making import make_tokenizer
+from making_gguf import llama_cpp_model
 
-from backends.conftest import in_chunks, relative_error, transformers_logits
+from backends.conftest import in_chunks, mlx_lm_logits, relative_error, transformers_logits
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -393,12 +394,7 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
 
 def llama_cpp_logits(path: Path) -> np.ndarray:
     """llama.cpp's logits for the first row of TOKENS."""
-    llama_cpp = pytest.importorskip(
-        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
-    )
-    settings = dict(n_ctx=32, n_threads=1, logits_all=True, verbose=False, flash_attn=False)
-    kept = dict(type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
-    judge = llama_cpp.Llama(str(path), **settings, **kept)
+    judge = llama_cpp_model(path)
     judge.eval(TOKENS[0].tolist())
     return judge.scores[:30]
 
@@ -423,14 +419,11 @@ def test_llama_cpp_reads_the_file(name, format):
 
 def quantized(folder: Path) -> tuple[Path, np.ndarray]:
     """(the model in 4 bits by mlx-lm, mlx-lm's logits for TOKENS)."""
-    import mlx.core as mx
-    from mlx_lm import convert, load
+    from mlx_lm import convert
 
     out = Path(tempfile.mkdtemp()) / "quantized"
     convert(str(folder), str(out), quantize=True, q_bits=4, q_group_size=32, dtype="float32")
-    with mx.stream(mx.cpu):
-        theirs, _ = load(str(out))
-        return out, np.array(theirs(mx.array(TOKENS)))
+    return out, mlx_lm_logits(out, TOKENS)
 
 
 @functools.cache

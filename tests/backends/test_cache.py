@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -136,12 +137,8 @@ def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
     cache = model.make_cache(600)
     model.forward(ids(250), 0, cache)
     with monkeypatch.context() as patch:
-
-        def interrupt(*args):
-            raise KeyboardInterrupt
-
         for name in ("tables", "inverse_frequencies"):
-            patch.setattr(rope, name, interrupt)
+            patch.setattr(rope, name, Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             model.forward(ids(20, seed=3), 250, cache)
     assert cache.nbytes == 256 * (2 * 2 * 2 * 16 * 4 + 4)

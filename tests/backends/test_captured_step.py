@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -544,10 +545,7 @@ def masked_steps(path: Path, requests: list[dict], has_masks: bool, most_rows: i
             lengths = list(caches[0].lengths)
             kept = np.asarray(tokens.cpu() if step else tokens).copy()
             if has_masks and step == 3:
-
-                def broken():
-                    raise KeyboardInterrupt
-
+                broken = Mock(side_effect=KeyboardInterrupt)
                 with pytest.raises(KeyboardInterrupt):
                     llama.step(tokens, lengths, caches[0], batch, masks=broken)
                 assert caches[0].lengths == lengths
@@ -601,11 +599,7 @@ REFUSAL = "CUDA error: operation not permitted when stream is capturing"
 def failing(path: Path) -> tuple:
     plain = decoded(loaded(path, False), 6, SAMPLING["noise"])[0]
     llama = loaded(path)
-
-    def refuse(function):
-        raise RuntimeError(f"{REFUSAL}\nmore lines")
-
-    llama.runner.capture = refuse
+    llama.runner.capture = Mock(side_effect=RuntimeError(f"{REFUSAL}\nmore lines"))
     before = llama.notices
     return plain, decoded(llama, 6, SAMPLING["noise"])[0], before, llama.notices
 

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from machine import open_backend, to_run
-from making import make_checkpoint
+from making import fail_at, make_checkpoint
 from making_gguf import make_gguf
 
 from backends.conftest import EVERYTHING, relative_error, transformers_logits
@@ -116,20 +116,13 @@ def test_steps_have_the_logits_of_transformers(name, compile, mlx):
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_step_that_fails_leaves_the_cache_as_it_was(compile, mlx, monkeypatch):
-    model, count = loaded(mlx, "float32", compile), [0]
+    model = loaded(mlx, "float32", compile)
     wanted, cache = logits(mlx, model), model.make_cache(100)
     model.forward(TOKENS[:, :20], 0, cache)
     before = cache.state()
     with monkeypatch.context() as patch:
-        gate = ops.gate
-
-        def fail_in_the_second_layer(*arguments):
-            count[0] += 1
-            if count[0] == 2:
-                raise ZeroDivisionError
-            return gate(*arguments)
-
-        patch.setattr(ops, "gate", fail_in_the_second_layer)
+        # in the second layer
+        patch.setattr(ops, "gate", fail_at(2, ZeroDivisionError)(ops.gate))
         broken = loaded(mlx, "float32", compile)
         with pytest.raises(ZeroDivisionError):
             broken.step(TOKENS[:, 20:21], 20, cache, sampler(mlx, temperature=0))

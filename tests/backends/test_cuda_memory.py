@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -53,15 +54,13 @@ class Reached(Exception):
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, monkeypatch):
-    def reached(*args, **named):
-        raise Reached
-
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m"))
     nbytes = 4 * sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
     free = nbytes
     monkeypatch.setattr(runtime, "free_memory", lambda device: free)
     monkeypatch.setattr(runtime, "device_name", lambda device: "a small card")
-    monkeypatch.setattr(kernels, "find_kernels", reached)  # the first request to the GPU
+    # the first request to the GPU
+    monkeypatch.setattr(kernels, "find_kernels", Mock(side_effect=Reached))
     with pytest.raises(Reached):
         model.Llama.load(checkpoint, LoadOptions(dtype="float32"), GPU)
     free -= 1
@@ -198,11 +197,8 @@ def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy,
 @pytest.mark.parametrize("owner, name", [(weights, "_mapped"), (ops, "embed")])
 def test_other_errors_are_not_taken_for_it(owner, name, device, toy, monkeypatch):
     """While loading, and in an answer."""
-
-    def broken(*args):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    monkeypatch.setattr(owner, name, broken)
+    broken = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    monkeypatch.setattr(owner, name, Mock(side_effect=broken))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         load(toy, backend="cuda", device=device, dtype="float32").generate("a", max_tokens=1)
 

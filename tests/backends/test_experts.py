@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,13 +16,14 @@ import pytest
 import torch
 from making import (
     config_fields,
+    edit_json,
     encode_tensor,
     make_checkpoint,
     random_tensors,
     refusal,
     write_safetensors,
 )
-from making_gguf import add_config, add_sentencepiece
+from making_gguf import add_config, add_sentencepiece, write_all
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.conftest import in_chunks, probes, relative_error, transformers_logits
@@ -152,10 +152,7 @@ def test_gguf_files_of_2023(tmp_path):
             values = values.reshape(count, 2, -1, 64).swapaxes(1, 2).reshape(values.shape)
         base, suffix = name.rsplit(".", 1)
         writer.add_tensor(f"{names.get_name(base)}.{suffix}", np.ascontiguousarray(values))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     assert checkpoint.config.architecture == "MixtralForCausalLM"
     for name, values in tensors.items():
@@ -216,9 +213,8 @@ def test_experts_of_different_formats_are_refused(backend, tmp_path):
             for kind, part in zip(("scales", "biases"), parts[1:]):
                 arrays[name.replace("weight", kind)] = encode_tensor(part, "float32")
     write_safetensors(out / "model.safetensors", arrays)
-    config = json.loads((out / "config.json").read_text())
-    config["quantization"] = {"bits": 4, "group_size": 32, odd: {"bits": 8, "group_size": 32}}
-    (out / "config.json").write_text(json.dumps(config))
+    quantization = {"bits": 4, "group_size": 32, odd: {"bits": 8, "group_size": 32}}
+    edit_json(out / "config.json", quantization=quantization)
     message = refusal(backend.load, open_checkpoint(out), "float32")
     assert message.startswith(f"{odd}.weight: differs in format")
 

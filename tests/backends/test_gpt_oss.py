@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from making import make_tokenizer, refusal, shared_arithmetic
+from making import edit_json, make_tokenizer, refusal, shared_arithmetic
+from making_gguf import write_all
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from backends.conftest import relative_error
+from backends.conftest import mlx_lm_logits, relative_error
 from backends.test_architectures import GPT_OSS, GPT_OSS_YARN as YARN, SIZES, TOKENS, run
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
@@ -55,9 +56,8 @@ def published() -> tuple[Path, np.ndarray]:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     make_tokenizer(folder)
     config.save_pretrained(folder)
-    fields = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
-    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
-    (folder / "config.json").write_text(json.dumps(fields))
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    edit_json(folder / "config.json", dtype="bfloat16", quantization_config=quantization)
     with torch.no_grad():
         return folder, model.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
 
@@ -95,19 +95,15 @@ def test_scales_in_another_file(tmp_path):
 @pytest.mark.parametrize("bits", [None, 8])
 def test_folders_that_mlx_lm_converts(bits, backend, tmp_path):
     """Experts stay in mxfp4."""
-    mx = pytest.importorskip("mlx.core")
-    from mlx_lm import convert, load
+    pytest.importorskip("mlx.core")
+    from mlx_lm import convert
 
     out = tmp_path / "m"
     how = dict(quantize=True, q_bits=bits, q_group_size=32) if bits else {}
     convert(str(published()[0]), str(out), dtype="float32", **how)
-    fields = json.loads((out / "config.json").read_text())
-    del fields["rope_parameters"]
-    fields |= {"rope_theta": 5.0, "rope_scaling": YARN}  # angles that it rounds to ours
-    (out / "config.json").write_text(json.dumps(fields))
-    with mx.stream(mx.cpu):
-        theirs, _ = load(str(out))
-        wanted = np.array(theirs(mx.array(TOKENS)))
+    rope = {"rope_theta": 5.0, "rope_scaling": YARN}  # angles that it rounds to ours
+    edit_json(out / "config.json", rope_parameters=..., **rope)
+    wanted = mlx_lm_logits(out, TOKENS)
     checkpoint = open_checkpoint(out)
     assert "mxfp4" in checkpoint.formats and ("affine" in checkpoint.formats) == bool(bits)
     assert relative_error(run(backend, checkpoint, (0, 29, 30)), wanted) < 1e-3
@@ -183,10 +179,7 @@ def in_mxfp4() -> Path:
             writer.add_tensor(tensor.name, gguf.quantize(tensor.data, mxfp4), raw_dtype=mxfp4)
         else:
             writer.add_tensor(tensor.name, tensor.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     return home / "m.gguf"
 
 

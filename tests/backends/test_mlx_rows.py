@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,14 @@ def ids(length: int, seed: int = 0) -> list[int]:
 
 def prefill(model, cache, row: int, tokens: list[int]) -> None:
     model.forward([tokens], 0, cache, rows=[row])
+
+
+def filled(model, capacity: int, rows: int, lengths: Iterable[int]):
+    """A cache whose first rows have texts of these lengths."""
+    cache = model.make_cache(capacity, rows)
+    for row, length in enumerate(lengths):
+        prefill(model, cache, row, ids(length, seed=row))
+    return cache
 
 
 # ---- tokens
@@ -434,9 +443,8 @@ def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
     from mlx_llama.mlx_native.kernels import draw
 
     model = mlx.load(open_checkpoint(checkpoint("plain")), "float32", compile=True)
-    cache, forwards, draws = model.make_cache(100, 3), traces(monkeypatch), []
-    for row in range(3):
-        prefill(model, cache, row, ids(3 + row, seed=row))
+    forwards, draws = traces(monkeypatch), []
+    cache = filled(model, 100, 3, (3, 4, 5))
     drawing = draw.draw
     monkeypatch.setattr(draw, "draw", lambda *args: (draws.append(0), drawing(*args))[1])
 
@@ -476,9 +484,7 @@ def test_groups_that_take_turns_stay_in_their_buffers(mlx):
 
 def test_masks_that_fail_change_no_row(mlx):
     model = loaded(mlx)
-    cache = model.make_cache(100, 2)
-    for row in range(2):
-        prefill(model, cache, row, ids(4 + row, seed=row))
+    cache = filled(model, 100, 2, (4, 5))
     before = [cache.state(row) for row in range(2)]
     with pytest.raises(ZeroDivisionError):
         model.step([[5]] * 2, cache.lengths[:], cache, sampling(mlx, {}, {}), masks=lambda: 1 / 0)
@@ -594,10 +600,7 @@ def test_an_empty_row_takes_nothing_and_a_buffer_shrinks(mlx):
 def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
     """Its next position would be the first of another head or row."""
     model = loaded(mlx)
-    cache = model.make_cache(600, 4)
-    for row, length in enumerate((GROWTH - 2, 5, 6, 7)):
-        prefill(model, cache, row, ids(length, seed=row))
-
+    cache = filled(model, 600, 4, (GROWTH - 2, 5, 6, 7))
     for rows in ([0, 1, 2, 3], [1, 2], [0, 1, 2]):
         mlx.read_all(decode(mlx, model, cache, rows))
     assert cache.lengths[0] == cache.buffers()[0].length == GROWTH
@@ -608,9 +611,7 @@ def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
 
 def test_rows_that_wait_leave_a_buffer_that_is_too_large_for_the_others(mlx):
     model = loaded(mlx)
-    cache = model.make_cache(600, 8)
-    for row in range(8):
-        prefill(model, cache, row, ids(5, seed=row))
+    cache = filled(model, 600, 8, [5] * 8)
 
     def run(rows: list[int]) -> list[int]:
         decode(mlx, model, cache, rows)
@@ -629,9 +630,7 @@ def test_rows_that_wait_leave_a_buffer_that_is_too_large_for_the_others(mlx):
 def test_one_trace_per_size_of_buffer(mlx, monkeypatch):
     seen = traces(monkeypatch)
     model = mlx.load(open_checkpoint(checkpoint("plain")), "float32", compile=True)
-    cache = model.make_cache(600, 9)
-    for row in range(5):
-        prefill(model, cache, row, ids(3 + row, seed=row))
+    cache = filled(model, 600, 9, range(3, 8))
 
     def run(*rows: int, **settings) -> list[tuple]:
         batch = sampling(
@@ -686,9 +685,7 @@ def test_a_traced_step_of_few_bits_is_the_untraced(bits, mlx):
     states = []
     for compile in (False, True):
         model = loaded(mlx, "qwen3", compile, bits=bits)
-        cache = model.make_cache(300, 3)
-        for row in range(3):
-            prefill(model, cache, row, ids(5 + row, seed=row))
+        cache = filled(model, 300, 3, (5, 6, 7))
         batch = sampling(mlx, {}, dict(temperature=1.0), {})
         decode(mlx, model, cache, [0, 1, 2], batch, 8)
         states.append([cache.state(row) for row in range(3)])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from machine import open_backend
-from making import make_checkpoint
+from making import fail_at, make_checkpoint
 from making_gguf import make_gguf
 
 from mlx_llama import load
@@ -136,21 +137,14 @@ FAILURES = [
 @pytest.mark.parametrize("failure", FAILURES, ids=str)
 @pytest.mark.parametrize("at", [0, 5, 9])
 def test_an_allocation_that_fails_while_loading(at, failure, path, toy, mlx, monkeypatch):
-    copied, original = [], Weights._dense
-
-    def fail(self, parts):
-        copied.append(parts)
-        if len(copied) == at + 1:
-            raise failure
-        return original(self, parts)
-
-    monkeypatch.setattr(Weights, "_dense", fail)
+    original = Weights._dense
+    monkeypatch.setattr(Weights, "_dense", fail_at(at + 1, failure)(original))
     with pytest.raises(
         OutOfMemoryError,
         match="the weights take .* GB, and MLX on the CPU does not give that much memory",
     ):
         mlx.load(open_checkpoint(path))
-    copied.clear()
+    monkeypatch.setattr(Weights, "_dense", fail_at(at + 1, failure)(original))
     with pytest.raises(OutOfMemoryError):
         load(toy, backend="mlx", device="cpu")
 
@@ -160,11 +154,7 @@ def test_other_errors_while_loading_are_unchanged(path, mlx, monkeypatch):
         RuntimeError("[eval] Attempting to eval an array during function transformations"),
         ValueError("malloc]"),
     ):
-
-        def fail(self, parts, error=error):
-            raise error
-
-        monkeypatch.setattr(Weights, "_dense", fail)
+        monkeypatch.setattr(Weights, "_dense", Mock(side_effect=error))
         with pytest.raises(type(error)) as raised:
             mlx.load(open_checkpoint(path))
         assert raised.value is error

@@ -14,7 +14,7 @@ import pytest
 from making import make_tokenizer, random_tensors, refusal
 from safetensors.numpy import save_file
 
-from backends.conftest import relative_error
+from backends.conftest import mlx_lm_logits, relative_error
 from backends.test_architectures import TOKENS, check_steps, llama_cpp_logits, run
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ConfigError
@@ -71,16 +71,6 @@ CONFIG = dict(
 )
 
 
-def judge(folder: Path) -> np.ndarray:
-    """mlx-lm's logits for TOKENS."""
-    mx = pytest.importorskip("mlx.core")
-    from mlx_lm.utils import load_model
-
-    with mx.stream(mx.cpu):
-        model, _ = load_model(folder)
-        return np.array(model(mx.array(TOKENS)))
-
-
 @functools.cache
 def made(layers=LAYERS) -> tuple[Path, np.ndarray]:
     """A folder of random weights, and mlx-lm's logits for TOKENS."""
@@ -92,7 +82,7 @@ def made(layers=LAYERS) -> tuple[Path, np.ndarray]:
     tensors = {name: values[: shapes[name][0]] for name, values in random_tensors(config).items()}
     save_file(tensors, folder / "model.safetensors", {"format": "mlx"})
     make_tokenizer(folder)
-    return folder, judge(folder)
+    return folder, mlx_lm_logits(folder, TOKENS)
 
 
 @functools.cache
@@ -132,7 +122,7 @@ def test_llama_cpp_reads_the_file(format):
 def test_a_low_bit_folder_has_the_logits_of_mlx_lm(backend, tmp_path):
     write_mlx(open_checkpoint(exported("F32")), tmp_path / "out", 4, 32)
     logits = run(backend, open_checkpoint(tmp_path / "out"), (0, 29, 30))
-    assert relative_error(logits, judge(tmp_path / "out")) < 1e-4
+    assert relative_error(logits, mlx_lm_logits(tmp_path / "out", TOKENS)) < 1e-4
 
 
 @pytest.mark.parametrize(

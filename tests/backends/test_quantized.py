@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import encode_tensor, make_checkpoint, write_safetensors
+from making import make_checkpoint
 from making_gguf import LOW_BIT, make_gguf
 
 from backends import conftest
@@ -128,11 +128,8 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (2, 24)).astype(np.int32)
 @functools.cache
 def transformers_logits(kind: str, tied: bool, dtype: str = "float32") -> np.ndarray:
     _, judge = gguf_model(kind, 2, tied)
-    folder = make_checkpoint(Path(tempfile.mkdtemp()) / "judge", tie_word_embeddings=tied, **SHAPE)
-    write_safetensors(
-        folder / "model.safetensors",
-        {name: encode_tensor(x, "float32") for name, x in judge.items()},
-    )
+    folder = Path(tempfile.mkdtemp()) / "judge"
+    make_checkpoint(folder, tensors=judge, tie_word_embeddings=tied, **SHAPE)
     return conftest.transformers_logits(folder, TOKENS, dtype)
 
 
@@ -229,24 +226,8 @@ def converted(case: str) -> Path:
 
 
 @functools.cache
-def mlx_lm_model(case: str):
-    """mlx-lm's model with its scales, biases and norms widened to float32."""
-    import mlx.core as mx
-    from mlx.utils import tree_map
-    from mlx_lm.utils import load_model
-
-    model, _ = load_model(converted(case))
-    widen = lambda x: x.astype(mx.float32) if mx.issubdtype(x.dtype, mx.floating) else x  # noqa: E731
-    model.update(tree_map(widen, model.parameters()))
-    return model
-
-
-@functools.cache
 def mlx_lm_logits(case: str) -> np.ndarray:
-    import mlx.core as mx
-
-    with mx.stream(mx.cpu):
-        return np.array(mlx_lm_model(case)(mx.array(TOKENS)))
+    return conftest.mlx_lm_logits(converted(case), TOKENS)
 
 
 @pytest.mark.parametrize("case", CONVERSIONS)
@@ -262,7 +243,7 @@ def test_at_its_own_dtype_a_converted_model_rounds_but_its_results(case, roundin
     model = backend.load(open_checkpoint(converted(case)), "auto")
     seen = probes(model, backend.runtime.to_numpy, TOKENS)
     assert relative_error(seen["logits"], mlx_lm_logits(case)) < 40 * rounding
-    head = mlx_lm_model(case).lm_head
+    head = conftest.mlx_lm_model(converted(case)).lm_head
     weights = mx.dequantize(head.weight, head.scales, head.biases, head.group_size, head.bits)
     wanted = seen["norm"].astype(np.float64) @ np.array(weights).T.astype(np.float64)
     assert relative_error(seen["logits"], wanted) < 2 * rounding

@@ -4,13 +4,11 @@ and interrupts: core/engine/test_scheduler.py.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from core.generation.test_session import check_consistency, rendered
 from machine import device_of
-from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
+from making import config_fields, make_checkpoint, random_tensors
 
 from backends.evaluations import counted
 from mlx_llama import load
@@ -72,18 +70,12 @@ def here(backend):
 
 def near(folder, noise, **fields):
     """The toy with noise on its weights: a draft model that is often right."""
-    make_checkpoint(folder, **fields)
-    config = json.loads((folder / "config.json").read_text())
     shaken = np.random.default_rng(99)
     tensors = {
         name: x + np.float32(noise) * shaken.standard_normal(x.shape, dtype=np.float32)
-        for name, x in random_tensors(config).items()
+        for name, x in random_tensors(config_fields(**fields)).items()
     }
-    write_safetensors(
-        folder / "model.safetensors",
-        {name: encode_tensor(x, "float32") for name, x in tensors.items()},
-    )
-    return folder
+    return make_checkpoint(folder, tensors=tensors, **fields)
 
 
 @pytest.fixture(scope="module")

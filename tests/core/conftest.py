@@ -9,7 +9,6 @@ import pytest
 from machine import device_of
 
 from cuda_fallback import facts as cuda
-from mlx_llama import load
 from mlx_llama.core.system import gpus
 
 
@@ -23,12 +22,6 @@ def runs_ahead(request) -> bool:
 def where(backend) -> dict[str, str]:
     """Options of load: this backend, at float32."""
     return dict(backend=backend.name, device=device_of(backend), dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def llm(toy):
-    """The toy model on the cpu backend, with a cache for each file of tests."""
-    return load(toy, backend="cpu")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import signal
 import sys
 from types import SimpleNamespace
 
@@ -20,13 +19,10 @@ FIXED = ("NO_COLOR", "COLUMNS", "LINES")  # variables that change what terminals
 
 
 @pytest.fixture(autouse=True)
-def interruptible():
+def interruptible(ctrl_c):
     """Restore Ctrl-C, here and for child processes: a shell ignores SIGINT in its background
     jobs.
     """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from making import make_checkpoint
+from making import edit_json, make_checkpoint
 
 
 def write(name, content):
@@ -14,14 +14,8 @@ def write(name, content):
 
 
 def config(**fields):
-    """Change fields of config.json; None leaves one out."""
-
-    def damage(folder):
-        path = folder / "config.json"
-        raw = json.loads(path.read_text()) | fields
-        path.write_text(json.dumps({name: raw[name] for name in raw if raw[name] is not None}))
-
-    return damage
+    """Change fields of config.json; ... leaves one out."""
+    return lambda folder: edit_json(folder / "config.json", **fields)
 
 
 def tensors(change):
@@ -83,7 +77,7 @@ DAMAGE = {
     "wrong shape": (config(intermediate_size=95), "mlp"),
     "config not JSON": (write("config.json", "{"), "config.json"),
     "config missing": (lambda f: (f / "config.json").unlink(), "config.json"),
-    "field missing": (config(hidden_size=None), "hidden_size"),
+    "field missing": (config(hidden_size=...), "hidden_size"),
     "field absurd": (config(num_hidden_layers=-3), "num_hidden_layers"),
     "field huge": (config(vocab_size=10**15), "vocab_size"),
     "unknown architecture": (config(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel"),

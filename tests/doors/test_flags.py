@@ -24,11 +24,6 @@ def run(door, toy):
     return run
 
 
-@pytest.fixture
-def llm(toy):
-    return load(toy, backend="cpu")
-
-
 def check_logprobs(lines: list[str], completion) -> None:
     """The lines of tokens tell their probabilities."""
     rates = [float(line.split("  of ")[0].rsplit(" ", 1)[1]) for line in lines if "  of " in line]

@@ -10,7 +10,7 @@ import sys
 import pytest
 from launching import run_python
 
-from mlx_llama import generate, load
+from mlx_llama import generate
 from mlx_llama.__main__ import COMMANDS, main
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -24,11 +24,6 @@ def run_process(*arguments: object, **options) -> subprocess.CompletedProcess:
 def run(door, toy):
     """run(*arguments, stdin=b""): the command in this process, by default with the toy."""
     return lambda *arguments, **more: door(generate.main, "--model", toy, *arguments, **more)
-
-
-@pytest.fixture(scope="module")
-def llm(toy):
-    return load(toy, backend="cpu")
 
 
 def test_the_answer_goes_to_stdout_and_nothing_else_does(toy, llm):

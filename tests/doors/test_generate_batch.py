@@ -8,6 +8,7 @@ import json
 
 import pytest
 from core.engine.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
+from making import fail_at
 
 from mlx_llama import generate
 from mlx_llama.core.backends.load_options import LoadOptions, parse_rows
@@ -139,15 +140,7 @@ def test_an_error_of_one_request_is_its_line(run, toy_llm, tmp_path):
 def test_ctrl_c_keeps_what_is_finished(run, toy_llm, tmp_path, monkeypatch):
     lines = {"prompt": "short", "max_tokens": 2}, {"prompt": "long", "max_tokens": 50}
     source = write(tmp_path / "in", *lines)
-    ticks = []
-
-    def tick(self, tick=Loop.tick):
-        ticks.append(1)
-        if len(ticks) == 12:
-            raise KeyboardInterrupt
-        return tick(self)
-
-    monkeypatch.setattr(Loop, "tick", tick)
+    monkeypatch.setattr(Loop, "tick", fail_at(12, KeyboardInterrupt)(Loop.tick))
     done = run("--prompts", source, "-o", tmp_path / "out")
     assert done.code == 130
     assert "(stopped after 1 of 2 requests; run the same command again for the rest)" in done.err

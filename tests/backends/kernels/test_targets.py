@@ -10,6 +10,7 @@ import shutil
 import struct
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -234,9 +235,7 @@ def test_no_home_costs_only_time(monkeypatch):
 
 
 def test_a_failed_write_leaves_no_file(folder, monkeypatch):
-    def full(*_):
-        raise OSError("No space left on device")
-
+    full = Mock(side_effect=OSError("No space left on device"))
     monkeypatch.setattr(targets.os, "replace", full)
     assert compile_number("one", 1, []) == 1
     assert list(folder.iterdir()) == []
@@ -335,11 +334,9 @@ def test_what_is_no_object_file_is_left_to_llvm(damage, folder, monkeypatch):
 
 
 def test_without_executable_memory_llvm_loads_the_code(folder, monkeypatch):
-    def refuse(*_):
-        raise OSError("no executable memory")
-
     assert compile_number("one", 1, []) == 1
-    monkeypatch.setattr(targets, "Image", refuse)
+    refused = Mock(side_effect=OSError("no executable memory"))
+    monkeypatch.setattr(targets, "Image", refused)
     assert compile_number("one", 2, []) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import Mock
 
 import pytest
 from launching import run_python
@@ -36,13 +37,10 @@ def test_auto(system, machine, metal, driver, cuda, wanted, monkeypatch):
 def test_a_broken_installation_is_passed_over_by_auto_and_named_when_asked_for(
     error, monkeypatch, capsys
 ):
-    def broken(name):
-        raise error
-
     monkeypatch.setattr(backends, "missing", lambda name: "")
     monkeypatch.setattr(backends, "has_gpu_driver", lambda: True)
     monkeypatch.setattr(backends.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(backends.importlib, "import_module", broken)
+    monkeypatch.setattr(backends.importlib, "import_module", Mock(side_effect=error))
     assert backends.auto() == "cpu" and str(error) in capsys.readouterr().err
     with pytest.raises(BackendError, match="does not import.*Reinstall"):
         backends.select("cuda")

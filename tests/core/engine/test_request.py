@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from making import fail_at
 
 from mlx_llama import LLM
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
@@ -220,14 +221,7 @@ def test_a_request_of_a_batch_that_fails_leaves_the_others(llm):
 
 
 def test_an_interrupt_of_a_batch_leaves_nothing_running(llm):
-    count = []
-
-    def fault(*_):
-        count.append(1)
-        if len(count) == 9:
-            raise KeyboardInterrupt
-
-    llm.backend.fault = fault
+    llm.backend.fault = fail_at(9, KeyboardInterrupt)(lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         llm.batch(["abc", "def", "ghi"], max_tokens=100)
     llm.loop.tick()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, strategies as st
@@ -99,10 +100,7 @@ def test_a_short_prefix_is_not_copied_and_the_last_token_is_always_computed():
 def test_a_copy_that_memory_refuses_is_computed(monkeypatch):
     rows = make_rows()
     put(rows, [1] * 20)
-
-    def refuse(*_):
-        raise ContextError("no memory")
-
+    refuse = Mock(side_effect=ContextError("no memory"))
     monkeypatch.setattr(rows.cache, "copy_prefix", refuse)
     row, reused = rows.claim([1] * 15 + [2], 16)
     assert reused == rows.cache.lengths[row] == 0

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from making import config_fields, make_checkpoint, make_tokenizer, refusal
+from making import config_fields, edit_json, make_checkpoint, make_tokenizer, refusal
 from making_adapters import peft_logits, write_mlx, write_peft, write_random
 from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file, save_file
@@ -32,8 +32,8 @@ def change(base, folder, settings=None, tensors=None):
     them.
     """
     write_random(base, folder)
-    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
-    config.write_text(json.dumps(json.loads(config.read_text()) | (settings or {})))
+    weights = folder / "adapter_model.safetensors"
+    edit_json(folder / "adapter_config.json", **settings or {})
     if tensors:
         save_file(tensors(load_file(weights)), weights)
     return folder

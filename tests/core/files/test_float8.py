@@ -1,13 +1,12 @@
 """Checkpoints of 8-bit floats: matrices as torch and transformers decode them, and bad files."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from making import (
     config_fields,
     drop,
+    edit_json,
     encode_tensor,
     make_checkpoint,
     put_zeros,
@@ -18,7 +17,6 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import mlx_llama
-from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.decoded import DecodedTensor
 from mlx_llama.core.models.config import LlamaConfig
@@ -68,8 +66,7 @@ def make_float8(folder, kind, change=None, **fields):
     config, part, shape_of, code = KINDS[kind]
     fields = SIZES | fields
     make_checkpoint(folder, dtype="bfloat16", **fields)
-    raw = config_fields(torch_dtype="bfloat16", **fields) | {"quantization_config": config}
-    (folder / "config.json").write_text(json.dumps(raw))
+    edit_json(folder / "config.json", quantization_config=config)
     rng, tensors, packed = np.random.default_rng(0), {}, {}
     for name, shape in LlamaConfig.from_dict(config_fields(**fields)).stored_shapes().items():
         values = rng.standard_normal(shape).astype(np.float32) * 0.1
@@ -145,29 +142,6 @@ def test_logits_are_those_of_transformers(backend, tmp_path):
         wanted = theirs(torch.tensor([tokens])).logits[0, -1].numpy()
     ours = np.asarray(ours).reshape(-1, wanted.shape[-1])[-1]
     np.testing.assert_allclose(ours, wanted, atol=3e-3 * np.abs(wanted).max())
-
-
-REFUSED = {
-    "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, ["fmt", "'e5m2'", "e4m3"]),
-    "blocks": ({"quant_method": "fp8", "weight_block_size": [128]}, ["weight_block_size", "[128]"]),
-    "integers": (
-        {"quant_method": "compressed-tensors", "format": "int-quantized"},
-        ["format", "'int-quantized'", "float-quantized"],
-    ),
-    "4 bits": (
-        COMPRESSED | {"config_groups": {"g": {"weights": {"type": "float", "num_bits": 4}}}},
-        ["config_groups.g.weights.num_bits", "4", "8"],
-    ),
-    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo", "'NVFP4'"]),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_other_formats_are_refused_by_name(case):
-    field, words = REFUSED[case]
-    raw = config_fields(quantization_config=field, **SIZES)
-    words = ["quantization_config", *words]
-    refusal(LlamaConfig.from_dict, raw, kind=ConfigError, words=words)
 
 
 BAD = {

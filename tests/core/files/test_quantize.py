@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from making import SENTENCES, make_checkpoint
+from making import SENTENCES, edit_json, make_checkpoint
 from making_gguf import make_gguf
 
 from mlx_llama.core.errors import OptionsError
@@ -95,7 +94,7 @@ def test_the_folder_is_mlx_lms(model, bits, group, mode, tmp_path):
     torch_dtype = fields.pop("torch_dtype", None)
     source = make_checkpoint(tmp_path / "in", tokenizer="llama2", **fields)
     if torch_dtype:
-        edit_config(source, torch_dtype=torch_dtype)
+        edit_json(source / "config.json", torch_dtype=torch_dtype)
     how = dict(quantize=True, q_bits=bits, q_group_size=group, q_mode=mode)
     mlx_lm.convert(str(source), str(tmp_path / "judge"), **how)
     written = write_mlx(open_checkpoint(source), tmp_path / "out", bits, group, mode)
@@ -115,11 +114,6 @@ def test_the_folder_is_mlx_lms(model, bits, group, mode, tmp_path):
 
     llama, tokenizer = mlx_lm.load(str(tmp_path / "out"))
     assert mlx_lm.generate(llama, tokenizer, "Once upon", max_tokens=3) is not None
-
-
-def edit_config(folder: Path, **fields) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def test_tokenizer_and_settings_come_along(toy, tmp_path):

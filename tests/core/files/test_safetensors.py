@@ -149,8 +149,7 @@ def test_the_longest_header_takes_little_memory(header, tmp_path):
 def test_a_lying_header_is_refused(name, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(LYING[name])
-    message = refusal(open_safetensors, path)
-    assert str(path) in message and "fetch it again" in message
+    refusal(open_safetensors, path, words=[str(path), "fetch it again"])
     if name == "spaces first":
         return  # against the format's text, but its library lets it pass
     with (

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launching import run_python
-from making import config_fields, make_checkpoint, random_tensors, write_hole
+from making import config_fields, edit_json, make_checkpoint, random_tensors, write_hole
 
-from core.files.test_quantize import edit_config
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -66,7 +65,7 @@ def test_weights_too_large_for_float16_scales(tmp_path):
     source = spoil(tmp_path / "in", name, 1e7)
     with pytest.raises(CheckpointError, match=f"{name}: holds weights too large for Q8_0"):
         write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
-    edit_config(source, torch_dtype="float16")
+    edit_json(source / "config.json", torch_dtype="float16")
     with pytest.raises(CheckpointError, match="not finite at float16"):
         write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)
 
@@ -126,7 +125,7 @@ def test_the_peak_of_memory_is_a_tensor_and_not_the_model(form, tmp_path):
         hidden_size=1024, intermediate_size=8192, num_attention_heads=8, num_key_value_heads=4
     )
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16", num_hidden_layers=1, **fields)
-    edit_config(source, num_hidden_layers=7)
+    edit_json(source / "config.json", num_hidden_layers=7)
     shapes = LlamaConfig.from_file(source).tensor_shapes()
     write_hole(source / "model.safetensors", shapes)
     small = make_checkpoint(tmp_path / "small")

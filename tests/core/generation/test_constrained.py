@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -167,31 +168,29 @@ def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
 
 
 def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(llm, monkeypatch):
-    compiled, limits = [], []
-    build, check_time = grammar.Grammars._build, grammar._check_time
+    compiled, build = [], grammar.Grammars._build
+    check_time = Mock(wraps=grammar._check_time)
 
     def note_build(*args):
         compiled.append(args[1])
         return build(*args)
 
-    def note_limit(*args):
-        limits.append(args[-1])
-        return check_time(*args)
-
     monkeypatch.setattr(grammar.Grammars, "_build", note_build)
-    monkeypatch.setattr(grammar, "_check_time", note_limit)
+    monkeypatch.setattr(grammar, "_check_time", check_time)
     for prompt, pattern in (("Once", "[ab]{3}"), ([{"role": "user", "content": "x"}], "[cd]{3}")):
         compiled.clear()
         assert re.fullmatch(pattern, llm.generate(prompt, regex=pattern).text.strip())
         # the caller is trusted
-        assert [rule.text for rule in compiled] == [pattern] and not limits
+        assert [rule.text for rule in compiled] == [pattern]
+        check_time.assert_not_called()
     slow = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 60)]}
     asked = Request(llm.encode("Once"), resolve({"schema": slow}), compile_seconds=0.3)
     said = "^option `schema`: cannot be enforced: it cannot be compiled within 0.3 s: [^\n]*$"
     for _ in range(2):
         with pytest.raises(OptionsError, match=said):
             llm.loop.submit(asked)
-    assert limits == [0.3, 0.3] and len(compiled) == 1
+    assert [call.args[-1] for call in check_time.call_args_list] == [0.3, 0.3]
+    assert len(compiled) == 1
 
 
 def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch):

@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from making import config_fields, make_checkpoint, random_tensors, refusal
+from backends.conftest import transformers_logits
+from making import config_fields, edit_json, make_checkpoint, random_tensors, refusal
 from transformers import AutoModelForCausalLM
 
 from core.text.cases import conversation
@@ -107,19 +108,14 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tmp_path, monkey
 def test_an_empty_text_starts_from_bos(llm, tmp_path):
     assert llm.generate("", max_tokens=3).tokens == llm.generate([1], max_tokens=3).tokens
     folder = make_checkpoint(tmp_path / "m", tokenizer="bytelevel", bos_token_id=None)
-    config = folder / "tokenizer_config.json"
-    config.write_text(config.read_text().replace('"bos_token": "<|begin_of_text|>", ', ""))
-    if load(folder, backend="cpu").tokenizer.bos_id is None:
-        with pytest.raises(ContextError, match="no BOS"):
-            load(folder, backend="cpu").generate("")
+    edit_json(folder / "tokenizer_config.json", bos_token=...)
+    with pytest.raises(ContextError, match="no BOS"):
+        load(folder, backend="cpu").generate("")
 
 
 def test_logits_are_those_of_transformers(toy, llm):
     ids = [1, 40, 50, 60]
-    with torch.no_grad():
-        peer = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
-        wanted = peer(torch.tensor([ids])).logits[0].numpy()
-    got = llm.logits(ids)
+    wanted, got = transformers_logits(toy, np.array([ids]))[0], llm.logits(ids)
     assert got.dtype == np.float32 and got.shape == (4, 384)
     assert np.abs(got - wanted).max() / np.abs(wanted).max() < 1e-4
     for bad in ([], [384], [1] * 257):
@@ -151,12 +147,7 @@ def test_a_question_goes_through_the_template(llm):
 
 def test_a_model_without_a_template_continues_texts_and_refuses_questions(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    config = folder / "tokenizer_config.json"
-    if config.exists():
-        raw = json.loads(config.read_text())
-        raw.pop("chat_template", None)
-        config.write_text(json.dumps(raw))
+    edit_json(folder / "tokenizer_config.json", chat_template=...)
     plain = load(folder, backend="cpu")
     assert len(plain.generate("hi", max_tokens=2).tokens) == 2
     for ask in (lambda: plain.ask("hi"), plain.chat):
@@ -283,8 +274,7 @@ def test_a_model_is_a_context_manager(toy):
 def test_choices_about_files_are_told_with_each_answer(tmp_path):
     named = [{"name": "rag", "template": "{{ messages[0]['content'] }}"}]
     folder = make_checkpoint(tmp_path / "m", max_position_embeddings=256.0)
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    edit_json(folder / "tokenizer_config.json", chat_template=named)
     answer = load(folder, backend="cpu").generate("a", max_tokens=1)
     notices = "\n".join(answer.notices)
     assert "max_position_embeddings is 256.0" in notices and "using 'rag'" in notices

@@ -105,8 +105,7 @@ def test_type_checkers_see_the_one_table():
     ],
 )
 def test_a_bad_value_names_option_value_and_range(name, value, allowed):
-    message = refusal(resolve, {name: value}, kind=OptionsError)
-    assert name in message and allowed in message
+    refusal(resolve, {name: value}, kind=OptionsError, words=[name, allowed])
 
 
 def test_all_bad_options_are_reported_at_once():

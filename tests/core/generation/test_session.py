@@ -6,9 +6,10 @@ import itertools
 import json
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
-from making import make_checkpoint
+from making import fail_at, make_checkpoint
 from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from core.generation.test_session_file import GOOD
@@ -145,15 +146,11 @@ def test_a_turn_too_long_to_be_encoded_leaves_the_context(tmp_path, monkeypatch)
     chat = llm.chat(max_tokens=4)
     long = {"role": "user", "content": "x" * 3_000_000}
     chat.messages = [long, {"role": "assistant", "content": "y"}]
-    lengths, encode = [], llm.tokenizer._encode
-
-    def counted(text, **how):
-        lengths.append(len(text))
-        return encode(text, **how)
-
-    monkeypatch.setattr(llm.tokenizer, "_encode", counted)
+    encode = Mock(wraps=llm.tokenizer._encode)
+    monkeypatch.setattr(llm.tokenizer, "_encode", encode)
     assert chat.send("hello").finish_reason in ("length", "eos")
-    assert chat.dropped == 2 and max(lengths) < 1000
+    assert chat.dropped == 2
+    assert max(len(call.args[0]) for call in encode.call_args_list) < 1000
 
 
 def test_a_question_that_can_never_fit_changes_nothing(llm):
@@ -188,18 +185,10 @@ def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(call, llm, m
     """Ctrl-C during the n-th launch or read."""
     chat = llm.chat(max_tokens=6, temperature=1.0, seed=2)
     chat.send("hello")
-    runtime, count = llm.backend.runtime, [0]
+    runtime, interrupted = llm.backend.runtime, fail_at(call, KeyboardInterrupt)
     with monkeypatch.context() as patch:
         for name in ("launch", "read"):
-            original = getattr(runtime, name)
-
-            def interrupted(*args, original=original):
-                count[0] += 1
-                if count[0] == call:
-                    raise KeyboardInterrupt
-                return original(*args)
-
-            patch.setattr(runtime, name, interrupted)
+            patch.setattr(runtime, name, interrupted(getattr(runtime, name)))
         with pytest.raises(KeyboardInterrupt):
             chat.send("go on", max_tokens=30)
     check_next(llm, chat)

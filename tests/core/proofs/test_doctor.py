@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from launching import run_python
-from making import config_fields, make_checkpoint, make_tokenizer, write_hole
+from making import config_fields, edit_json, make_checkpoint, make_tokenizer, write_hole
 from making_gguf import add_config, add_sentencepiece, make_gguf
 from safetensors import safe_open
 from transformers import DynamicCache, LlamaConfig as TheirConfig, LlamaForCausalLM
@@ -241,13 +242,8 @@ def test_rope_window_and_stretched_context(tmp_path):
 def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     import huggingface_hub
 
-    asked, download = [], huggingface_hub.snapshot_download
-
-    def note(*args, **named):
-        asked.append(named["local_files_only"])
-        return download(*args, **named)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", note)
+    download = Mock(wraps=huggingface_hub.snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     snapshot = put_in_cache(cache)
     diagnosis = diagnose("toy/llama", "main")
     assert diagnosis.ok
@@ -260,7 +256,8 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     (snapshot / "config.json").unlink()
     message = "no config.json and no GGUF file in the local cache"
     assert message in messages_of(diagnose("toy/llama"), "error")[0]
-    assert asked and all(asked)
+    asked = download.call_args_list
+    assert asked and all(call.kwargs["local_files_only"] for call in asked)
 
 
 # The machine
@@ -311,8 +308,7 @@ def test_a_gpu_that_does_not_answer_is_unknown(smi, toy, tmp_path):
 def test_choices_about_files_are_findings(tmp_path):
     folder = make_checkpoint(tmp_path / "m", max_position_embeddings=256.0)
     named = [{"name": "rag", "template": "{{ messages[0]['content'] }}"}]
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    edit_json(folder / "tokenizer_config.json", chat_template=named)
     findings = [(line.about, line.message) for line in diagnose(folder).findings]
     assert any(about == "config" and "read as 256" in text for about, text in findings)
     assert any(about == "template" and "using 'rag'" in text for about, text in findings)

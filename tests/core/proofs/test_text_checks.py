@@ -7,7 +7,7 @@ import re
 
 import pytest
 from launching import run_python
-from making import CHAT_TEMPLATE, make_checkpoint, make_tokenizer
+from making import CHAT_TEMPLATE, edit_json, make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -55,12 +55,8 @@ def test_a_turn_that_ends_with_another_token_is_told_and_the_remedy_works(tmp_pa
 
 
 def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
-    path = tmp_path / "m.gguf"
-
-    def edit(writer):
-        writer.add_chat_template(TURN.replace("END", "<s>"))
-
-    make_gguf(path, edit=edit)
+    path, template = tmp_path / "m.gguf", TURN.replace("END", "<s>")
+    make_gguf(path, edit=lambda writer: writer.add_chat_template(template))
     [warning] = messages_of(diagnose(path), "warning")
     command = re.search(r"gguf-set-metadata (\S+) (\S+) (\d+)$", warning)
     assert command.groups() == (str(path), "tokenizer.ggml.eos_token_id", "1")
@@ -90,9 +86,7 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
     a sign.
     """
     folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), **LLAMA3)
-    config = json.loads((folder / "config.json").read_text())
-    del config["eos_token_id"]
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_json(folder / "config.json", eos_token_id=...)
     [warning] = messages_of(diagnose(folder), "warning")
     assert "no eos_token_id, and its default 2 is '#', not a special token" in warning
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from unittest.mock import Mock
 
 import pytest
 
@@ -105,23 +106,18 @@ def test_links_stay_and_devices_are_never_replaced(tmp_path):
         assert (os.stat(path).st_mode, os.stat(path).st_ino) == (before.st_mode, before.st_ino)
 
 
-@pytest.mark.parametrize("step", ["write", "rename"])
-def test_a_failure_keeps_the_old_file(step, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "module, name, error",
+    [
+        (files.shutil, "copymode", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+        (files.os, "replace", KeyboardInterrupt()),
+    ],
+    ids=["write", "rename"],
+)
+def test_a_failure_keeps_the_old_file(module, name, error, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"old")
-
-    def fail(*_):
-        raise (
-            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if step == "write"
-            else KeyboardInterrupt
-        )
-
-    monkeypatch.setattr(
-        files.shutil if step == "write" else files.os,
-        "copymode" if step == "write" else "replace",
-        fail,
-    )
-    with pytest.raises((OSError, KeyboardInterrupt)):
+    monkeypatch.setattr(module, name, Mock(side_effect=error))
+    with pytest.raises(type(error)):
         write_file(tmp_path / "file", CONTENT)
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"old"
 

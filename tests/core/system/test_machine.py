@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -94,10 +95,7 @@ def test_a_containers_limit_counts(files, monkeypatch):
 
 
 def test_memory_that_the_system_hides_is_unknown(monkeypatch):
-    def hidden():
-        raise PermissionError
-
-    monkeypatch.setattr(psutil, "virtual_memory", hidden)
+    monkeypatch.setattr(psutil, "virtual_memory", Mock(side_effect=PermissionError))
     assert machine.free_memory() is None
 
 

@@ -4,6 +4,7 @@ tokenizers libraries.
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
@@ -458,10 +459,9 @@ def test_a_text_that_the_library_panics_over(monkeypatch, vocabularies):
     class PanicException(BaseException):
         pass
 
-    def panic(*_, **__):
-        raise PanicException("called `Result::unwrap()`: BacktrackLimitExceeded\nmore")
-
-    monkeypatch.setattr(ours, "library", SimpleNamespace(encode=panic))
+    panic = PanicException("called `Result::unwrap()`: BacktrackLimitExceeded\nmore")
+    library = SimpleNamespace(encode=Mock(side_effect=panic))
+    monkeypatch.setattr(ours, "library", library)
     assert "Result::unwrap" in refusal(ours.encode, "x", kind=TokenizerError)
 
 

@@ -8,7 +8,14 @@ import json
 import pytest
 import sentencepiece
 from hypothesis import assume, given
-from making import LLAMA3_SPECIALS, config_fields, make_tokenizer, refusal, sentencepiece_model
+from making import (
+    LLAMA3_SPECIALS,
+    config_fields,
+    edit_json,
+    make_tokenizer,
+    refusal,
+    sentencepiece_model,
+)
 from transformers import AutoTokenizer
 
 from mlx_llama.core.errors import TokenizerError
@@ -56,6 +63,15 @@ def test_any_text_has_the_librarys_ids(kind, text, made):
     assert case.ours.encode(text) == library_ids(case, text)
 
 
+def check_special(ours, theirs, *texts):
+    """Check the ids of texts with special tokens, and their texts with and without those."""
+    for text in texts:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, parse_special=True) == ids, text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+        assert ours.decode(ids, skip_special=False) == theirs.decode(ids), text
+
+
 FLAG = (None, True, False)
 SETTINGS = [
     (kind, {"add_prefix_space": space, "legacy": legacy}, {})
@@ -79,13 +95,8 @@ def test_special_tokens_are_parsed_as_transformers_parses_them(kind, settings, f
     bos, eos = theirs.bos_token, theirs.eos_token
     for text in TEXTS:
         middle = f"{text}{eos} {text}{eos}\n{text}"
-        for marked in (text, bos + text, f"{bos}{text}{eos}", middle, f"{eos}{eos} {text}"):
-            expected = theirs(marked, add_special_tokens=False)["input_ids"]
-            assert ours.encode(marked, parse_special=True) == expected, marked
-            assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
-            assert ours.decode(expected, skip_special=False) == theirs.decode(
-                expected, skip_special_tokens=False
-            )
+        marked = (text, bos + text, f"{bos}{text}{eos}", middle, f"{eos}{eos} {text}")
+        check_special(ours, theirs, *marked)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,24 +127,16 @@ def test_bos(kind, made):
 def test_a_tokenizer_that_adds_no_bos(kind, tmp_path):
     folder = make_tokenizer(tmp_path, kind, add_bos_token=False)
     if kind != "sentencepiece":  # the file's own post-processor decides, not the settings beside it
-        raw = json.loads((folder / "tokenizer.json").read_text())
-        (folder / "tokenizer.json").write_text(json.dumps(raw | {"post_processor": None}))
+        edit_json(folder / "tokenizer.json", post_processor=None)
     ours, theirs = load_folder(folder), auto(folder)
     assert not ours.adds_bos and ours.bos_id is not None
     assert ours.encode("Hi", add_bos=True) == theirs("Hi")["input_ids"] == ours.encode("Hi")
     assert ours.encode("", add_bos=True) == [ours.bos_id]
 
 
-def edit_settings(folder, **changes):
-    """Change tokenizer_config.json; ... removes a field."""
-    path = folder / "tokenizer_config.json"
-    raw = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({name: value for name, value in raw.items() if value is not ...}))
-
-
 def test_null_bos_is_none(tmp_path):
     folder = make_tokenizer(tmp_path, "bytelevel")
-    edit_settings(folder, bos_token=None)
+    edit_json(folder / "tokenizer_config.json", bos_token=None)
     ours = load_folder(folder)
     assert ours.bos_id is None and not ours.adds_bos and ours.encode("", add_bos=True) == []
 
@@ -151,7 +154,7 @@ def test_settings_may_be_missing_altogether(kind, tmp_path):
 def test_tokens_may_be_objects_and_stand_in_the_map(tmp_path):
     folder = make_tokenizer(tmp_path, "bytelevel")
     bos, eos = ({"content": LLAMA3_SPECIALS[i], "lstrip": False} for i in (1, 3))
-    edit_settings(folder, bos_token=bos, eos_token=...)
+    edit_json(folder / "tokenizer_config.json", bos_token=bos, eos_token=...)
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": eos}))
     ours = load_folder(folder)
     assert ours.bos_id == 380 and ours.eos_ids == (382,)
@@ -194,11 +197,8 @@ def test_added_tokens_above_the_vocabulary(kind, tmp_path):
     assert ours.vocab_size == 387 and ours.eos_ids == (385,)
     assert {text: ours.special_ids.get(text) for text in ADDED} == ADDED | {"<tool>": None}
     assert ours.added_ids["<tool>"] == 386
-    for text in ("<|im_start|>user\nHello<|im_end|>\n", "a <tool> b<tool>c", "x<|im_end|> y"):
-        expected = theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.encode(text, parse_special=True) == expected
-        assert ours.decode(expected, skip_special=False) == theirs.decode(expected)
-        assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
+    texts = "<|im_start|>user\nHello<|im_end|>\n", "a <tool> b<tool>c", "x<|im_end|> y"
+    check_special(ours, theirs, *texts)
     plain = ours.encode("<|im_end|> <tool>")
     # a token that is added but not special counts in any text, as in the library
     assert 385 not in plain and 386 in plain
@@ -233,9 +233,8 @@ def test_added_tokens_that_swallow_spaces(kind, wings, tmp_path):
     token = FLAGS | {"content": "<|end|>", "special": True, "lstrip": wings[0], "rstrip": wings[1]}
     folder = make_tokenizer(tmp_path, kind, added_tokens_decoder={"384": token})
     ours, theirs = load_folder(folder, vocab_size=400), auto(folder, vocab_size=400)
-    for text in ("a <|end|> b", "a  <|end|>\n\tb <|end|>", "<|end|>  <|end|> ", " <|end|>"):
-        wanted = theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.encode(text, parse_special=True) == wanted
+    texts = "a <|end|> b", "a  <|end|>\n\tb <|end|>", "<|end|>  <|end|> ", " <|end|>"
+    check_special(ours, theirs, *texts)
 
 
 def test_single_word_is_refused_beside_sentencepiece(tmp_path):
@@ -298,10 +297,7 @@ def test_added_tokens_of_both_files_that_differ(listed, tmp_path):
     add_to_json(folder, FLAGS | {"id": 384, "content": "<x>"})
     add_to_json(folder, FLAGS | {"id": 385, "content": "<y>", "special": True})
     ours, theirs = load_folder(folder, vocab_size=400), auto(folder, vocab_size=400)
-    for text in ("a <x> b", "a <y> b", "<x><y>"):
-        ids = theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.encode(text, parse_special=True) == ids
-        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    check_special(ours, theirs, "a <x> b", "a <y> b", "<x><y>")
     differs = listed != {"384": FLAGS | {"content": "<x>"}}
     assert len(ours.notices) == differs and all("<" in notice for notice in ours.notices)
 

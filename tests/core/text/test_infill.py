@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from data.make_infill import CONTEXT, LONG, REQUESTS, ask_llama_server, make_models
-from making import make_checkpoint, refusal
+from making import edit_json, make_checkpoint, refusal
 
 from mlx_llama import load
 from mlx_llama.core.errors import TokenizerError
@@ -67,12 +67,9 @@ def test_a_prompt_leaves_room_for_the_answer(models):
 def test_names_of_code_llamas_tokens(tmp_path):
     """Its end token counts, too; see llama.cpp's convert_hf_to_gguf.py for the ids' order."""
     folder = make_checkpoint(tmp_path / "m", tokenizer="llama2", vocab_size=388)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
     names = ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
-    settings["added_tokens_decoder"] = {
-        str(384 + i): {"content": text, "special": True} for i, text in enumerate(names)
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    added = {str(384 + i): {"content": text, "special": True} for i, text in enumerate(names)}
+    edit_json(folder / "tokenizer_config.json", added_tokens_decoder=added)
     tokenizer = open_checkpoint(folder).tokenizer
     assert tokenizer.fim_ids == {"pre": 384, "suf": 385, "mid": 386, "eot": 387}
     assert Infill("", "").find_ends(tokenizer) == {387}

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -62,10 +63,7 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
 
 
 def test_a_model_that_fails_to_load_says_so(inside):
-    def broken():
-        raise CheckpointError("the file is cut off")
-
-    server = inside(broken)
+    server = inside(Mock(side_effect=CheckpointError("the file is cut off")))
     server.wait(lambda: server.keeper.state == "failed")
     done = server.http.get("/ready")
     assert done.status_code == 503 and "the file is cut off" in done.json()["error"]["message"]

@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections import Counter
+from unittest.mock import Mock
 
 import httpx
 import psutil
@@ -122,11 +123,7 @@ def test_a_failing_step_is_reported_and_others_go_on(inside, toy):
     server = inside(lambda: load(toy, backend="cpu")).ready()
     model = server.keeper.llm.model
     step = model.step
-
-    def broken(tokens, *arguments, **names):
-        raise RuntimeError("a kernel failed")
-
-    model.step = broken
+    model.step = Mock(side_effect=RuntimeError("a kernel failed"))
     asked = {"prompt": "hello", "max_tokens": 5}
     done = server.post("/v1/completions", **asked)
     assert done.status_code == 500 and done.json()["error"]["code"] == "generation_failed"
