@@ -166,9 +166,10 @@ def highlight(code: str, language: str, attributes: str) -> str:
 
 
 class SessionRequest(Body):
-    """POST /page/session."""
+    """POST /page/session. name: of the file, for errors."""
 
     text: str
+    name: str = "the file"
 
 
 @serves(router, SessionRequest, "/page/session")
@@ -176,7 +177,7 @@ async def check_session(request: Request, body: SessionRequest) -> Response:
     """Check a session file as the REPL does, and return its content."""
     try:
         saved = await anyio.to_thread.run_sync(
-            lambda: parse_session(body.text.encode("utf-8", "replace"), "the file")
+            lambda: parse_session(body.text.encode("utf-8", "replace"), body.name)
         )
     except LlamaError as error:
         raise refuse(error, "text") from None

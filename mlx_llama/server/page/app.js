@@ -90,6 +90,7 @@ function drop(entry) {
 
 function begin() {
   stop();
+  say("");
   const { system, options } = conversation;
   conversation = Object.assign(store.create(), { system, options });
   openSidebar(false);
@@ -691,7 +692,7 @@ async function importSession(file) {
   try {
     const text = await file.text();
     const imported = store.fromTree(text)
-      ?? store.fromSession(await ask("/page/session", { text }), file.name.replace(/\.json$/, ""));
+      ?? store.fromSession(await ask("/page/session", { text, name: file.name }), file.name.replace(/\.json$/, ""));
     stop();
     conversation = imported;
     save();

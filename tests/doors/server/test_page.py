@@ -399,6 +399,7 @@ def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp
     page.find("[aria-label='Delete The guide']").click()
     page.wait_alert().accept()
     page.wait(lambda: page.all(".welcome"))
+    assert page.find("#status").text == ""
     page.load(file)
     page.wait(lambda: "2/2" in page.texts(".tools span"))
     assert page.find("#title").text == "The guide"
@@ -481,7 +482,7 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     page.find("#settings-close").click()
     (tmp_path / "broken.json").write_text('{"format": "mlx_llama session", "version": 2}')
     page.load(tmp_path / "broken.json")
-    page.wait(lambda: re.search("version is 2|missing", page.find("#status").text))
+    page.wait(lambda: re.match("broken.json: .*(version is 2|missing)", page.find("#status").text))
     assert page.find("#title").text == "longer"
 
 
