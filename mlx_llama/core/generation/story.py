@@ -41,7 +41,7 @@ _DETERMINERS = frozenset(
 )
 _NUMBERS = frozenset("two three four five six seven eight nine ten some many several".split())
 _VERBS = frozenset("is are was were has have does".split())
-# what a story may have beside a hero, and subjects that leave the choice open
+# other parts of a story, and subjects that leave the choice open
 _NOT_HEROES = frozenset(
     "word words sentence sentences line lines paragraph paragraphs page pages minutes chapters"
     " ending end moral lesson twist something anything whatever everything".split()
