@@ -6,6 +6,7 @@ a sleeping thread costs a decoded token some tenths of a millisecond. After LING
 
 from __future__ import annotations
 
+import queue
 import struct
 import threading
 import weakref
@@ -44,21 +45,22 @@ class Team:
         self.threads = threads
         self._machine, self._box = machine, _make_box(threads)
         self._address, self._words = self._box.ctypes.data, memoryview(self._box)
-        self._events = [threading.Event() for _ in range(threads - 1)]
+        # Ctrl-C inside threading.Event.set would leave its lock held
+        self._wakes = [queue.SimpleQueue[None]() for _ in range(threads - 1)]
         ending: list[bool] = []
-        for number, event in enumerate(self._events, 1):
-            arguments = (machine.serve, self._box, number, threads, event, ending)
+        for number, wakes in enumerate(self._wakes, 1):
+            arguments = (machine.serve, self._box, number, threads, wakes, ending)
             threading.Thread(target=_follow, args=arguments, daemon=True).start()
-        weakref.finalize(self, _end, self._events, ending)
+        weakref.finalize(self, _end, self._wakes, ending)
 
     def run(self, program: Any, context: np.ndarray, *part: Any) -> None:
         """Run a Program, or a part of it: the call that program.prepare(context, *part) gives."""
         words = self._words
         _HEAD.pack_into(words, 0, *program.prepare(context, *part), 0)
         while not words[_RAN]:
-            for number, event in enumerate(self._events, 1):
+            for number, wakes in enumerate(self._wakes, 1):
                 if words[_LINE * number] == _ASLEEP:
-                    event.set()
+                    wakes.put(None)
             self._machine.start(self._address, self.threads)
 
 
@@ -73,21 +75,20 @@ def _follow(
     box: np.ndarray,
     number: int,
     threads: int,
-    event: threading.Event,
+    wakes: queue.SimpleQueue[None],
     ending: list[bool],
 ) -> None:
     while True:
-        event.wait()
-        event.clear()
+        wakes.get()
         if ending:
             return
         serve(box.ctypes.data, number, threads)
 
 
-def _end(events: list[threading.Event], ending: list[bool]) -> None:
+def _end(followers: list[queue.SimpleQueue[None]], ending: list[bool]) -> None:
     ending.append(True)
-    for event in events:
-        event.set()
+    for wakes in followers:
+        wakes.put(None)
 
 
 # ---- machine code
