@@ -89,7 +89,7 @@ def fetch_archive() -> Path:
         with lock(ARCHIVE) as path:
             if not path.exists():
                 requirements = ["llama-cpp-python==0.3.36"]
-                download(path.parent, requirements, "--no-binary", ":all:")
+                download(path.parent, requirements, "--no-binary", "llama-cpp-python")
     except FetchError as error:
         pytest.skip(str(error))
     return path
