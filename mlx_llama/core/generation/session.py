@@ -399,6 +399,9 @@ class Session:
             write_cache(cache_path(path), state, self.identify_cache(self.adapter))
         options = json.loads(validate(self.options).model_dump_json(include=set(self.options)))
         fields = {name: getattr(self, name) for name in ("model", "system", "messages", "dropped")}
+        text, _, reason = self._answer
+        is_last = text in [message["content"] for message in self.messages[-1:]]
+        fields["is_cut"] = is_last and reason in ("length", "context", "interrupted", "error")
         write_session(expand_path(path), options=options, **fields)
 
     def load(self, path: str | os.PathLike) -> list[str]:

@@ -52,6 +52,7 @@ class SavedSession(BaseModel):
     options: dict[str, Any]  # of GenerationOptions, as JSON
     messages: list[Message]  # questions and answers in turn, calls and results before their answer
     dropped: int = 0  # messages at the front that no longer fit the context
+    is_cut: bool = False  # the last answer stopped before its end
 
     @field_validator("options")
     @classmethod

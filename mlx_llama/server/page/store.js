@@ -90,10 +90,10 @@ export function choose(conversation, node) {
 
 // The REPL's session file of the shown path: questions and answers in turn.
 export function toSession(conversation, model) {
-  const messages = said(conversation).map(toMessage);
-  if (messages.length % 2) messages.pop();
+  const nodes = said(conversation);
+  if (nodes.length % 2) nodes.pop();
   return { format: "mlx_llama session", version: 1, model, system: conversation.system || null, options: conversation.options,
-    messages, dropped: 0 };
+    messages: nodes.map(toMessage), dropped: 0, is_cut: nodes.at(-1)?.isCut === true };
 }
 
 // A file of this page, with all branches.
@@ -136,6 +136,7 @@ export function fromSession(saved, title) {
   for (const message of saved.messages) {
     const node = add(conversation, parent, message.role, message.content);
     if (message.reasoning_content) node.thought = message.reasoning_content;
+    node.isCut = saved.is_cut && message === saved.messages.at(-1);
     parent = node.id;
   }
   return conversation;

@@ -30,7 +30,7 @@ GOOD = {
 @pytest.mark.parametrize("messages, dropped", [(TURN * 3, 4), ([*TURN, *CALLS, *CALLS], 6)])
 def test_a_written_session_is_read_again(messages, dropped, tmp_path):
     fields = {"model": "m", "system": "Sei nett \U0001f999", "options": {"temperature": 0.5}}
-    fields |= {"messages": messages, "dropped": dropped}
+    fields |= {"messages": messages, "dropped": dropped, "is_cut": True}
     write_session(tmp_path / "s.json", **fields)
     assert read_session(tmp_path / "s.json").model_dump(exclude={"format", "version"}) == fields
     assert json.loads((tmp_path / "s.json").read_bytes()) == GOOD | fields

@@ -256,10 +256,14 @@ def test_six_questions_outgrow_the_context_as_in_the_repl(page, llm):
     page.wait(lambda: page.texts(".memory + .message .text") == [QUESTIONS[session.dropped // 2]])
 
 
-def test_a_cut_answer_can_be_continued(page, llm):
+def test_a_cut_answer_can_be_continued(page, tmp_path, llm):
     page.set("max_tokens", "9")
     page.ask("Who are you?")
     assert page.answers == [llm.generate(QUESTION, max_tokens=9).text.strip()]
+    page.find("#export").click()
+    page.wait((tmp_path / "Who are you.json").exists)
+    page.load(tmp_path / "Who are you.json")
+    page.wait(lambda: "Imported" in page.find("#status").text)
     page.picture("continue")
     for limit, wanted in (
         ("9", llm.generate(QUESTION, max_tokens=18)),
@@ -480,6 +484,7 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     page.load(tmp_path / "longer.json")
     page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
     assert page.answers[-1] == session.messages[-1]["content"].strip()
+    assert page.all("[aria-label='Continue this answer']")
     assert page.find("#title").text == "longer"
     page.find("#open-settings").click()
     assert page.find("#system").get_attribute("value") == "Be kind."
