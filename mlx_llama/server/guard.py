@@ -192,7 +192,8 @@ class Guard:
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
         """Refuse a body beyond the limit, whether its length is declared or not."""
         limit, taken = self.settings.max_body, 0
-        fault = Fault("", f"at most {limit} bytes", f"the body is larger than {limit} bytes")
+        text = f"the body is larger than {limit} bytes: start the server with a larger --max-body"
+        fault = Fault("", f"at most {limit} bytes", text)
         refusal = Refusal(413, "body_too_large", [fault])
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:

@@ -695,9 +695,9 @@ async function importSession(file) {
       ?? store.fromSession(await ask("/page/session", { text, name: file.name }), file.name.replace(/\.json$/, ""));
     stop();
     conversation = imported;
-    save();
-    show();
     say(`Imported ${Object.keys(imported.nodes).length} messages.`);
+    save(); // may say that the storage is full
+    show();
   } catch (error) {
     say(explain(error));
   }

@@ -413,9 +413,15 @@ def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp
     assert page.find("#title").text == "The guide"
     broken = json.loads(file.read_text())
     broken["nodes"][0]["parent"] = broken["nodes"][-1]["id"]  # a circle
-    file.write_text(json.dumps(broken))
-    page.load(file)
-    page.wait(lambda: "is damaged" in page.find("#status").text)
+    node = {"id": "1", "parent": None, "role": "user", "text": "x" * 12_000_000}
+    for saved, words in (
+        (broken, "is damaged"),
+        (broken | {"nodes": [node], "leaf": "1"}, "storage is full"),
+        ({**SAVED, "messages": [node]}, "a larger --max-body"),
+    ):
+        file.write_text(json.dumps(saved))
+        page.load(file)
+        page.wait(lambda words=words: words in page.find("#status").text)
 
 
 def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
