@@ -413,7 +413,7 @@ def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp
     assert page.find("#title").text == "The guide"
     broken = json.loads(file.read_text())
     broken["nodes"][0]["parent"] = broken["nodes"][-1]["id"]  # a circle
-    node = {"id": "1", "parent": None, "role": "user", "text": "x" * 12_000_000}
+    node = {"id": "1", "parent": None, "role": "user", "text": "x" * 6_000_000}
     for saved, words in (
         (broken, "is damaged"),
         (broken | {"nodes": [node], "leaf": "1"}, "storage is full"),
