@@ -216,7 +216,7 @@ def _load(session: Session, argument: str) -> Outcome:
     path = _require_file(file_path(argument))
     notices = session.load(path)
     system = ["a system prompt"] if session.system else []
-    parts = [f"{len(session.messages)} messages", *system]
+    parts = [_count_messages(session), *system]
     parts += [f"{name} = {option_value(session, name)}" for name in session.options]
     lines = [f"(loaded {', '.join(parts)})", *(f"({spell(notice)})" for notice in notices)]
     if not session.messages:
@@ -232,15 +232,20 @@ def _load(session: Session, argument: str) -> Outcome:
 
 def _stats(session: Session, argument: str) -> str:
     count = len(session.cached_tokens)
-    nbytes, oldest = session.loop.scheduler.cache.nbytes_for(count), session.dropped
-    dropped = f", the oldest {oldest} no longer seen by the model" if oldest else ""
+    nbytes = session.loop.scheduler.cache.nbytes_for(count)
     # the summary of an answer lists the notices already
     notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)
     return (
         f"{spell(session.last.summary() if session.last else f'no answer yet{notes}')}\n"
         f"context: {count} of {session.engine.context} tokens cached, {nbytes / 2**20:.2f} MiB\n"
-        f"conversation: {len(session.messages)} messages{dropped}"
+        f"conversation: {_count_messages(session)}"
     )
+
+
+def _count_messages(session: Session) -> str:
+    oldest = session.dropped
+    dropped = f", the oldest {oldest} no longer seen by the model" if oldest else ""
+    return f"{len(session.messages)} messages{dropped}"
 
 
 def _read(session: Session, argument: str) -> Stream:
