@@ -19,11 +19,11 @@ from mlx_llama.core.generation.schema import MAX_CHARACTERS
 from .running import say
 from .spelling import FLAGS, flag_of
 
-# Flags of llama.cpp, vLLM, Ollama and mlx-lm -> those with the same purpose here.
+# Flags of llama.cpp, vLLM, Ollama and mlx-lm, and guesses -> those with the same purpose here.
 FOREIGN_FLAGS = {
     foreign: ours
     for ours, names in {
-        "--model": "-m -hf --hf-repo -hfr --hf-path",
+        "--model": "-m -hf --hf-repo -hfr --hf-path --load --path --model-path --checkpoint",
         "--draft-model": "-md",
         "--threads": "-t",
         "--ctx-size": "--max-model-len --num-ctx",
@@ -56,6 +56,7 @@ NEEDLESS_FLAGS = (
     (("-co", "--color", "--simple-io", "--log-disable"), 0, "stdout holds the answer alone"),
     (("--trust-remote-code",), 0, "code from a checkpoint never runs"),
 )
+SIMILAR = 0.8  # least similarity of a misspelt flag, as difflib's ratio; the dashes count
 # Listed first in --help.
 COMMON = "model backend ctx_size max_tokens temperature top_p seed system_prompt prompt".split()
 PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
@@ -171,8 +172,11 @@ class Parser(argparse.ArgumentParser):
         """The flag that was probably meant, "" for none."""
         if FOREIGN_FLAGS.get(flag) in self._option_string_actions:
             return FOREIGN_FLAGS[flag]
+        name = flag.replace("_", "-")
         known = self._option_string_actions if len(flag) > 2 else ()
-        return next(iter(difflib.get_close_matches(flag.replace("_", "-"), known, 1)), "")
+        near = [other for other in known if other.startswith(name)]
+        near += difflib.get_close_matches(name, known, 1, SIMILAR)
+        return near[0] if near else ""
 
 
 def flags_of(name: str, aliases: Collection[str]) -> list[str]:

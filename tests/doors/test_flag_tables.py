@@ -44,6 +44,9 @@ MEANT = """
 -hf org/name | there is no flag -hf (did you mean --model?)
 -t 4 --max-model-len 9 | there is no flag -t (did you mean --threads?); there is no flag --max-mo
 -t 4 --max-model-len 9 | there is no flag --max-model-len (did you mean --ctx-size?)
+--load PATH | there is no flag --load (did you mean --model?)
+--ctx 512 | there is no flag --ctx (did you mean --ctx-size?)
+--history h.txt | unrecognized arguments: --history h.txt (see --help)
 --zzz | unrecognized arguments: --zzz (see --help)
 -f x.txt | unrecognized arguments: -f x.txt (see --help)
 --seed | argument --seed/-s: expected one argument (see --help)

@@ -51,10 +51,10 @@ bench --kernels --backend cpu -o csv | --output csv
 bench --kernels --backend cpu --model x | --model
 bench --kernels --backend mlx --device cpu | use --backend cpu
 bench --cache-bits x | --cache-bits 'x': must be 8 or 16
-bench --cache-memory 1GB | there is no flag --cache-memory
+bench --cache-memory 1GB | unrecognized arguments: --cache-memory
 chat --cache-bits 32 | --cache-bits '32': must be 8 or 16
 chat --cache-memory 0 | --cache-memory '0': must be a size
-chat --max-rows 2 | there is no flag --max-rows
+chat --max-rows 2 | unrecognized arguments: --max-rows
 generate -p hi --cache-bits 4 | --cache-bits '4': must be 8 or 16
 generate -p hi --cache-memory lots | --cache-memory 'lots': must be a size such as 2GB
 generate --prompts TEXT -o out --max-rows 0 | --max-rows '0': must be a whole number, 1 to 512
@@ -83,7 +83,7 @@ server --model no/such/folder | no such folder
 """
 OTHERS = """
 chat TOY --temp -1 --top-p 2 | option --temp
-chat TOY --frob | there is no flag --frob
+chat TOY --frob | unrecognized arguments: --frob
 chat TOY --backend abacus | there is no backend 'abacus'
 chat --model /nowhere | /nowhere
 doctor --nope | --nope
