@@ -135,6 +135,7 @@ def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, exam
         ("toy/never-fetched", "not in the local cache"),
         ("toy/never-fetched:m.gguf", "not in the local cache"),
         ("", "no such folder"),
+        (".", "holds no model"),
     ],
 )
 def test_a_model_that_is_not_there(name, reason, examined, tmp_path, monkeypatch):

@@ -227,8 +227,14 @@ def find_local(name: str) -> Path:
     # unlike pathlib, os.path does not raise for long names, NUL and ~nobody
     if name and os.path.isdir(path):
         files = sorted(file.name for file in path.glob("*.gguf"))
-        if not files or find_single(path) or (path / INDEX).exists():
+        names = (INDEX,) if files else (INDEX, "config.json", "params.json")
+        if find_single(path) or any((path / name).exists() for name in names):
             return path
+        if not files:
+            raise CheckpointError(
+                f"{path}: holds no model, neither config.json nor a .gguf file; choose the folder "
+                "or the file of a model"
+            )
         if files != [part for part in part_names(files[0]) if part in files]:
             raise CheckpointError(
                 f"{path}: holds {len(files)} GGUF files ({show(', '.join(files))}); name one "
