@@ -7,8 +7,10 @@ consistent; only the computation of a prompt ends at once.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import queue
 import threading
 import time
 from collections import abc, deque
@@ -70,7 +72,8 @@ class Loop:
         self._ticking = threading.Lock()
         self._ticker: int | None = None  # the thread that ticks
         self._thread: threading.Thread | None = None
-        self._work = threading.Condition()
+        # Ctrl-C inside a Condition or an Event may leave its lock held, not inside a SimpleQueue
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closing = False
 
     def _check_process(self) -> None:
@@ -117,8 +120,8 @@ class Loop:
             sequence.finish()
             return
         self._arrived.append(sequence)
-        with self._work:
-            self._work.notify_all()
+        if self._thread is not None:
+            self._wakes.put(None)
 
     # Ticks
 
@@ -151,9 +154,10 @@ class Loop:
             )
         self._check_process()
         if self._thread is not None:
-            sequence.news = threading.Event()
+            sequence.news = queue.SimpleQueue()
             if not has_news():
-                sequence.news.wait(WAKE_SECONDS)
+                with contextlib.suppress(queue.Empty):
+                    sequence.news.get(timeout=WAKE_SECONDS)
             sequence.news = None
             return
         with self._ticking:
@@ -185,8 +189,8 @@ class Loop:
 
     def _run(self) -> None:
         while True:
-            with self._work:
-                self._work.wait_for(lambda: self._is_closing or self._has_work())
+            while not (self._is_closing or self._has_work()):
+                self._wakes.get()
             if self._is_closing:
                 return
             self.tick()
@@ -199,10 +203,9 @@ class Loop:
         """Stop the thread, end all requests as interrupted and free the rows."""
         if self._process != os.getpid():
             return
-        with self._work:
-            self._is_closing = True
-            self._work.notify_all()
+        self._is_closing = True
         if self._thread is not None:
+            self._wakes.put(None)
             self._thread.join()
             self._thread = None
         with self._ticking:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+import queue
 import threading
 from collections import abc
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class Sequence:
     row: int = NO_ROW  # of the cache
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
-    news: threading.Event | None = None  # set for a waiting consumer on another thread
+    news: queue.SimpleQueue[None] | None = None  # of a waiting consumer on another thread
     # held to append a token and to cancel
     lock: Any = field(default_factory=make_lock)
 
@@ -176,7 +177,7 @@ class Sequence:
                     if text:
                         on_piece(text, kind)
         if news := self.news:
-            news.set()
+            news.put(None)
         if self.request.notify:
             self.request.notify()
 
@@ -283,7 +284,7 @@ class Handle(TextPieces):
             sequence.is_cancelled = True
             sequence.writer.interrupt()
         if news := sequence.news:
-            news.set()
+            news.put(None)
         if self.is_begun:
             self._loop.sweep()
 
