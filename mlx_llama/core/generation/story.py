@@ -34,6 +34,12 @@ _ANIMALS = (
 _ANIMAL = re.compile(rf"\b({_ANIMALS})s?\b", re.IGNORECASE)
 # a comma between adjectives
 _COMMA = re.compile(rf",(?= (?!an? )(?:\w+ )?(?:{_ANIMALS})\b)", re.IGNORECASE)
+# a comma between heroes
+_LIST = re.compile(
+    rf",(?: and)? (?=(?:(?:an?|the|my|our|two|three) (?:[\w-]+ ){{0,2}})?(?:{_ANIMALS})s?\b"
+    r"|an? [\w-]+(?:,| and an? |[.!]?$))",
+    re.IGNORECASE,
+)
 _KIND = re.compile(rf"(?<!\bthe )\b({_ANIMALS}) (?:story|tale)\b", re.IGNORECASE)
 _DETERMINERS = frozenset(
     "a an the my our your his her its their one of few this that these those all another every"
@@ -68,7 +74,7 @@ def begin_story(question: str) -> str:
     if request is None:
         return ""
     after = request["after"].lower() if text.isupper() else request["after"]
-    subject = _SUBJECT.search(_COMMA.sub("", after))
+    subject = _SUBJECT.search(_COMMA.sub("", _LIST.sub(" and ", after)))
     if subject is None:
         kind = _KIND.search(text)
         return _begin(["a", kind[1]]) if kind else ""
@@ -88,7 +94,7 @@ def begin_story(question: str) -> str:
 
 def _begin(words: list[str]) -> str:
     """The beginning of a story about a noun phrase; "" if it names no hero."""
-    first, _, second = " ".join(words).partition(" and ")
+    first, *rest = " ".join(words).split(" and ")
     determiners, noun, name = _read_phrase(first.split())
     if (
         not 1 <= len(noun) <= 4
@@ -111,14 +117,23 @@ def _begin(words: list[str]) -> str:
     else:
         hero = f"a little {hero.replace('little ', '')}"
     if name and not is_many:
-        return f"{_OPENING} was {hero} named {name}"
-    others, other, _ = _read_phrase(second.split())
-    if others and 1 <= len(other) <= 3 and all(map(_PLAIN.fullmatch, other)):
-        hero = f"{hero} and {second}"
-    elif not is_many:
-        return f"{_OPENING} was {hero}"
+        hero = f"{hero} named {name}"
+    if others := list(filter(None, map(_read_other, rest))):
+        hero = f"{', '.join([hero, *others[:-1]])} and {others[-1]}"
+    if not is_many and (name or not others):
+        return f"{_OPENING} {'were' if others else 'was'} {hero}"
     were = "was" if hero.startswith("a family") else "were"
     return f"{_OPENING} {were} {hero}, and the {'smallest' if is_many else kind} was named"
+
+
+def _read_other(phrase: str) -> str:
+    """Another hero of a story, "" for none."""
+    determiners, noun, _ = _read_phrase(phrase.split())
+    if not 1 <= len(noun) <= 3 or not all(map(_PLAIN.fullmatch, noun)):
+        return ""
+    if determiners or (len(noun) == 1 and _PLURAL.fullmatch(phrase)):
+        return phrase
+    return f"a {phrase}" if len(noun) == 1 and _ANIMAL.fullmatch(phrase) else ""
 
 
 def _read_phrase(words: list[str]) -> tuple[list[str], list[str], str]:
