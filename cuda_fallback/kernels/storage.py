@@ -34,13 +34,12 @@ class Storage:
         device: torch.device,
     ) -> Storage:
         """Zeros. dtype: of the activations; bits: as in stored_dtype."""
-        c = config
+        c, scales = config, None
         shape = (c.num_hidden_layers, 2, c.num_key_value_heads, allocated)
         numbers = torch.zeros((*shape, c.head_dim), dtype=stored_dtype(dtype, bits), device=device)
-        groups = -(-c.head_dim // CACHE_GROUP)
-        scales = (
-            torch.zeros((*shape, groups), dtype=torch.float16, device=device) if bits == 8 else None
-        )
+        if bits == 8:
+            groups = -(-c.head_dim // CACHE_GROUP)
+            scales = torch.zeros((*shape, groups), dtype=torch.float16, device=device)
         return cls(torch.zeros(allocated + 1, dtype=torch.int32, device=device), numbers, scales)
 
     @cached_property
@@ -83,13 +82,9 @@ class Storage:
 def stored_dtype(dtype: torch.dtype, bits: int | None) -> torch.dtype:
     """The dtype of a cache's numbers. dtype: of the activations. bits: 8 for codes, 16 for float16
     in place of float32, None for `dtype`."""
-    return (
-        torch.int8
-        if bits == 8
-        else torch.float16
-        if bits == 16 and dtype == torch.float32
-        else dtype
-    )
+    if bits == 8:
+        return torch.int8
+    return torch.float16 if bits == 16 and dtype == torch.float32 else dtype
 
 
 def split_rows(x: Tensor) -> tuple[Tensor, ...]:
