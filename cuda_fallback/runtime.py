@@ -132,15 +132,14 @@ def to_numpy(array: Tensor) -> np.ndarray:
 
 
 def peak_memory(device: torch.device) -> int:
-    return (
-        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
-    )
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return machine.peak_memory()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(
-        error, (MemoryError, OutOfMemoryError, torch.OutOfMemoryError)
-    ) or "can't allocate memory" in str(error)
+    kinds = MemoryError, OutOfMemoryError, torch.OutOfMemoryError
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 def free_memory(device: torch.device) -> int | None:
