@@ -77,9 +77,9 @@ class View(CallView):
         self, layer: int, window: Window | None = None
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """By sequence, a layer's visible keys and values, [G, end - first_visible, D]."""
+        rows, read = zip(self.spans, self.pages), self.cache.read
         return [
-            tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
-            for span, pages in zip(self.spans, self.pages)
+            tuple(read(part, layer, span.first_visible(window), span.end)) for span, part in rows
         ]
 
     def new_keys(self, layer: int) -> np.ndarray:
@@ -161,12 +161,9 @@ class Cache(Positions):
         self.allocated[target] = self.storage_for(length)
 
     def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
-        layers = range(self.config.num_hidden_layers)
-        keys, values = zip(
-            *(self.read(self.page_rows[row].pages, layer, 0, length) for layer in layers)
-        )
-        tokens = self.page_rows[row].tokens(0, length)
-        return {"tokens": tokens, "keys": np.stack(keys), "values": np.stack(values)}
+        storage, layers = self.page_rows[row], range(self.config.num_hidden_layers)
+        parts = np.stack([self.read(storage.pages, layer, 0, length) for layer in layers], axis=1)
+        return {"tokens": storage.tokens(0, length), "keys": parts[0], "values": parts[1]}
 
     def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         pages = self.page_rows[row].pages

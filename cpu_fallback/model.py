@@ -71,7 +71,7 @@ class Llama(BaseLlama):
         low_bit = any(facts.has_integers(tensor) for tensor in checkpoint.tensors.values())
         if low_bit:
             parts.append(f"low-bit weights times {bits}-bit activations")
-        weights = Weights(checkpoint, compilation.Compilation(target, threads, bits, cache_bits))
+        weights = Weights(checkpoint, target, threads, bits, cache_bits)
         if weights.code.recipe.rounds_to_bfloat16:
             parts.append("bfloat16 weights times bfloat16 activations")
         notices = (", ".join(parts),)

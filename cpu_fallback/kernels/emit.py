@@ -83,10 +83,9 @@ def kernel(write: Callable[..., None]) -> Callable[..., Function]:
         _, *others = inspect.signature(write, eval_str=True).parameters.values()
         constants = [p for p in others if p.kind is p.KEYWORD_ONLY]
         types = [(p.name, p.annotation) for p in others if p not in constants]
-        return (
-            {name: i64 if type_ is inspect.Parameter.empty else type_ for name, type_ in types},
-            inspect.Signature([p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in constants]),
-        )
+        constants = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in constants]
+        types = {name: i64 if type_ is inspect.Parameter.empty else type_ for name, type_ in types}
+        return types, inspect.Signature(constants)
 
     def bind(*arguments, **options) -> dict[str, Any]:
         bound = read()[1].bind(*arguments, **options)
@@ -193,7 +192,6 @@ class Value:
 
     def minimum(self, other: Value | int) -> Value:
         """The smaller of two signed integers."""
-        other = Value(self.function, self.function.raw(other, self.type))
         return self.compare("<", other).select(self, other)
 
     # to an integer type
@@ -415,12 +413,10 @@ class Function:
 
     def larger(self, a: Value, b: Value | float) -> Value:
         """The larger of two floats; b if either is NaN. One instruction, unlike llvm.maxnum."""
-        b = Value(self, self.raw(b, a.type))
         return a.compare(">", b).select(a, b)
 
     def smaller(self, a: Value, b: Value | float) -> Value:
         """The smaller of two floats, lane by lane; b if either is NaN."""
-        b = Value(self, self.raw(b, a.type))
         return a.compare("<", b).select(a, b)
 
     @contextmanager
