@@ -69,9 +69,8 @@ class World:
         listener = None
         try:
             if self.rank == 0:
-                listener = socket.create_server(
-                    (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-                )
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                listener = socket.create_server((host, 0), family=family)
                 words = [listener.getsockname()[1], *(secrets.randbits(16) for _ in range(8))]
             port, *key = self.ranks.sum_integers(words)
             key = np.array(key, np.uint16).tobytes()
@@ -260,15 +259,9 @@ def load(
 ) -> LeadingModel:
     """Load shares on all ranks; `build` loads rank 0's. Raises LlamaError, naming the rank."""
     name = world.name()
-    number = world.tell(
-        "load",
-        model=name,
-        checkpoint=checkpoint.name,
-        revision=_find_revision(checkpoint),
-        options=options.of_model(),
-        device=backend.device_kind,
-        identity=identify(checkpoint),
-    )
+    fields: dict[str, Any] = dict(checkpoint=checkpoint.name, options=options.of_model())
+    fields |= dict(revision=_find_revision(checkpoint), identity=identify(checkpoint))
+    number = world.tell("load", model=name, device=backend.device_kind, **fields)
     error = model = None
     try:
         model = build()
@@ -384,19 +377,11 @@ class LeadingModel:
         fields |= {"method": method, "model": self._name, "cache": cache.name, "rows": rows}
         fields |= {"masks": bool(masks), "probe": bool(probe), "all_positions": all_positions}
         fields["sampling"] = sampling and self._share_sampling(sampling)
+        options: dict[str, Any] = dict(rows=rows, probe=probe, all_positions=all_positions)
+        options["masks"] = masks and (lambda: self._share_masks(masks))
+        calls = self._backend, self._model, method, first, cache.inner, sampling
         with self._world.together("call", arrays, **fields):
-            return launch(
-                self._backend,
-                self._model,
-                method,
-                first,
-                cache.inner,
-                sampling,
-                rows=rows,
-                masks=masks and (lambda: self._share_masks(masks)),
-                probe=probe,
-                all_positions=all_positions,
-            )
+            return launch(*calls, **options)
 
     def _share_sampling(self, sampling: SamplingBatch) -> int:
         """The name of a SamplingBatch, which is sent once."""
