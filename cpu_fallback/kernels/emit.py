@@ -23,6 +23,8 @@ i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 f16, f32 = ir.HalfType(), ir.FloatType()
 
 
+# lanes of the halves of a vector, then of one half's halves, down to one lane each
+_HALVES = [(list(range(width)), list(range(width, 2 * width))) for width in (8, 4, 2, 1)]
 # coefficients of `Function.exp` after the first
 _EXP = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -65,8 +67,8 @@ def _constant(type_: ir.Type, value: int | float | list) -> ir.Constant:
 class Module(ir.Module):
     """LLVM code under construction."""
 
-    def __init__(self, name: str = "mlx_llama"):
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("mlx_llama")
         self.kernels: dict[tuple, Function] = {}  # written so far, see `kernel`
 
 
@@ -180,11 +182,8 @@ class Value:
         right = self.function.raw(other, self.type)
         return Value(self.function, compare(operator, self.raw, right))
 
-    def __lt__(self, other: Value | float) -> Value:
-        return self.compare("<", other)
-
-    def __gt__(self, other: Value | float) -> Value:
-        return self.compare(">", other)
+    __lt__ = functools.partialmethod(compare, "<")
+    __gt__ = functools.partialmethod(compare, ">")
 
     def select(self, yes: Value, no: Value | int | float) -> Value:
         """`yes` where this condition holds, else `no`."""
@@ -332,9 +331,8 @@ class Function:
         """Prefetch lines into the cache of a level, 1 or 2; 0: for a single use."""
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
-        declared = self.module.globals.get(name) or ir.Function(
-            self.module, ir.FunctionType(void, [pointer, i32, i32, i32]), name
-        )
+        kind = ir.FunctionType(void, [pointer, i32, i32, i32])
+        declared = self.module.globals.get(name) or ir.Function(self.module, kind, name)
         for line in range(0, nbytes, 64):
             self.builder.call(declared, [self._pointer(address, line), *flags])
 
@@ -391,7 +389,7 @@ class Function:
         """The largest lane of a float32 (without NaN) or signed int32 vector."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
-        for lanes in self._halves():  # LLVM's reduction of floats is sequential
+        for lanes in _HALVES:  # LLVM's reduction of floats is sequential
             values = self.larger(*(values.shuffle(half) for half in lanes))
         return values.extract_lane(0)
 
@@ -399,17 +397,9 @@ class Function:
         """The sum of the lanes, of float32 in pairwise halves, the same order on every target."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.add.v16i32", i32, values)
-        for low, high in self._halves():
+        for low, high in _HALVES:
             values = values.shuffle(low) + values.shuffle(high)
         return values.extract_lane(0)
-
-    @staticmethod
-    def _halves() -> Iterator[tuple[list[int], list[int]]]:
-        """Lanes of the halves of a vector, then of one half's halves, down to one lane each."""
-        width = LANES
-        while width > 1:
-            width //= 2
-            yield list(range(width)), list(range(width, 2 * width))
 
     def larger(self, a: Value, b: Value | float) -> Value:
         """The larger of two floats; b if either is NaN. One instruction, unlike llvm.maxnum."""
