@@ -21,9 +21,9 @@ HAS_ONE_THREAD = False
 
 def has_gpu() -> bool:
     """True if torch has kernels for an NVIDIA GPU here, or sees an AMD one (untested)."""
-    return torch.cuda.is_available() and (
-        torch.version.hip is not None or _has_kernels(torch.cuda.current_device())
-    )
+    if not torch.cuda.is_available():
+        return False
+    return torch.version.hip is not None or _has_kernels(torch.cuda.current_device())
 
 
 def _has_kernels(device: int) -> bool:

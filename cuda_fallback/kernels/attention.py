@@ -441,7 +441,11 @@ def attend(
     B, H, _, D = query.shape
     if bits == 8 and D % 4:
         raise ValueError(f"heads of {D} numbers: 8-bit keys and values need a multiple of 4")
-    pieces, keys, device = pieces_of(G), keys_at_a_time(D, query.itemsize), query.device
+    # of the positions of each key head: a row's programs fill a large GPU
+    pieces = max(PIECES, triton.next_power_of_2(triton.cdiv(PROGRAMS, G)))
+    # positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, else fewer
+    keys = min(64, max(16, TILE // (triton.next_power_of_2(D) * query.itemsize)))
+    device = query.device
     sums, tops = torch.empty((2, B, H, pieces), dtype=torch.float32, device=device)
     parts = torch.empty((B, H, pieces, D), dtype=torch.float32, device=device)
     out = torch.empty((B, 1, H * D), dtype=query.dtype, device=device)
@@ -465,16 +469,6 @@ def attend(
     sizes = (width, H, D, block, pieces, keys, min(pieces, _JOINED))
     packed.run(_join, (H, B), state, sums, tops, parts, sinks, out, *sizes)
     return out
-
-
-def pieces_of(G: int) -> int:
-    """Programs for the positions of each of G key heads: a row's programs fill a large GPU."""
-    return max(PIECES, triton.next_power_of_2(triton.cdiv(PROGRAMS, G)))
-
-
-def keys_at_a_time(D: int, itemsize: int) -> int:
-    """Positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, else fewer."""
-    return min(64, max(16, TILE // (triton.next_power_of_2(D) * itemsize)))
 
 
 def read_keys(

@@ -30,6 +30,7 @@ from torch import Tensor
 from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT
 
+from .draw import to_signed
 from .state import MAX_ROWS  # noqa: F401
 
 # maximum number of a prompt's positions for `multiply`; dequantising is faster for more
@@ -319,9 +320,8 @@ def _multiply(
                 plain = tl.zeros((16 * WARPS, TILE), tl.float32)
                 if not EXPONENT:
                     for i in tl.static_range(first, first + SPAN):
-                        plain = tl.dot(
-                            minus, tl.trans(_take(value, i, TILES)), plain, input_precision="ieee"
-                        )
+                        by = tl.trans(_take(value, i, TILES))
+                        plain = tl.dot(minus, by, plain, input_precision="ieee")
                 product = plain
                 for i in tl.static_range(first, first + SPAN):
                     word = _take(words, 2 * p + i // (TILES // 2), 4)
@@ -604,17 +604,15 @@ def group_rows(chosen: Tensor, count: int) -> Groups:
     """Group products by matrix, without waiting. chosen: int64 [T, used], of `count` matrices."""
     flat, width = chosen.reshape(-1), _MOST_TILE
     order = torch.argsort(flat, stable=True)
-    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(
-        0, flat, torch.ones_like(flat)
-    )
+    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device)
+    sizes.scatter_add_(0, flat, torch.ones_like(flat))
     tiles = (sizes + width - 1) // width
     ends = tiles.cumsum(0)
     # some are empty
     tile = torch.arange(len(flat) // width + min(len(flat), count), device=flat.device)
     matrix = torch.searchsorted(ends, tile, right=True).clamp(max=count - 1)
-    place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + torch.arange(
-        width, device=flat.device
-    )
+    column = torch.arange(width, device=flat.device)
+    place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + column
     rows = order[((sizes.cumsum(0) - sizes)[matrix][:, None] + place).clamp(max=len(flat) - 1)]
     return Groups(matrix, torch.where(place < sizes[matrix][:, None], rows, -1))
 
@@ -681,9 +679,8 @@ def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[Tensor | N
         or groups // steps < each
     ):
         return 1, [matrix.scales, matrix.biases]
-    return each, [
-        part if part is None else part.view(torch.int32) for part in (matrix.scales, matrix.biases)
-    ]
+    biases = None if matrix.biases is None else matrix.biases.view(torch.int32)
+    return each, [matrix.scales.view(torch.int32), biases]
 
 
 @functools.cache
@@ -715,14 +712,12 @@ def number_constants(
 
     def twice(number: int) -> int:
         # NumPy, since a captured step must not make host tensors. All are exact in bfloat16.
-        wide = int(np.float32(number).view(np.uint32))
-        half = {
-            torch.float32: number,
-            torch.float16: int(np.float16(number).view(np.uint16)),
-            torch.bfloat16: wide >> 16,
-        }[dtype]
-        word = (half & 0xFFFF) * 0x10001
-        return word - (1 << 32) if word >> 31 else word
+        half = number & 0xFFFF
+        if dtype == torch.float16:
+            half = int(np.float16(number).view(np.uint16))
+        elif dtype == torch.bfloat16:
+            half = int(np.float32(number).view(np.uint32)) >> 16
+        return to_signed(half * 0x10001)
 
     base = first + second
     constants |= dict(PLACE=place, MAGIC=twice(first), HIGHER=twice(second) if second else 0)

@@ -72,9 +72,8 @@ class StateView(View):
     ):
         self.config, self.dtype, self.kernels = config, dtype, kernels
         self.rows, self.bits, self.kind = rows, bits, kind
-        self.state = torch.zeros(
-            (WORDS + count_words(kind), MAX_ROWS), dtype=torch.int64, device=device
-        )
+        size = WORDS + count_words(kind), MAX_ROWS
+        self.state = torch.zeros(size, dtype=torch.int64, device=device)
         self.table_width = config.table_width  # of a position's cosines
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
@@ -128,9 +127,8 @@ class StateView(View):
     def new_keys(self, layer: int) -> Tensor:
         """A layer's new keys, [B, G, 1, D]."""
         spec = self.config.layers[layer]
-        return self.kernels.read_keys(
-            self.state, layer, self.rows, spec.key_value_heads, spec.head_dim, self.dtype, self.bits
-        )
+        sizes = self.rows, spec.key_value_heads, spec.head_dim
+        return self.kernels.read_keys(self.state, layer, *sizes, self.dtype, self.bits)
 
 
 def _upload(values: np.ndarray, into: Tensor) -> None:

@@ -95,9 +95,8 @@ def split_rows(x: Tensor) -> tuple[Tensor, ...]:
 def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], by CACHE_GROUP."""
     size = values.shape[-1]
-    padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP)).unflatten(
-        -1, (-1, CACHE_GROUP)
-    )
+    padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP))
+    padded = padded.unflatten(-1, (-1, CACHE_GROUP))
     scales = (padded.abs().amax(-1) / 127).clamp(max=LARGEST_SCALE).half()
     wide = scales.float()[..., None]
     codes = torch.where(wide > 0, padded / wide, 0).round().clamp(-127, 127).to(torch.int8)
