@@ -120,9 +120,8 @@ class Cache(Buffers):
         buffer, number = self.slots[row]
 
         def unpack(parts: Parts) -> np.ndarray:
-            return runtime.to_numpy(
-                self.packing.unpack(tuple(part[number, :, :length] for part in parts))
-            )
+            visible = tuple(part[number, :, :length] for part in parts)
+            return runtime.to_numpy(self.packing.unpack(visible))
 
         with mx.stream(self.device):
             return {

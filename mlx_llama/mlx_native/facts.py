@@ -71,9 +71,8 @@ def tensor_nbytes(
     if keeps_levels(weight, on_gpu, has_kernel):
         bits = INDEX_BITS.get(weight.format, bits)
         # a number for a group's sub scale and sub bias, a float16 for super scale and super bias
-        scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1) + count // 256 * 2 * (
-            1 + weight.has_biases
-        )
+        scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1)
+        scalings += count // 256 * 2 * (1 + weight.has_biases)
     else:
         scalings = 2 * groups * ITEMSIZE[product_dtype(weight, dtype, on_gpu)]
     return count * bits // 8 + scalings

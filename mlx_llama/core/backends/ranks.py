@@ -31,7 +31,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.system.launch import Launch
 
-from .channel import Arrays, Channel, Message, stop_process
+from .channel import Arrays, Channel, Message, Received, stop_process
 from .interface import Array, Cache, Masks, Model, Probe, SamplingBatch
 from .load_options import LoadOptions
 from .positions import Positions, checked_tokens
@@ -52,9 +52,9 @@ class World:
         self.backend, self.ranks = launch.backend, ranks
         self.rank, self.size = ranks.rank, ranks.size
         # of other ranks, to make
-        self.calls: queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._channels: dict[int, Channel] = {}
-        self._answers: dict[int, queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]]] = {}
+        self._answers: dict[int, queue.SimpleQueue[Received]] = {}
         self._changes: deque[Message] = deque()  # of caches, to send with the next call
         self._numbers, self._names = itertools.count(1), itertools.count(1)
         self._finished = 0  # the last call that rank 0 has made
@@ -186,7 +186,7 @@ class World:
             self._finished = number
             self._progress.notify_all()
 
-    def answers(self, number: int) -> list[tuple[Message, dict[str, np.ndarray]]]:
+    def answers(self, number: int) -> list[Received]:
         """Other ranks' answers to a call, in their order. Raises BackendError where one failed."""
         ranks = sorted(self._answers)
         answers = [self._take_answer(rank, number, None) for rank in ranks]
@@ -195,9 +195,7 @@ class World:
                 raise BackendError(f"rank {rank}: {message['failed']}")
         return answers
 
-    def _take_answer(
-        self, rank: int, number: int, seconds: float | None
-    ) -> tuple[Message, dict[str, np.ndarray]]:
+    def _take_answer(self, rank: int, number: int, seconds: float | None) -> Received:
         while True:
             message, arrays = self._answers[rank].get(timeout=seconds)
             if message["number"] == number:

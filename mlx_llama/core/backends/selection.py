@@ -76,9 +76,8 @@ class Backend:
                     "`adapters`: adapters are not split over several processes: start one, or "
                     "merge the adapter into the model first (python -m mlx_llama.quantize)"
                 )
-            model = ranks.load(
-                world, self, checkpoint, options, functools.partial(build, ranks=world.ranks)
-            )
+            build = functools.partial(build, ranks=world.ranks)
+            model = ranks.load(world, self, checkpoint, options, build)
         machine.trim_memory()
         return model
 
