@@ -274,12 +274,7 @@ class Function:
             self.ir.attributes.add("noinline")
         self.builder = ir.IRBuilder(self.ir.append_basic_block("entry"))
         self.parameters = {key: Value(self, raw) for key, raw in zip(parameters, self.ir.args)}
-
-    def __getattr__(self, name: str) -> Value:
-        try:
-            return self.__dict__["parameters"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+        vars(self).update(self.parameters)
 
     def raw(self, value: Value | int | float, type_: ir.Type) -> ir.Value:
         """The LLVM value of a Value or a Python number."""

@@ -28,14 +28,9 @@ from .workspace import WIDTH, Buffer, Workspace, pad
 
 @dataclass(eq=False)
 class Symbol:
-    """Numbers computed by a traced program."""
+    """Numbers computed by a traced program; itself the call's tokens, which the runner embeds."""
 
     trace: Trace
-
-
-@dataclass(eq=False)
-class Tokens(Symbol):
-    """Token ids of the call; the runner embeds them."""
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from .. import cache, ops
 from ..pages import PAGE
 from .layouts import ROWS
-from .lowering import Mark, Segment, Tokens, Trace, View
+from .lowering import Mark, Segment, Symbol, Trace, View
 from .program import Code
 from .recipe import expert_tiles
 from .records import CONTEXT, PLACE
@@ -97,7 +97,7 @@ class Runner:
         def lower(tokens: int, all_positions: bool) -> list[Segment]:
             trace = Trace(self.config, self.code, self.workspace, self.threads, decode=tokens == 1)
             view = View(trace, tokens, adapters, is_probed=tokens == 1 or all_positions)
-            logits = self._forward(Tokens(trace), view, all_positions)
+            logits = self._forward(Symbol(trace), view, all_positions)
             vectors.extend(trace.vectors)
             self._embedding, self._embedding_factor = trace.embedding, trace.embedding_factor
             return trace.finish(logits, separate_head=all_positions)
