@@ -40,13 +40,8 @@ class Llama(BaseLlama):
         device: torch.device = torch.device("cpu"),
         ranks: Ranks | None = None,
     ) -> Llama:
-        """Build the model; weights keep their stored width.
-
-        `compile`: capture decoded tokens as a CUDA graph, or not (None: if possible).
-        `batch_invariant`: compute prompts, too, by the kernels of decoded tokens, which is slower.
-        ranks: processes that each load a share of the weights and make the same calls; None for a
-        model in this process alone. Raises BackendError for an option that it cannot honour,
-        OutOfMemoryError.
+        """Build the model. ranks: as of BaseWeights. Raises BackendError for an option that it
+        cannot honour, OutOfMemoryError.
         """
         cache_bits, batch_invariant = options.cache_bits, bool(options.batch_invariant)
         if device.type == "cuda" and device.index is None:
