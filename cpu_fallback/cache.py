@@ -205,11 +205,10 @@ class Cache(Positions):
         ):
             self.tables = Tables.of(self.config, max(end, super().storage_for(end)), self.capacity)
         for row, end in ends.items():
-            storage = self.storage_for(end)
-            self.page_rows[row].append(
-                [self.pages.take() for _ in range(storage // PAGE - len(self.page_rows[row].pages))]
-            )
-            self.allocated[row] = storage
+            storage, positions = self.page_rows[row], self.storage_for(end)
+            missing = positions // PAGE - len(storage.pages)
+            storage.append([self.pages.take() for _ in range(missing)])
+            self.allocated[row] = positions
 
     def store_tokens(self, row: int, start: int, tokens: np.ndarray) -> None:
         """Store token ids from `start` on. Pages that other rows hold are copied first."""

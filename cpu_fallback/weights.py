@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -70,11 +69,8 @@ class Weights(BaseWeights):
         rank = -(-len(a) // ADAPTER.block) * ADAPTER.block
         self.rank = max(self.rank, rank)
         a, b = np.pad(a, ((0, rank - len(a)), (0, 0))), np.pad(b, ((0, 0), (0, rank - len(a))))
-        starts = np.cumsum([0, *rows])
-        fill = self.code.fill[ADAPTER, ""]
-        return pack_array(a, fill), tuple(
-            pack_array(b[first:last], fill) for first, last in itertools.pairwise(starts)
-        )
+        fill, parts = self.code.fill[ADAPTER, ""], np.split(b, np.cumsum(rows)[:-1])
+        return pack_array(a, fill), tuple(pack_array(part, fill) for part in parts)
 
     def _stack(self, names: Sequence[str]) -> ops.Stack:
         stack = self._parts(names)

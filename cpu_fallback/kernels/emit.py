@@ -123,22 +123,12 @@ def _operator(integer: str, floating: str = "") -> Callable[[Value, Any], Value]
     return apply
 
 
-def _cast(name: str) -> Callable[[Value, ir.Type], Value]:
-    """A conversion to a type by LLVM's instruction."""
-
-    def cast(self: Value, type_: ir.Type) -> Value:
-        return self.emit(name, type_)
-
-    return cast
-
-
 def _convert(name: str, element: ir.Type) -> Callable[[Value], Value]:
     """A conversion to another element by LLVM's instruction."""
-    cast = _cast(name)
 
     def convert(self: Value) -> Value:
         is_vector = isinstance(self.type, ir.VectorType)
-        return cast(self, vector(element, self.type.count) if is_vector else element)
+        return self.emit(name, vector(element, self.type.count) if is_vector else element)
 
     return convert
 
@@ -194,9 +184,10 @@ class Value:
         return self.compare("<", other).select(self, other)
 
     # to an integer type
-    sign_extend, zero_extend = _cast("sext"), _cast("zext")
-    truncate = _cast("trunc")  # keeps the low bits
-    bitcast = _cast("bitcast")  # to any type of the same size
+    sign_extend = functools.partialmethod(emit, "sext")
+    zero_extend = functools.partialmethod(emit, "zext")
+    truncate = functools.partialmethod(emit, "trunc")  # keeps the low bits
+    bitcast = functools.partialmethod(emit, "bitcast")  # to any type of the same size
     to_float = _convert("sitofp", f32)  # from int32, rounding to nearest
     to_int = _convert("fptosi", i32)  # from float32, rounding towards zero
     widen_half = _convert("fpext", f32)
