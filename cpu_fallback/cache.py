@@ -83,7 +83,6 @@ class View(CallView):
         ]
 
     def new_keys(self, layer: int) -> np.ndarray:
-        """A layer's keys stored by this call, [B, G, T, D]."""
         rows, read = zip(self.spans, self.pages), self.cache.read
         return np.stack([read(pages, layer, span.start, span.end)[0] for span, pages in rows])
 
@@ -124,7 +123,6 @@ class Cache(Positions):
         return self.pages.nbytes
 
     def nbytes_for(self, length: int) -> int:
-        """Bytes that a row of `length` positions takes."""
         return self.storage_for(length) // PAGE * self.pages.layout.nbytes
 
     def storage_for(self, end: int) -> int:

@@ -125,7 +125,6 @@ class StateView(View):
         return self.kernels.recent(self.state, self.rows, window)
 
     def new_keys(self, layer: int) -> Tensor:
-        """A layer's new keys, [B, G, 1, D]."""
         spec = self.config.layers[layer]
         sizes = self.rows, spec.key_value_heads, spec.head_dim
         return self.kernels.read_keys(self.state, layer, *sizes, self.dtype, self.bits)

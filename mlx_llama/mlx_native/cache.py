@@ -60,7 +60,6 @@ class View(CallView):
         return stored
 
     def new_keys(self, layer: int) -> mx.array:
-        """A layer's keys stored by this call, [B, G, T, D]."""
         keys = []
         for span, buffer in zip(self.spans, self.buffers):
             parts = tuple(part[:, :, span.start : span.end] for part in buffer.keys[layer])

@@ -64,7 +64,6 @@ class StepView(View):
         return [(self.keys[layer], self.values[layer])]
 
     def new_keys(self, layer: int) -> mx.array:
-        """Keys that this step stored in a layer, [S, G, 1, D]."""
         return self.packing.unpack(
             tuple(
                 mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3]))
