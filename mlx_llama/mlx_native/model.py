@@ -39,10 +39,7 @@ class Llama(BaseLlama):
     """The model over MLX's lazy arrays. Decode steps are traced (kernels/trace.py)."""
 
     ops, cache_type = ops, Cache
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.pace = Pace(self.config, self.device)
+    pace: Pace  # of long prompts
 
     @classmethod
     def load(
