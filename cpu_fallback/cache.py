@@ -77,13 +77,12 @@ class View(CallView):
         self, layer: int, window: Window | None = None
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """By sequence, a layer's visible keys and values, [G, end - first_visible, D]."""
+        rows, read = zip(self.spans, self.pages), self.cache.read
         return [
-            tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
-            for span, pages in zip(self.spans, self.pages)
+            tuple(read(part, layer, span.first_visible(window), span.end)) for span, part in rows
         ]
 
     def new_keys(self, layer: int) -> np.ndarray:
-        """A layer's keys stored by this call, [B, G, T, D]."""
         rows, read = zip(self.spans, self.pages), self.cache.read
         return np.stack([read(pages, layer, span.start, span.end)[0] for span, pages in rows])
 
@@ -124,7 +123,6 @@ class Cache(Positions):
         return self.pages.nbytes
 
     def nbytes_for(self, length: int) -> int:
-        """Bytes that a row of `length` positions takes."""
         return self.storage_for(length) // PAGE * self.pages.layout.nbytes
 
     def storage_for(self, end: int) -> int:
@@ -161,12 +159,9 @@ class Cache(Positions):
         self.allocated[target] = self.storage_for(length)
 
     def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
-        layers = range(self.config.num_hidden_layers)
-        keys, values = zip(
-            *(self.read(self.page_rows[row].pages, layer, 0, length) for layer in layers)
-        )
-        tokens = self.page_rows[row].tokens(0, length)
-        return {"tokens": tokens, "keys": np.stack(keys), "values": np.stack(values)}
+        storage, layers = self.page_rows[row], range(self.config.num_hidden_layers)
+        parts = np.stack([self.read(storage.pages, layer, 0, length) for layer in layers], axis=1)
+        return {"tokens": storage.tokens(0, length), "keys": parts[0], "values": parts[1]}
 
     def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         pages = self.page_rows[row].pages
@@ -208,11 +203,10 @@ class Cache(Positions):
         ):
             self.tables = Tables.of(self.config, max(end, super().storage_for(end)), self.capacity)
         for row, end in ends.items():
-            storage = self.storage_for(end)
-            self.page_rows[row].append(
-                [self.pages.take() for _ in range(storage // PAGE - len(self.page_rows[row].pages))]
-            )
-            self.allocated[row] = storage
+            storage, positions = self.page_rows[row], self.storage_for(end)
+            missing = positions // PAGE - len(storage.pages)
+            storage.append([self.pages.take() for _ in range(missing)])
+            self.allocated[row] = positions
 
     def store_tokens(self, row: int, start: int, tokens: np.ndarray) -> None:
         """Store token ids from `start` on. Pages that other rows hold are copied first."""

@@ -31,12 +31,8 @@ class Llama(BaseLlama):
     def load(
         cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: str = "cpu"
     ) -> Llama:
-        """Build the model; weights keep their stored width.
-
-        `compile` False means plain NumPy; True requires compiled kernels. `batch_invariant`
-        requires them too: their rows do not depend on each other. `cache_bits` 8 stores keys and
-        values as int8 codes, 16 as float16. Raises BackendError for an option that is not available
-        here, OutOfMemoryError.
+        """Build the model, in plain NumPy if `compile` is False. Raises BackendError for an option
+        that is not available here, OutOfMemoryError.
         """
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
@@ -71,7 +67,7 @@ class Llama(BaseLlama):
         low_bit = any(facts.has_integers(tensor) for tensor in checkpoint.tensors.values())
         if low_bit:
             parts.append(f"low-bit weights times {bits}-bit activations")
-        weights = Weights(checkpoint, compilation.Compilation(target, threads, bits, cache_bits))
+        weights = Weights(checkpoint, target, threads, bits, cache_bits)
         if weights.code.recipe.rounds_to_bfloat16:
             parts.append("bfloat16 weights times bfloat16 activations")
         notices = (", ".join(parts),)

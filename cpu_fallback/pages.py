@@ -107,11 +107,6 @@ class Page:
         self.tokens = self.memory[last:].view(np.int32)  # [PAGE]
         self.holders = 0  # number of rows that have the page
 
-    def copy_from(self, other: Page, count: int) -> None:
-        self.numbers[:, :, :, :count] = other.numbers[:, :, :, :count]
-        self.scales[:, :, :, :count] = other.scales[:, :, :, :count]
-        self.tokens[:count] = other.tokens[:count]
-
 
 class Pages:
     """The pages of a cache's rows. Up to SPARE_BYTES of free pages are kept."""
@@ -136,7 +131,9 @@ class Pages:
     def copy(self, page: Page, count: int) -> Page:
         """Take a page for one row, and copy the first `count` positions of `page` to it."""
         new = self.take()
-        new.copy_from(page, count)
+        new.numbers[:, :, :, :count] = page.numbers[:, :, :, :count]
+        new.scales[:, :, :, :count] = page.scales[:, :, :, :count]
+        new.tokens[:count] = page.tokens[:count]
         return new
 
     def drop(self, pages: Iterable[Page]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +16,10 @@ from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import progress
 
 from . import ops, runtime
-from .kernels.compilation import Compilation
 
 if TYPE_CHECKING:
     from .kernels.panels import Panels, Slab
+    from .kernels.target import Target
 
 READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk in advance
 
@@ -30,13 +29,15 @@ class Weights(BaseWeights):
 
     ops, runtime = ops, runtime
 
-    def __init__(self, checkpoint: Checkpoint, compilation: Compilation | None = None):
-        """Pack all panels. compilation: None for NumPy. Raises OutOfMemoryError."""
+    def __init__(self, checkpoint: Checkpoint, target: Target | None = None, *compilation: Any):
+        """Pack all panels. target: None for NumPy; compilation: as of `_compile`. Raises
+        OutOfMemoryError.
+        """
         super().__init__(checkpoint)
         self.code, self._panels = None, {}  # machine code of the compiled path
         self.rank = 0  # maximum rows of an adapter's first matrix in panels
-        if compilation:
-            self._compile(compilation)
+        if target:
+            self._compile(target, *compilation)
 
     def _matrix(self, names: Sequence[str]) -> ops.Matrices:
         parts = self._parts(names)
@@ -68,11 +69,8 @@ class Weights(BaseWeights):
         rank = -(-len(a) // ADAPTER.block) * ADAPTER.block
         self.rank = max(self.rank, rank)
         a, b = np.pad(a, ((0, rank - len(a)), (0, 0))), np.pad(b, ((0, 0), (0, rank - len(a))))
-        starts = np.cumsum([0, *rows])
-        fill = self.code.fill[ADAPTER, ""]
-        return pack_array(a, fill), tuple(
-            pack_array(b[first:last], fill) for first, last in itertools.pairwise(starts)
-        )
+        fill, parts = self.code.fill[ADAPTER, ""], np.split(b, np.cumsum(rows)[:-1])
+        return pack_array(a, fill), tuple(pack_array(part, fill) for part in parts)
 
     def _stack(self, names: Sequence[str]) -> ops.Stack:
         stack = self._parts(names)
@@ -103,8 +101,10 @@ class Weights(BaseWeights):
         is_low_bit = isinstance(stored, AffineWeight)
         return stored if is_low_bit else np.require(stored.bits, requirements="A")
 
-    def _compile(self, compilation: Compilation) -> None:
-        """Plan all panels, compile their code, and map them from the cache or fill an arena."""
+    def _compile(self, target: Target, threads: int, bits: int, cache_bits: int | None) -> None:
+        """Plan all panels, compile their code, and map them from the cache or fill an arena. bits:
+        of activations in products with low-bit weights, 8, 16 or 32; cache_bits: as of LoadOptions.
+        """
         from .kernels import panel_files, panels
         from .kernels.program import Code
         from .kernels.recipe import Recipe
@@ -121,16 +121,16 @@ class Weights(BaseWeights):
             kinds.add((panels.ADAPTER, ""))
         looked_up = tensors[f"{table}.weight"]
         lookup = panels.Plan(looked_up, panels.weight_layout(looked_up))
-        c, bits = self.config, compilation.activation_bits
+        c = self.config
         sources = tuple(sorted(kinds, key=lambda kind: (kind[0].name, kind[1])))
-        heads = c.head_dim, c.activation, compilation.cache_bits, c.rope.dim, c.attention_softcap
+        heads = c.head_dim, c.activation, cache_bits, c.rope.dim, c.attention_softcap
         has = c.num_experts > 0, c.attention_sinks
         embedding = (lookup.layout, lookup.source) if lookup.source else None
-        self.code = Code(Recipe(compilation.target, sources, bits, *heads, *has, embedding))
+        self.code = Code(Recipe(target, sources, bits, *heads, *has, embedding))
         align = panels.Arena.ALIGN
         size = sum(-(-plan.nbytes // align) * align for plan in plans.values())
         file = panel_files.find(plans.values(), size, self.code.checksum)
-        pool = ThreadPoolExecutor(compilation.threads)
+        pool = ThreadPoolExecutor(threads)
         try:
             arena = file.open(pool) if file else None
             if is_packed := arena is None:

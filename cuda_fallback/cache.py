@@ -61,7 +61,6 @@ class View(CallView):
         return stored
 
     def new_keys(self, layer: int) -> Tensor:
-        """Keys that this call stored in a layer, [B, G, T, D]."""
         rows, dtype = zip(self.spans, self.row_storage), self.cache.dtype
         keys = [storage.read(layer, 0, span.start, span.end, dtype) for span, storage in rows]
         return torch.stack(keys)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
 from mlx_llama.core.errors import BackendError, ContextError, OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.generation.sampling import Kind
 
 from . import kernels, ops, runtime
 from .cache import Cache
 from .kernels.cuda_graph import Capture, Runner
 from .kernels.state import StateView
 from .ranks import Ranks
-from .sampling import SamplingBatch
 from .weights import Weights
 
 
@@ -42,13 +40,8 @@ class Llama(BaseLlama):
         device: torch.device = torch.device("cpu"),
         ranks: Ranks | None = None,
     ) -> Llama:
-        """Build the model; weights keep their stored width.
-
-        `compile`: capture decoded tokens as a CUDA graph, or not (None: if possible).
-        `batch_invariant`: compute prompts, too, by the kernels of decoded tokens, which is slower.
-        ranks: processes that each load a share of the weights and make the same calls; None for a
-        model in this process alone. Raises BackendError for an option that it cannot honour,
-        OutOfMemoryError.
+        """Build the model. ranks: as of BaseWeights. Raises BackendError for an option that it
+        cannot honour, OutOfMemoryError.
         """
         cache_bits, batch_invariant = options.cache_bits, bool(options.batch_invariant)
         if device.type == "cuda" and device.index is None:
@@ -66,15 +59,11 @@ class Llama(BaseLlama):
             )
         model = cls(config, weights, weights.dtype, device, notices, cache_bits)
         if decoding.kernels:
-            model._batch_invariant = batch_invariant
-
-            def build_view(rows: int, kind: Kind) -> StateView:
-                return StateView(
-                    config, model.dtype, device, decoding.kernels, rows, cache_bits, kind
-                )
-
             from .kernels import ops as words
 
+            model._batch_invariant = batch_invariant
+            fixed = config, model.dtype, device, decoding.kernels, cache_bits
+            build_view = partial(StateView, *fixed)
             capture = Capture(device) if decoding.is_captured else None
             forward = model.decoder.over(words)
             model.runner = Runner(forward, build_view, device, capture, model.vocabulary)
@@ -149,13 +138,7 @@ class Llama(BaseLlama):
         return super()._compute(tokens, *call)
 
     def _step(
-        self,
-        tokens: Tensor,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        sampling: SamplingBatch,
-        rows: Sequence[int] | None,
-        masks: Masks | None,
+        self, tokens: Tensor, index_pos: Any, cache: Any, sampling: Any, rows: Any, masks: Any
     ) -> Tensor:
         """As `step`. Several rows of more than one token are computed one by one, unless all are
         batch-invariant anyway. masks are called when the forward is queued. Raises ContextError
@@ -184,7 +167,6 @@ class Llama(BaseLlama):
         return self._draw(torch.cat(logits), cache, sampling, chosen, masks, self.vocabulary)
 
     def _draw(self, logits: Tensor | np.ndarray, *arguments: Any) -> Tensor:
-        return super()._draw(
-            runtime.send(logits, self.device) if isinstance(logits, np.ndarray) else logits,
-            *arguments,
-        )
+        if isinstance(logits, np.ndarray):
+            logits = runtime.send(logits, self.device)
+        return super()._draw(logits, *arguments)

@@ -239,9 +239,8 @@ def rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
         return by_kernel.rotate(x, cosine, sine)
     cosine, sine = cosine.unsqueeze(-3), sine.unsqueeze(-3)
     first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(
-        x.dtype
-    )
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    return torch.cat(turned, dim=-1).to(x.dtype)
 
 
 def attention(
@@ -310,10 +309,9 @@ def _unfused_attention(query: Tensor, keys: Tensor, values: Tensor, *how: Any) -
         scores = (grouped @ keys.transpose(-1, -2)).float() * scale
         scores = (softcap(scores, cap) if cap else scores).view(B, H, count, L)
         if isinstance(mask, str):
-            last = torch.arange(L - T + first, L - T + first + count, device=query.device)
-            scores = scores.masked_fill(
-                torch.arange(L, device=query.device) > last[:, None], -torch.inf
-            )
+            columns = torch.arange(L, device=query.device)
+            last = columns[L - T + first : L - T + first + count]
+            scores = scores.masked_fill(columns > last[:, None], -torch.inf)
         elif mask is not None:
             scores = scores.masked_fill(~mask[first : first + 256], -torch.inf)
         if sinks is not None:

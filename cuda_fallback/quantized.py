@@ -206,9 +206,10 @@ class QuantizedMatrix:
         if self.high is not None:
             codes |= _unpack_bytes(pick(self.high), high) << low
         values = codes.view(len(codes), -1, self.group_size)
-        values = (
-            _numbers(self.exponent, codes.device)[values.int()] if self.exponent else values.float()
-        )
+        if self.exponent:
+            values = _numbers(self.exponent, codes.device)[values.int()]
+        else:
+            values = values.float()
         if self.offset:
             values -= self.offset
         values *= scaling(self.scales, self.super_scales)
@@ -258,18 +259,16 @@ def _pack_bytes(digits: Tensor, width: int) -> Tensor:
 
 def _unpack_bytes(packed: Tensor, width: int) -> Tensor:
     """Unpack bytes [n, columns] to digits uint8 [n, columns 8 / width]."""
-    return torch.cat(
-        [(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)], dim=1
-    )
+    digits = [(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)]
+    return torch.cat(digits, dim=1)
 
 
 def _pack_words(digits: Tensor, width: int, low: int, plane: Tensor, start: int) -> None:
     """Pack digits uint8 [n, K] into rows from `start` on. low: width of the low plane's digits."""
     n, K = digits.shape
     steps, units = plane.shape[1] * low // (16 * width), low // width  # units to a word
-    digits = F.pad(digits, (0, steps * 512 // low - K)).view(
-        n, steps, 4 // units, units, 8 // low, 4, 2, 2
-    )
+    digits = F.pad(digits, (0, steps * 512 // low - K))
+    digits = digits.view(n, steps, 4 // units, units, 8 // low, 4, 2, 2)
     words = torch.zeros((n, steps, 4 // units, 4), dtype=torch.int32, device=plane.device)
     for u in range(units):
         for s in range(8 // low):

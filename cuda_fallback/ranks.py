@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlx_llama.core.backends import shards
-from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.errors import BackendError
 
 from .sampling import SamplingBatch
@@ -65,10 +64,9 @@ class Ranks:
 
 def join() -> Ranks:
     """Connect with the other processes that torchrun started. Raises BackendError."""
-    kinds = (
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    )
-    if torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    kinds = "cpu:gloo,cuda:nccl" if has_gpu and dist.is_nccl_available() else "gloo"
+    if has_gpu:
         local, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
         torch.cuda.set_device(local % count)
     try:
@@ -86,19 +84,13 @@ class Vocabulary(shards.Vocabulary):
     def choose(self, scores: Tensor) -> Tensor:
         """The token of the largest score, the first of equals: int32 [B, 1]. scores: [B, V']."""
         score, best = scores.max(dim=-1, keepdim=True)
-        pairs = self.ranks.gather(
-            torch.cat([score.view(torch.int32), best.int() + self.first], dim=1)
-        )
+        pair = torch.cat([score.view(torch.int32), best.int() + self.first], dim=1)
+        pairs = self.ranks.gather(pair)
         winner = pairs[..., :1].contiguous().view(torch.float32).argmax(dim=0, keepdim=True)
         return pairs[..., 1:].gather(0, winner)[0]
 
     def draw_rows(
-        self,
-        sampling: SamplingBatch,
-        logits: Tensor,
-        positions: Sequence[int],
-        recent: Tensor | None,
-        masks: Masks | None,
+        self, sampling: SamplingBatch, logits: Tensor, positions: Sequence[int], recent, masks
     ) -> Tensor:
         """`sampling` of this process's logits [B, V']."""
         if masks is not None or not sampling.kind.needs_best:

@@ -21,9 +21,9 @@ HAS_ONE_THREAD = False
 
 def has_gpu() -> bool:
     """True if torch has kernels for an NVIDIA GPU here, or sees an AMD one (untested)."""
-    return torch.cuda.is_available() and (
-        torch.version.hip is not None or _has_kernels(torch.cuda.current_device())
-    )
+    if not torch.cuda.is_available():
+        return False
+    return torch.version.hip is not None or _has_kernels(torch.cuda.current_device())
 
 
 def _has_kernels(device: int) -> bool:
@@ -132,15 +132,14 @@ def to_numpy(array: Tensor) -> np.ndarray:
 
 
 def peak_memory(device: torch.device) -> int:
-    return (
-        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
-    )
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return machine.peak_memory()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(
-        error, (MemoryError, OutOfMemoryError, torch.OutOfMemoryError)
-    ) or "can't allocate memory" in str(error)
+    kinds = MemoryError, OutOfMemoryError, torch.OutOfMemoryError
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -21,12 +21,7 @@ _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is
 
 
 class Weights(BlockWeights):
-    """Layers of torch's tensors.
-
-    dtype: of activations and of weights that are not packed; the argument is a dtype's name or
-    "auto" for the stored one. Raises OutOfMemoryError before anything is read where a GPU has less
-    memory free than the weights take; so does each reading that runs out of memory.
-    """
+    """Layers of torch's tensors. dtype: of activations and of weights that are not packed."""
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
     block_fields = tuple("bits group_size offset has_biases two_level scale_dtype table".split())
@@ -35,22 +30,19 @@ class Weights(BlockWeights):
     def __init__(
         self, checkpoint: Checkpoint, dtype: str, device: torch.device, ranks: Ranks | None = None
     ):
+        """dtype: a name, or "auto" for the stored one. Raises OutOfMemoryError, also later."""
         super().__init__(checkpoint, device, ranks)
         checkpoint = self.checkpoint
         preferred = facts.preferred_dtype(self.tensors.values(), checkpoint.dtype)
         self.dtype = runtime.pick_dtype(dtype, preferred, device, checkpoint.config.exceeds_float16)
-        self.nbytes = facts.weights_nbytes(
-            self.tensors.values(), runtime.dtype_name(self.dtype), device.type != "cpu"
-        )
+        on_gpu, name = device.type != "cpu", runtime.device_name(device)
+        chosen = runtime.dtype_name(self.dtype)
+        self.nbytes = facts.weights_nbytes(self.tensors.values(), chosen, on_gpu)
         self.nbytes += stacked_nbytes(self.adapters, self.config, self.dtype.itemsize)
-        if device.type != "cpu":  # where weights stay mapped
-            check_memory(
-                self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device)
-            )
-        if dtype == "auto" and (chosen := runtime.dtype_name(self.dtype)) != preferred:
-            self.notices = (
-                f"{runtime.device_name(device)} has no {preferred}: computing in {chosen}",
-            )
+        if on_gpu:  # on the CPU weights stay mapped
+            check_memory(self.nbytes, lambda: runtime.free_memory(device), name)
+        if dtype == "auto" and chosen != preferred:
+            self.notices = (f"{name} has no {preferred}: computing in {chosen}",)
         # made when it is needed
         self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None
 
@@ -78,14 +70,11 @@ class Weights(BlockWeights):
         return QuantizedMatrix.pack(run, self.dtype, self.device, packed)
 
     def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
-        if (
-            len(run) == 1
-            and self.device.type == "cpu"
-            and run[0].dtype == runtime.dtype_name(self.dtype)
-        ):
+        on_cpu = self.device.type == "cpu"
+        if on_cpu and len(run) == 1 and run[0].dtype == runtime.dtype_name(self.dtype):
             return _mapped(run[0])
         if self._upload is None:
-            self._upload = torch.Tensor.copy_ if self.device.type == "cpu" else Upload(self.device)
+            self._upload = torch.Tensor.copy_ if on_cpu else Upload(self.device)
         rows = [stored.shape[0] for stored in run]
         block = torch.empty((sum(rows), *run[0].shape[1:]), dtype=self.dtype, device=self.device)
         for target, stored in zip(block.split(rows), run):

@@ -71,15 +71,13 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
     processor = find_host().cpu
     chosen, is_measured = find_prefetches(processor, target.name)
     tried = list(dict.fromkeys((*CANDIDATES, *(prefetch for _, prefetch in chosen))))
+    targets = [dataclasses.replace(target, prefetches=(("any", prefetch),)) for prefetch in tried]
     by_format = layouts_by_format()
     figures: dict[str, list[float]] = {}
     ratios: dict[str, np.ndarray] = {}  # [rounds, candidates], to the first candidate of a round
     with ThreadPoolExecutor(threads) as pool:
         for name, layout in by_format.items():
             advance(name)
-            targets = [
-                dataclasses.replace(target, prefetches=(("any", prefetch),)) for prefetch in tried
-            ]
             runs = [_Run(other, layout, arena, pool, threads) for other in targets]
             rates = np.array([[run() for run in runs] for _ in range(ROUNDS)])
             figures[name] = np.median(rates, axis=0).tolist()
@@ -91,12 +89,10 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
         gains = np.median(rounds / rounds[:, [best]], axis=0)
         if gains.max() >= MARGIN:
             best_by_format[name] = int(gains.argmax())
-    in_use = dict(chosen)
-    chosen_own = {
-        name: tried.index(in_use[layout.name])
-        for name, layout in by_format.items()
-        if layout.name in in_use
-    }
+    in_use, chosen_own = dict(chosen), {}
+    for name, layout in by_format.items():
+        if layout.name in in_use:
+            chosen_own[name] = tried.index(in_use[layout.name])
     run = {"processor": processor, "target": target.name, "threads": threads}
     run |= {"candidates": [list(map(list, prefetch)) for prefetch in tried], "formats": figures}
     run |= {"mean": means, "chosen": tried.index(in_use["any"]), "chosen_own": chosen_own}

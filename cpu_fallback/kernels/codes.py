@@ -93,9 +93,8 @@ def unpack_subs(f: Function, layout: LowBitLayout, block: Value) -> Value:
     if not layout.packs_subs:
         return block + layout.offsets["scales"]
     out, mask = f.allocate_stack(4 * LANES * 4), 0x3F3F3F3F
-    words = [
-        f.load(i32s, block, layout.offsets["subs"] + 4 * LANES * i, 4 * LANES) for i in range(3)
-    ]
+    first, step = layout.offsets["subs"], 4 * LANES
+    words = [f.load(i32s, block, first + step * i, step) for i in range(3)]
     last = words[0] >> 6 & 0x03030303 | words[1] >> 4 & 0x0C0C0C0C | words[2] >> 2 & 0x30303030
     for i, word in enumerate((*(word & mask for word in words), last)):
         f.store(word, out, 4 * LANES * i, 4 * LANES)
@@ -117,9 +116,8 @@ class Scales:
 
     def _load(self, offset: Value | int) -> Value:
         dtype = self.layout.scale_dtype
-        return self.f.load_as_float32(
-            dtype, self.block, offset + layouts.WIDTHS[dtype] * self.rows.start, len(self.rows)
-        )
+        offset = offset + layouts.WIDTHS[dtype] * self.rows.start
+        return self.f.load_as_float32(dtype, self.block, offset, len(self.rows))
 
     def outer(self, part: str) -> Value:
         """The rows' super scales or biases of the block; part: "scales" or "biases"."""
@@ -129,9 +127,8 @@ class Scales:
         """The rows' scales or biases of a scale group, without the super level."""
         f, layout, count = self.f, self.layout, len(self.rows)
         if not layout.two_level:
-            return self._load(
-                group * (layouts.WIDTHS[layout.scale_dtype] * LANES) + layout.offsets[part]
-            )
+            row_bytes = layouts.WIDTHS[layout.scale_dtype] * LANES
+            return self._load(group * row_bytes + layout.offsets[part])
         first = self.rows.start + (0 if part == "scales" else layout.scale_groups * LANES)
         sub = f.load(vector(i8, count), self.subs, group * LANES + first, count)
         wide = vector(i32, count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_llama.core.errors import BackendError
@@ -43,13 +42,3 @@ def find_target() -> tuple[Target | None, str]:
     if not names:
         return None, f"there are no kernels for this processor ({platform.machine() or 'unknown'})"
     return target.build_target(requested or names[0]), ""
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """Options of a compiled model."""
-
-    target: Target
-    threads: int  # that run its programs
-    activation_bits: int  # 8, 16 or 32, of products with low-bit weights
-    cache_bits: int | None = None  # 8 for int8 keys and values, 16 for float16, None for float32

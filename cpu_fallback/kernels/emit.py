@@ -23,6 +23,8 @@ i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 f16, f32 = ir.HalfType(), ir.FloatType()
 
 
+# lanes of the halves of a vector, then of one half's halves, down to one lane each
+_HALVES = [(list(range(width)), list(range(width, 2 * width))) for width in (8, 4, 2, 1)]
 # coefficients of `Function.exp` after the first
 _EXP = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -65,8 +67,8 @@ def _constant(type_: ir.Type, value: int | float | list) -> ir.Constant:
 class Module(ir.Module):
     """LLVM code under construction."""
 
-    def __init__(self, name: str = "mlx_llama"):
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("mlx_llama")
         self.kernels: dict[tuple, Function] = {}  # written so far, see `kernel`
 
 
@@ -83,10 +85,9 @@ def kernel(write: Callable[..., None]) -> Callable[..., Function]:
         _, *others = inspect.signature(write, eval_str=True).parameters.values()
         constants = [p for p in others if p.kind is p.KEYWORD_ONLY]
         types = [(p.name, p.annotation) for p in others if p not in constants]
-        return (
-            {name: i64 if type_ is inspect.Parameter.empty else type_ for name, type_ in types},
-            inspect.Signature([p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in constants]),
-        )
+        constants = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in constants]
+        types = {name: i64 if type_ is inspect.Parameter.empty else type_ for name, type_ in types}
+        return types, inspect.Signature(constants)
 
     def bind(*arguments, **options) -> dict[str, Any]:
         bound = read()[1].bind(*arguments, **options)
@@ -122,22 +123,12 @@ def _operator(integer: str, floating: str = "") -> Callable[[Value, Any], Value]
     return apply
 
 
-def _cast(name: str) -> Callable[[Value, ir.Type], Value]:
-    """A conversion to a type by LLVM's instruction."""
-
-    def cast(self: Value, type_: ir.Type) -> Value:
-        return self.emit(name, type_)
-
-    return cast
-
-
 def _convert(name: str, element: ir.Type) -> Callable[[Value], Value]:
     """A conversion to another element by LLVM's instruction."""
-    cast = _cast(name)
 
     def convert(self: Value) -> Value:
         is_vector = isinstance(self.type, ir.VectorType)
-        return cast(self, vector(element, self.type.count) if is_vector else element)
+        return self.emit(name, vector(element, self.type.count) if is_vector else element)
 
     return convert
 
@@ -181,11 +172,8 @@ class Value:
         right = self.function.raw(other, self.type)
         return Value(self.function, compare(operator, self.raw, right))
 
-    def __lt__(self, other: Value | float) -> Value:
-        return self.compare("<", other)
-
-    def __gt__(self, other: Value | float) -> Value:
-        return self.compare(">", other)
+    __lt__ = functools.partialmethod(compare, "<")
+    __gt__ = functools.partialmethod(compare, ">")
 
     def select(self, yes: Value, no: Value | int | float) -> Value:
         """`yes` where this condition holds, else `no`."""
@@ -193,13 +181,13 @@ class Value:
 
     def minimum(self, other: Value | int) -> Value:
         """The smaller of two signed integers."""
-        other = Value(self.function, self.function.raw(other, self.type))
         return self.compare("<", other).select(self, other)
 
     # to an integer type
-    sign_extend, zero_extend = _cast("sext"), _cast("zext")
-    truncate = _cast("trunc")  # keeps the low bits
-    bitcast = _cast("bitcast")  # to any type of the same size
+    sign_extend = functools.partialmethod(emit, "sext")
+    zero_extend = functools.partialmethod(emit, "zext")
+    truncate = functools.partialmethod(emit, "trunc")  # keeps the low bits
+    bitcast = functools.partialmethod(emit, "bitcast")  # to any type of the same size
     to_float = _convert("sitofp", f32)  # from int32, rounding to nearest
     to_int = _convert("fptosi", i32)  # from float32, rounding towards zero
     widen_half = _convert("fpext", f32)
@@ -277,12 +265,7 @@ class Function:
             self.ir.attributes.add("noinline")
         self.builder = ir.IRBuilder(self.ir.append_basic_block("entry"))
         self.parameters = {key: Value(self, raw) for key, raw in zip(parameters, self.ir.args)}
-
-    def __getattr__(self, name: str) -> Value:
-        try:
-            return self.__dict__["parameters"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+        vars(self).update(self.parameters)
 
     def raw(self, value: Value | int | float, type_: ir.Type) -> ir.Value:
         """The LLVM value of a Value or a Python number."""
@@ -334,9 +317,8 @@ class Function:
         """Prefetch lines into the cache of a level, 1 or 2; 0: for a single use."""
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
-        declared = self.module.globals.get(name) or ir.Function(
-            self.module, ir.FunctionType(void, [pointer, i32, i32, i32]), name
-        )
+        kind = ir.FunctionType(void, [pointer, i32, i32, i32])
+        declared = self.module.globals.get(name) or ir.Function(self.module, kind, name)
         for line in range(0, nbytes, 64):
             self.builder.call(declared, [self._pointer(address, line), *flags])
 
@@ -393,7 +375,7 @@ class Function:
         """The largest lane of a float32 (without NaN) or signed int32 vector."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
-        for lanes in self._halves():  # LLVM's reduction of floats is sequential
+        for lanes in _HALVES:  # LLVM's reduction of floats is sequential
             values = self.larger(*(values.shuffle(half) for half in lanes))
         return values.extract_lane(0)
 
@@ -401,26 +383,16 @@ class Function:
         """The sum of the lanes, of float32 in pairwise halves, the same order on every target."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.add.v16i32", i32, values)
-        for low, high in self._halves():
+        for low, high in _HALVES:
             values = values.shuffle(low) + values.shuffle(high)
         return values.extract_lane(0)
 
-    @staticmethod
-    def _halves() -> Iterator[tuple[list[int], list[int]]]:
-        """Lanes of the halves of a vector, then of one half's halves, down to one lane each."""
-        width = LANES
-        while width > 1:
-            width //= 2
-            yield list(range(width)), list(range(width, 2 * width))
-
     def larger(self, a: Value, b: Value | float) -> Value:
         """The larger of two floats; b if either is NaN. One instruction, unlike llvm.maxnum."""
-        b = Value(self, self.raw(b, a.type))
         return a.compare(">", b).select(a, b)
 
     def smaller(self, a: Value, b: Value | float) -> Value:
         """The smaller of two floats, lane by lane; b if either is NaN."""
-        b = Value(self, self.raw(b, a.type))
         return a.compare("<", b).select(a, b)
 
     @contextmanager

@@ -213,12 +213,11 @@ def unpack(
     spans, tiles = columns // (SPAN * GROUP), -(-tokens // size)
     rows = records[: tiles * spans * layout.record(size)].reshape(tiles, spans, layout.record(size))
     raw = np.ascontiguousarray(rows[:, :, : SPAN * layout.codes(size)])
-    if layout.kind == "float":
-        x = raw.view(np.float32).reshape(tiles, spans, SPAN * GROUP, size).transpose(0, 3, 1, 2)
-        return x.reshape(-1, columns)[:tokens].copy()
-    if layout.kind == "bfloat16":
-        x = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        x = x.reshape(tiles, spans, -1, size, 2).transpose(0, 3, 1, 2, 4)
+    if not layout.is_integer:
+        x, together = raw.view(np.float32), 1
+        if layout.kind == "bfloat16":
+            x, together = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32), 2
+        x = x.reshape(tiles, spans, -1, size, together).transpose(0, 3, 1, 2, 4)
         return x.reshape(-1, columns)[:tokens].copy()
     if layout.kind == "int16":
         codes = raw.view(np.int16).reshape(tiles, spans, SPAN, 8, size, 4)[..., [0, 2, 1, 3]]

@@ -28,14 +28,9 @@ from .workspace import WIDTH, Buffer, Workspace, pad
 
 @dataclass(eq=False)
 class Symbol:
-    """Numbers computed by a traced program."""
+    """Numbers computed by a traced program; itself the call's tokens, which the runner embeds."""
 
     trace: Trace
-
-
-@dataclass(eq=False)
-class Tokens(Symbol):
-    """Token ids of the call; the runner embeds them."""
 
 
 @dataclass(eq=False)
@@ -404,12 +399,8 @@ class Trace:
     def _inputs(self, plan: Plan, columns: int) -> dict[str, int | Buffer]:
         """Operands of a product: sizes of its panels, and packed activations."""
         layout = self.code.recipe.activation_layout(plan.layout)
-        return {
-            "panel_bytes": plan.panel_bytes,
-            "blocks": plan.blocks,
-            "x": self.workspace.activations[layout],
-            "x_bytes": columns // WIDTH * layout.record(1),
-        }
+        x, x_bytes = self.workspace.activations[layout], columns // WIDTH * layout.record(1)
+        return dict(panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=x, x_bytes=x_bytes)
 
     def add_low_rank(
         self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int

@@ -22,26 +22,26 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
     layouts_of = [(layout, recipe.activation_layout(layout)) for layout in recipe.layouts]
     packed = [(x_layout, source) for x_layout in recipe.activations for source in sources]
     tile_sizes, head_dim, bits = expert_tiles(target), recipe.head_dim, recipe.cache_bits
-    writers: dict[str, tuple] = {
-        kind_of("product", pair[0]): (_product, target, *pair) for pair in layouts_of
-    }
-    writers |= {
-        kind_of("pack", source, x_layout): (_pack, x_layout, source, tiles(target, x_layout))
-        for x_layout, source in packed
-    }
+    writers: dict[str, tuple] = {}
+    for layout, x_layout in layouts_of:
+        writers[kind_of("product", layout)] = _product, target, layout, x_layout
+    for x_layout, source in packed:
+        writers[kind_of("pack", source, x_layout)] = (
+            _pack,
+            x_layout,
+            source,
+            tiles(target, x_layout),
+        )
     if recipe.has_experts:
-        writers |= {
-            kind_of("experts", pair[0]): (_experts, target, *pair, tile_sizes)
-            for pair in layouts_of
-        }
-        writers |= {kind_of("gather", *pair[::-1]): (_gather, *pair) for pair in packed}
+        for layout, x_layout in layouts_of:
+            writers[kind_of("experts", layout)] = _experts, target, layout, x_layout, tile_sizes
+        for x_layout, source in packed:
+            writers[kind_of("gather", source, x_layout)] = _gather, x_layout, source
         writers |= {"route": (routing.route, tile_sizes), "combine": (routing.combine,)}
     simple = norms.adjust, norms.softcap, norms.select, norms.norm_heads, norms.scale_heads
     writers |= {write.__name__: (write,) for write in simple}
-    writers |= {
-        "rotate": (_rotate, head_dim, bits, recipe.rotary_dim or head_dim),
-        "attend": (_attend, head_dim, bits, recipe.softcap, recipe.has_sinks),
-    }
+    writers["rotate"] = _rotate, head_dim, bits, recipe.rotary_dim or head_dim
+    writers["attend"] = _attend, head_dim, bits, recipe.softcap, recipe.has_sinks
     return {kind: partial(_build, *writer) for kind, writer in writers.items()}
 
 

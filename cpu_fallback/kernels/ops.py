@@ -9,7 +9,7 @@ from mlx_llama.core.ops import ExpertStacks
 
 from .. import ops
 from .layouts import ROWS
-from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Tokens, Trace, View
+from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Trace, View
 from .panels import Panels
 from .routing import SHARING
 from .workspace import Buffer, pad
@@ -17,7 +17,7 @@ from .workspace import Buffer, pad
 NO_WINDOW = 1 << 60
 
 
-def embed(tokens: Tokens, weight: ops.Matrix) -> Columns:
+def embed(tokens: Symbol, weight: ops.Matrix) -> Columns:
     tokens.trace.embedding = weight
     return tokens.trace.stream
 

@@ -81,9 +81,8 @@ def pack(
         return
     scratch = f.allocate_stack(4 * GROUP * layouts.SPAN)
     with f.loop(groups // layouts.SPAN) as span:
-        largest = Variable(
-            f, f.zero(vector(i32))
-        )  # compare as integers, so that NaN reaches the scale
+        # compare as integers, so that NaN reaches the scale
+        largest = Variable(f, f.zero(vector(i32)))
         with f.loop(layouts.SPAN) as i:
             for half, value in enumerate(load_values(span * layouts.SPAN + i)):
                 f.store(value, scratch, i * (4 * GROUP) + 4 * LANES * half)
@@ -92,9 +91,8 @@ def pack(
                 largest.set(is_larger.select(magnitude, largest.get()))
         top = f.reduce_max(largest.get()).bitcast(f32)
         usable = top.compare(">", 1e-30)  # keeps limit / top finite; smaller spans become zero
-        inverse = usable.select(
-            f.constant(f32, float(x_layout.limit)) / usable.select(top, 1.0), 0.0
-        )
+        inverse = f.constant(f32, float(x_layout.limit)) / usable.select(top, 1.0)
+        inverse = usable.select(inverse, 0.0)
         scale = top * float(np.float32(1 / x_layout.limit))
         with f.loop(layouts.SPAN) as i:
             x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half) for half in range(2)]
@@ -146,10 +144,9 @@ def _quantise(
             f.store(scaled, at, x_layout.at(f"offset_{name}", tokens) + 4 * half * tokens)
 
     if x_layout.kind == "int16":
+        order = [4 * j + e for j in range(4) for e in (0, 2, 1, 3)]
         for half, code in enumerate(codes):
-            swapped = code.truncate(vector(i16)).shuffle(
-                [4 * j + e for j in range(4) for e in (0, 2, 1, 3)]
-            )
+            swapped = code.truncate(vector(i16)).shuffle(order)
             quads = swapped.bitcast(vector(i64, 4))
             for j in range(4):
                 f.store(quads.extract_lane(j), out + index * 8, 8 * tokens * (4 * half + j), 4)

@@ -124,9 +124,8 @@ class Panels:
     def array(self) -> np.ndarray:
         """View the bytes, uint8 [panels, blocks, block bytes]."""
         plan = self.plan
-        return self.arena.bytes[self.start : self.start + plan.nbytes].reshape(
-            plan.panels, plan.blocks, -1
-        )
+        nbytes = self.arena.bytes[self.start : self.start + plan.nbytes]
+        return nbytes.reshape(plan.panels, plan.blocks, -1)
 
 
 def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:

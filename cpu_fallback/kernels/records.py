@@ -92,7 +92,7 @@ class Operation(Function):
     def __getattr__(self, name: str) -> Value:
         if name in self.__dict__["fields"]:
             return self.load_word(self.op, self.fields[name])
-        return super().__getattr__(name)
+        raise AttributeError(name)
 
     def load_float(self, name: str) -> Value:
         """A float32 operand, in the low half of its word."""

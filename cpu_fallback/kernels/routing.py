@@ -53,9 +53,8 @@ def _choose(f: Operation, tokens: Value) -> None:
             with f.loop(experts) as i:
                 score = f.load(f32, row, i * 4)
                 is_next = score.compare("==", last.get()) & i.compare(">", last_index.get())
-                is_better = (score.compare("<", last.get()) | is_next) & score.compare(
-                    ">", best.get()
-                )
+                is_better = score.compare("<", last.get()) | is_next
+                is_better = is_better & score.compare(">", best.get())
                 best.set(is_better.select(score, best.get()))
                 index.set(is_better.select(i, index.get()))
             largest.set(place.compare("==", 0).select(best.get(), largest.get()))

@@ -20,7 +20,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from .. import cache, ops
 from ..pages import PAGE
 from .layouts import ROWS
-from .lowering import Mark, Segment, Tokens, Trace, View
+from .lowering import Mark, Segment, Symbol, Trace, View
 from .program import Code
 from .recipe import expert_tiles
 from .records import CONTEXT, PLACE
@@ -60,9 +60,8 @@ class Runner:
         """
         self.config, self.code, self.threads, self.team = config, code, threads, Team(code, threads)
         bits, expert_rows = code.recipe.cache_bits, expert_tiles(code.recipe.target)[-1]
-        self.workspace = Workspace(
-            config, code.recipe.activations, threads, bits, expert_rows, rank
-        )
+        layouts = code.recipe.activations
+        self.workspace = Workspace(config, layouts, threads, bits, expert_rows, rank)
         self.context = np.zeros(len(CONTEXT), np.int64)
         self._words = memoryview(self.context)  # sets a word in half of NumPy's time
         self._place_words = memoryview(self.workspace.places.array).cast("B")
@@ -98,7 +97,7 @@ class Runner:
         def lower(tokens: int, all_positions: bool) -> list[Segment]:
             trace = Trace(self.config, self.code, self.workspace, self.threads, decode=tokens == 1)
             view = View(trace, tokens, adapters, is_probed=tokens == 1 or all_positions)
-            logits = self._forward(Tokens(trace), view, all_positions)
+            logits = self._forward(Symbol(trace), view, all_positions)
             vectors.extend(trace.vectors)
             self._embedding, self._embedding_factor = trace.embedding, trace.embedding_factor
             return trace.finish(logits, separate_head=all_positions)
@@ -177,12 +176,11 @@ class Runner:
                         programs, ids[begin:end], out, together or all_positions, probes
                     )
         for name in runs[0] if probe else ():
-            # [.., tokens, width]
-            parts = [np.concatenate(run[name], axis=run[name][0].ndim - 2) for run in runs]
-            by_sequence = len(parts) == batch
-            probe(
-                name, np.stack(parts) if by_sequence else np.moveaxis(parts[0], -2, 0)[..., None, :]
-            )
+            parts = [np.concatenate(run[name], axis=-2) for run in runs]  # [.., tokens, width]
+            if len(parts) == batch:
+                probe(name, np.stack(parts))
+            else:
+                probe(name, np.moveaxis(parts[0], -2, 0)[..., None, :])
         return results
 
     def _decode(self, token: np.ndarray, view: cache.View) -> np.ndarray:

@@ -48,25 +48,17 @@ def find_kernels(device: torch.device) -> Kernels:
     capability = float("{}.{}".format(*torch.cuda.get_device_capability(device)))
     # On older GPUs Triton 3.3 cannot compile attention, and later versions spill its registers.
     if torch.version.hip is None and capability < KERNELS_CAPABILITY:
-        return Kernels(
-            notices=(
-                f"{_SLOW}: Triton's kernels need compute capability {KERNELS_CAPABILITY}, and "
-                f"this GPU has {capability}",
-            )
-        )
+        reason = f"need compute capability {KERNELS_CAPABILITY}, and this GPU has {capability}"
+        return Kernels(notices=(f"{_SLOW}: Triton's kernels {reason}",))
     try:
         from . import decode, packed
 
         packed.try_out(device)
         decode.try_out(device)
     except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
-        return Kernels(
-            notices=(
-                f"{_SLOW}: Triton's kernels do not run here ({first_line(error)}): pip install "
-                f"{TRITON}, and a C "
-                "compiler",
-            )
-        )
+        remedy = f"pip install {TRITON}, and a C compiler"
+        reason = f"do not run here ({first_line(error)}): {remedy}"
+        return Kernels(notices=(f"{_SLOW}: Triton's kernels {reason}",))
     return Kernels(decode, packed)
 
 

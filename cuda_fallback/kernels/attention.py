@@ -20,7 +20,7 @@ from .addresses import COSINES, NEXT, NUMBERS, POSITION, SCALES, SINES, address,
 from .state import new_state, pack_row
 from .storage import LARGEST_SCALE, Storage, stored_dtype
 
-_LARGEST_SCALE = tl.constexpr(LARGEST_SCALE)
+_LARGEST_SCALE, _GROUP = tl.constexpr(LARGEST_SCALE), tl.constexpr(CACHE_GROUP)
 PIECES = 64  # minimum number of programs for the positions of a key head
 # minimum number of programs for a row's attention: two for each of some 130 multiprocessors
 PROGRAMS = 256
@@ -50,7 +50,6 @@ def _store_rotated(
     REST: tl.constexpr,
     ROTATES: tl.constexpr,
     BLOCKS: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
     """Rotate a head of queries or keys, and store keys and values. codes, scales: tensors of the
     stored types (None: no codes).
@@ -87,13 +86,12 @@ def _store_rotated(
             tl.store(target + d, first, mask=inside)
             tl.store(target + HALF + d, second, mask=inside)
             if D > 2 * HALF:
-                tl.store(
-                    target + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D
-                )
+                other = tl.load(source + rest, mask=rest < D, other=0)
+                tl.store(target + rest, other, mask=rest < D)
         else:  # as storage.quantize does
-            GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+            GROUPS: tl.constexpr = (D + _GROUP - 1) // _GROUP
             group = tl.arange(0, BLOCKS)[:, None]
-            at = group * GROUP + tl.arange(0, GROUP)[None, :]
+            at = group * _GROUP + tl.arange(0, _GROUP)[None, :]
             within = at < D
             value = tl.load(source + at, mask=within, other=0)
             if ROTATES:
@@ -181,39 +179,27 @@ def _attend(
         values = head_address(state, layer, 1, g, start, row, stored, G, D, NUMBERS)
         r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
         head = (row * G + g) * R + r
-        queries = tl.load(
-            query + head[:, None] * D + d[None, :],
-            mask=(r < R)[:, None] & (d < D)[None, :],
-            other=0,
-        )
+        there = (r < R)[:, None] & (d < D)[None, :]
+        queries = tl.load(query + head[:, None] * D + d[None, :], mask=there, other=0)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS, KEYS), tl.float32)
         mixed = tl.zeros((ROWS, WIDTH), tl.float32)
         for at in range(0, count, KEYS):
             column = at + tl.arange(0, KEYS)
             seen = column < count
-            key = tl.load(
-                keys + column[None, :] * D + d[:, None],
-                mask=seen[None, :] & (d < D)[:, None],
-                other=0,
-            )
+            inside = seen[None, :] & (d < D)[:, None]
+            key = tl.load(keys + column[None, :] * D + d[:, None], mask=inside, other=0)
             score = tl.dot(queries, key.to(queries.dtype), input_precision="ieee")
             top, kept, weight = _weigh(score, seen, top, factor, cap)
-            value = tl.load(
-                values + column[:, None] * D + d[None, :],
-                mask=seen[:, None] & (d < D)[None, :],
-                other=0,
-            )
+            inside = seen[:, None] & (d < D)[None, :]
+            value = tl.load(values + column[:, None] * D + d[None, :], mask=inside, other=0)
             total = total * kept + weight
-            mixed = mixed * kept + tl.dot(
-                weight.to(queries.dtype), value.to(queries.dtype), input_precision="ieee"
-            )
+            weight, value = weight.to(queries.dtype), value.to(queries.dtype)
+            mixed = mixed * kept + tl.dot(weight, value, input_precision="ieee")
         place = head.to(tl.int64) * PIECES + piece
         tl.store(tops + place, top * factor, mask=r < R)
         tl.store(sums + place, tl.sum(total, axis=1), mask=r < R)
-        tl.store(
-            parts + place[:, None] * D + d[None, :], mixed, mask=(r < R)[:, None] & (d < D)[None, :]
-        )
+        tl.store(parts + place[:, None] * D + d[None, :], mixed, mask=there)
 
 
 @triton.jit
@@ -233,24 +219,20 @@ def _load_codes(
     D: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCKS: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
-    """Numbers of KEYS positions in four tensors [KEYS, BLOCKS * GROUP / 4]: of the dimensions 0, 4,
-    8 .., of 1, 5, 9 ..
+    """Numbers of KEYS positions in four tensors [KEYS, BLOCKS * _GROUP / 4]: of dimensions 0, 4, 8
+    .., of 1, 5, 9 ..
 
     Codes are loaded four to a word and become float16 two at a time: 0x6400 is 1024, and a code
     below it, its sign bit flipped, adds 128 + code. magic: 0x64806480, in a register: ptxas does
     not merge two operations on bits with constants.
     """
-    GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
-    WORDS: tl.constexpr = GROUP // 4
+    GROUPS: tl.constexpr = (D + _GROUP - 1) // _GROUP
+    WORDS: tl.constexpr = _GROUP // 4
     # Beyond D they begin again, which takes no masks: queries are 0 there, and sums are not stored.
     word, group = tl.arange(0, BLOCKS * WORDS) % (D // 4), tl.arange(0, BLOCKS) % GROUPS
-    at, by = (
-        codes + column[:, None] * (D // 4) + word[None, :],
-        scales + column[:, None] * GROUPS + group[None, :],
-    )
-    four, scale = tl.load(at), tl.load(by)
+    four = tl.load(codes + column[:, None] * (D // 4) + word[None, :])
+    scale = tl.load(scales + column[:, None] * GROUPS + group[None, :])
     if dtype == tl.float16:
         even = (four & 0x00FF00FF) ^ magic
         odd = ((four >> 8) & 0x00FF00FF) ^ magic
@@ -287,12 +269,11 @@ def _attend_codes(
     BLOCKS: tl.constexpr,
     PIECES: tl.constexpr,
     KEYS: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
     """As `_attend`, with keys and values in codes of 8 bits. Products are of float16 numbers, or of
     float32 if the query is.
 
-    codes, scales: tensors of the stored types; BLOCKS: groups of GROUP numbers, at least D / GROUP.
+    codes, scales: tensors of the stored types; BLOCKS: groups of numbers, at least D / _GROUP.
     """
     g, piece, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, end, share = _share(state, row, window, PIECES, KEYS)
@@ -300,8 +281,8 @@ def _attend_codes(
     if start < end:
         count = tl.minimum(share, end - start)
         magic = (end >> 31) ^ 0x64806480  # the compiler cannot know that `end` is positive
-        WIDTH: tl.constexpr = BLOCKS * GROUP // 4
-        GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+        WIDTH: tl.constexpr = BLOCKS * _GROUP // 4
+        GROUPS: tl.constexpr = (D + _GROUP - 1) // _GROUP
         words = tl.pointer_type(tl.int32)
         keys = head_address(state, layer, 0, g, start, row, codes, G, D, NUMBERS).to(words)
         values = head_address(state, layer, 1, g, start, row, codes, G, D, NUMBERS).to(words)
@@ -312,10 +293,8 @@ def _attend_codes(
         there = (r < R)[:, None] & (d < D // 4)[None, :]
         queries = query + head[:, None] * D + 4 * d[None, :]
         q0, q1 = tl.load(queries, mask=there, other=0), tl.load(queries + 1, mask=there, other=0)
-        q2, q3 = (
-            tl.load(queries + 2, mask=there, other=0),
-            tl.load(queries + 3, mask=there, other=0),
-        )
+        q2 = tl.load(queries + 2, mask=there, other=0)
+        q3 = tl.load(queries + 3, mask=there, other=0)
         dtype: tl.constexpr = tl.float32 if query.dtype.element_ty == tl.float32 else tl.float16
         q0, q1, q2, q3 = q0.to(dtype), q1.to(dtype), q2.to(dtype), q3.to(dtype)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -326,16 +305,14 @@ def _attend_codes(
             column = at + tl.arange(0, KEYS)
             seen = column < count
             column = tl.minimum(column, count - 1)  # no masks: later positions have zero weights
-            k0, k1, k2, k3 = _load_codes(
-                keys, key_scales, column, magic, dtype, D, KEYS, BLOCKS, GROUP
-            )
+            k0, k1, k2, k3 = _load_codes(keys, key_scales, column, magic, dtype, D, KEYS, BLOCKS)
             score = tl.dot(q0, tl.trans(k0), input_precision="ieee")
             score = tl.dot(q1, tl.trans(k1), score, input_precision="ieee")
             score = tl.dot(q2, tl.trans(k2), score, input_precision="ieee")
             score = tl.dot(q3, tl.trans(k3), score, input_precision="ieee")
             top, kept, weight = _weigh(score, seen, top, factor, cap)
             v0, v1, v2, v3 = _load_codes(
-                values, value_scales, column, magic, dtype, D, KEYS, BLOCKS, GROUP
+                values, value_scales, column, magic, dtype, D, KEYS, BLOCKS
             )
             total = total * kept + weight
             weight = weight.to(dtype)
@@ -382,18 +359,15 @@ def _join(
         # a power of two, like the tops
         sink = tl.load(sinks + tl.program_id(0)).to(tl.float32) * _LOG2_OF_E
         highest = tl.maximum(highest, sink)
-    total = tl.sum(
-        tl.exp2(top - highest) * tl.load(sums + place + pieces, mask=pieces < count, other=0),
-        axis=0,
-    )
+    total = tl.load(sums + place + pieces, mask=pieces < count, other=0)
+    total = tl.sum(tl.exp2(top - highest) * total, axis=0)
     if sinks is not None:
         total += tl.exp2(sink - highest)
     mixed = tl.zeros((WIDTH,), tl.float32)
     for at in range(0, count, BLOCK):
         piece = at + tl.arange(0, BLOCK)
-        weight = tl.exp2(
-            tl.load(tops + place + piece, mask=piece < count, other=float("-inf")) - highest
-        )
+        weight = tl.load(tops + place + piece, mask=piece < count, other=float("-inf"))
+        weight = tl.exp2(weight - highest)
         there = (piece < count)[:, None] & (d < D)[None, :]
         part = tl.load(parts + (place + piece)[:, None] * D + d[None, :], mask=there, other=0)
         mixed += tl.sum(weight[:, None] * part, axis=0)
@@ -401,21 +375,15 @@ def _join(
 
 
 @triton.jit(do_not_specialize=["layer"])
-def _read_keys(
-    state, layer, codes, scales, out, G, D: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr
-):
+def _read_keys(state, layer, codes, scales, out, G, D: tl.constexpr, BLOCK: tl.constexpr):
     g, row, d = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
     position = field(state, POSITION, row)
-    key = tl.load(
-        head_address(state, layer, 0, g, position, row, codes, G, D, NUMBERS) + d,
-        mask=d < D,
-        other=0,
-    )
+    line = head_address(state, layer, 0, g, position, row, codes, G, D, NUMBERS)
+    key = tl.load(line + d, mask=d < D, other=0)
     if scales is not None:
-        line = head_address(
-            state, layer, 0, g, position, row, scales, G, (D + GROUP - 1) // GROUP, SCALES
-        )
-        key = key.to(tl.float32) * tl.load(line + d // GROUP, mask=d < D, other=0).to(tl.float32)
+        GROUPS: tl.constexpr = (D + _GROUP - 1) // _GROUP
+        line = head_address(state, layer, 0, g, position, row, scales, G, GROUPS, SCALES)
+        key = key.to(tl.float32) * tl.load(line + d // _GROUP, mask=d < D, other=0).to(tl.float32)
     tl.store(out + (row * G + g) * D + d, key.to(out.dtype.element_ty), mask=d < D)
 
 
@@ -444,12 +412,9 @@ def store_rotated(
     table = torch.empty(0, dtype=torch.float32, device=heads.device)
     tensors = (heads.contiguous(), query, table, *_stored(heads, bits))
     sizes = (H, G, D, half, stride or half, offset, query_offset, triton.next_power_of_2(half))
-    rest = triton.next_power_of_2(max(1, D - 2 * half))
-    groups = (triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)), CACHE_GROUP)
-    grid = (H + 2 * G, B)
-    packed.run(
-        _store_rotated, grid, state, layer, *tensors, *sizes, rest, rotates, *groups, num_warps=1
-    )
+    sizes += (triton.next_power_of_2(max(1, D - 2 * half)), rotates)
+    groups, grid = triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)), (H + 2 * G, B)
+    packed.run(_store_rotated, grid, state, layer, *tensors, *sizes, groups, num_warps=1)
     return query
 
 
@@ -476,7 +441,11 @@ def attend(
     B, H, _, D = query.shape
     if bits == 8 and D % 4:
         raise ValueError(f"heads of {D} numbers: 8-bit keys and values need a multiple of 4")
-    pieces, keys, device = pieces_of(G), keys_at_a_time(D, query.itemsize), query.device
+    # of the positions of each key head: a row's programs fill a large GPU
+    pieces = max(PIECES, triton.next_power_of_2(triton.cdiv(PROGRAMS, G)))
+    # positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, else fewer
+    keys = min(64, max(16, TILE // (triton.next_power_of_2(D) * query.itemsize)))
+    device = query.device
     sums, tops = torch.empty((2, B, H, pieces), dtype=torch.float32, device=device)
     parts = torch.empty((B, H, pieces, D), dtype=torch.float32, device=device)
     out = torch.empty((B, 1, H * D), dtype=query.dtype, device=device)
@@ -495,21 +464,11 @@ def attend(
     else:
         # four warps split a quarter of the numbers
         blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))
-        sizes = (blocks, *sizes, CACHE_GROUP)
-        packed.run(_attend_codes, grid, state, layer, query, stored, scales, *common, *sizes)
+        tensors = (query, stored, scales)
+        packed.run(_attend_codes, grid, state, layer, *tensors, *common, blocks, *sizes)
     sizes = (width, H, D, block, pieces, keys, min(pieces, _JOINED))
     packed.run(_join, (H, B), state, sums, tops, parts, sinks, out, *sizes)
     return out
-
-
-def pieces_of(G: int) -> int:
-    """Programs for the positions of each of G key heads: a row's programs fill a large GPU."""
-    return max(PIECES, triton.next_power_of_2(triton.cdiv(PROGRAMS, G)))
-
-
-def keys_at_a_time(D: int, itemsize: int) -> int:
-    """Positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, else fewer."""
-    return min(64, max(16, TILE // (triton.next_power_of_2(D) * itemsize)))
 
 
 def read_keys(
@@ -517,7 +476,7 @@ def read_keys(
 ) -> Tensor:
     """A layer's stored keys at the rows' positions: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
-    sizes = (G, D, triton.next_power_of_2(D), CACHE_GROUP)
+    sizes = (G, D, triton.next_power_of_2(D))
     packed.run(_read_keys, (G, B), state, layer, *_stored(out, bits), out, *sizes, num_warps=1)
     return out
 

@@ -57,10 +57,8 @@ class Capture:
         """Capture the work of `function` without running it; returns the replay."""
         with self._lock:
             if self._pool is None:
-                self._pool, self._stream = (
-                    torch.cuda.graph_pool_handle(),
-                    torch.cuda.Stream(self.device),
-                )
+                self._pool = torch.cuda.graph_pool_handle()
+                self._stream = torch.cuda.Stream(self.device)
             graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
             gc.collect()
             collects = gc.isenabled()
@@ -130,15 +128,12 @@ class Step:
         allowed, dry = mask(logits, view.masks) if kind.has_masks else (logits, None)
         scores = process(kind, view.values, allowed, recent, dry)
         if kind.has_xtc:
-            positions = view.next_positions.int()[:, None]
-            scores = exclude_top(view.values, scores, positions)
+            scores = exclude_top(view.values, scores, view.next_positions.int()[:, None])
         filtered = scores
         if kind.is_random:
-            table = gumbel_table(scores.device)
-            first = shares.first if shares else 0
-            scores = view.kernels.add_noise(
-                scores, table, view.next_positions, view.values.words, first
-            )
+            table, first = gumbel_table(scores.device), shares.first if shares else 0
+            at, words = view.next_positions, view.values.words
+            scores = view.kernels.add_noise(scores, table, at, words, first)
         tokens = shares.choose(scores) if shares else choose(scores)
         self.drawn = tokens
         if kind.logprobs is not None:
@@ -153,33 +148,25 @@ class _Ready:
 
     step: Step
     cache: weakref.ref[Cache]
-    versions: tuple[int, ...]  # of the cache's rows: nothing else has written to them
-    spans: tuple[Span, ...]
-    adapters: tuple[int, ...]
+    rows: list[tuple[Span, int, int]]  # of _describe_rows
     tokens: Tensor
     sampling: SamplingBatch
 
     def is_for(
         self,
         cache: Cache,
-        spans: tuple[Span, ...],
+        spans: Sequence[Span],
         tokens: object,
         sampling: SamplingBatch,
         kind: Kind,
     ) -> bool:
-        is_same = (
+        return (
             isinstance(tokens, Tensor)
             and tokens.device == self.tokens.device
             and self.tokens.is_set_to(tokens)
-        )
-        rows = [span.row for span in spans]
-        return (
-            is_same
             and self.cache() is cache
-            and self.spans == spans
             and self.step.view.kind == kind
-            and self.versions == tuple(cache.versions[row] for row in rows)
-            and self.adapters == tuple(cache.adapters[row] for row in rows)
+            and self.rows == _describe_rows(cache, spans)
             and (self.sampling is sampling or self.sampling.options == sampling.options)
         )
 
@@ -303,12 +290,8 @@ class Runner:
             drawn = cache.row_storage[span.row].tokens[span.end : span.end + 1].view(1, 1)
         else:
             drawn = step.drawn[: len(spans)].clone()
-        following = tuple(Span(span.row, span.end, 1) for span in spans)
-        versions = tuple(cache.versions[span.row] for span in spans)
-        adapters = tuple(cache.adapters[span.row] for span in spans)
-        self.ready = _Ready(
-            step, weakref.ref(cache), versions, following, adapters, drawn[:, :1], sampling
-        )
+        rows = _describe_rows(cache, [Span(span.row, span.end, 1) for span in spans])
+        self.ready = _Ready(step, weakref.ref(cache), rows, drawn[:, :1], sampling)
         return drawn
 
     def _follow_streams(self) -> None:
@@ -361,6 +344,11 @@ def _by_sequence(array: Tensor, B: int, T: int) -> Tensor:
     """Reshape for a probe: [B T, 1, E] to [B, T, E], [B T, H, 1, D] to [B, H, T, D]."""
     array = array.unflatten(0, (B, T))
     return array.squeeze(2) if array.ndim == 4 else array.squeeze(3).transpose(1, 2)
+
+
+def _describe_rows(cache: Cache, spans: Sequence[Span]) -> list[tuple[Span, int, int]]:
+    """New positions of rows, counts of writes to them, and numbers of their adapters."""
+    return [(span, cache.versions[span.row], cache.adapters[span.row]) for span in spans]
 
 
 def _count_writes(cache: Cache, spans: Sequence[Span]) -> None:

@@ -149,9 +149,8 @@ def process(
         shares = ((ordered.double() - ordered[:, :1]).exp() * _UNIT).long()
         sums = shares.cumsum(-1)
         before = sums - shares  # of all likelier tokens; 0 for the first, which stays
-        least = torch.where(before < values.double(TOP_P) * sums[:, -1:], ordered, math.inf).amin(
-            -1, keepdim=True
-        )
+        is_kept = before < values.double(TOP_P) * sums[:, -1:]
+        least = torch.where(is_kept, ordered, math.inf).amin(-1, keepdim=True)
         scores = scores.masked_fill(scores < least, -math.inf)
     if kind.has_min_p:
         least = scores.amax(-1, keepdim=True) + values.number(MIN_P)
@@ -207,9 +206,8 @@ def _penalise(values: Values, scores: Tensor, recent: Tensor) -> Tensor:
     width = recent.shape[1]
     age = torch.arange(width, 0, -1, device=scores.device)
     seen = torch.where(age <= values.integer(WINDOW), recent + 1, 0).long()  # 0 falls out
-    counts = torch.zeros(
-        (len(scores), scores.shape[1] + 1), dtype=torch.int32, device=scores.device
-    )
+    size = len(scores), scores.shape[1] + 1
+    counts = torch.zeros(size, dtype=torch.int32, device=scores.device)
     counts = counts.scatter_add(1, seen, torch.ones_like(recent))[:, 1:]
     penalty = values.number(REPETITION)
     repeated = torch.where(scores > 0, scores / penalty, scores * penalty)

@@ -45,9 +45,8 @@ def _norm_heads(
             weight = key_weight
         wide = value.to(tl.float32)
         scale = 1 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / D + eps)
-        value = (wide * scale * tl.load(weight + d, mask=inside, other=0).to(tl.float32)).to(
-            value.dtype
-        )
+        by = tl.load(weight + d, mask=inside, other=0).to(tl.float32)
+        value = (wide * scale * by).to(value.dtype)
     tl.store(out + at + d, value, mask=inside)
 
 
@@ -69,21 +68,14 @@ def _rotate(
     t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d = tl.arange(0, BLOCK)
     inside = d < HALF
-    source = (
-        x
-        + b.to(tl.int64) * batch_stride
-        + h.to(tl.int64) * head_stride
-        + t.to(tl.int64) * row_stride
-        + d
-    )
+    source = x + b.to(tl.int64) * batch_stride + h.to(tl.int64) * head_stride
+    source = source + t.to(tl.int64) * row_stride + d
     target = out + ((b.to(tl.int64) * H + h) * T + t) * (2 * HALF) + d
     first = tl.load(source, mask=inside, other=0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0).to(tl.float32)
     angle = b * table_stride + t * HALF + d
-    cosine, sine = (
-        tl.load(cosines + angle, mask=inside, other=0),
-        tl.load(sines + angle, mask=inside, other=0),
-    )
+    cosine = tl.load(cosines + angle, mask=inside, other=0)
+    sine = tl.load(sines + angle, mask=inside, other=0)
     tl.store(target, (first * cosine - second * sine).to(out.dtype.element_ty), mask=inside)
     tl.store(target + HALF, (second * cosine + first * sine).to(out.dtype.element_ty), mask=inside)
 
@@ -118,9 +110,8 @@ def add_rms_norm(
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     rows, block = x.numel() // E, triton.next_power_of_2(E)
     warps = min(16, max(1, block // 512))
-    packed.run(
-        _add_rms_norm, (rows,), x, delta, weight, total, normed, eps, E, block, num_warps=warps
-    )
+    tensors = (x, delta, weight, total, normed)
+    packed.run(_add_rms_norm, (rows,), *tensors, eps, E, block, num_warps=warps)
     return total, normed
 
 

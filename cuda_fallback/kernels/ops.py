@@ -67,10 +67,8 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: La
     if len(query_weight) == D:
         return decode.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
     query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
-    return torch.cat(
-        [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value],
-        dim=-1,
-    )
+    query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
+    return torch.cat([query, key, value], dim=-1)
 
 
 def rope_and_store(heads: Tensor, view: StateView, spec: LayerSpec) -> Tensor:

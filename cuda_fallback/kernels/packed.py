@@ -30,6 +30,7 @@ from torch import Tensor
 from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT
 
+from .draw import to_signed
 from .state import MAX_ROWS  # noqa: F401
 
 # maximum number of a prompt's positions for `multiply`; dequantising is faster for more
@@ -47,6 +48,7 @@ _UNITS = 16  # per iteration of `_dequantize`, four threads each
 _COLUMNS = 4096  # per program of `_dequantize`: addresses cost as much as 20 weights
 _BLOCK = 1024  # elements per program of `_finish`
 _SWIGLU_ALPHA, _SWIGLU_LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
+_SUPER = tl.constexpr(SUPER_GROUP)
 
 
 def _helper(function: Callable) -> Callable:
@@ -160,10 +162,8 @@ def _load_low(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr
     at = block.to(tl.int64) * (STEPS * 256) + step * 256 + lane % 32 * 4
     piece = tl.arange(0, 2)[:, None, None] * 128
     # evicted first, so that the rows of x stay cached
-    words = tl.load(
-        plane + at[None, :, None] + piece + tl.arange(0, 4)[None, None, :],
-        eviction_policy="evict_first",
-    )
+    at = plane + at[None, :, None] + piece + tl.arange(0, 4)[None, None, :]
+    words = tl.load(at, eviction_policy="evict_first")
     words = tl.permute(tl.reshape(words, (2, WARPS, 8, 4, 2, 2)), (1, 5, 2, 0, 4, 3))
     return tl.reshape(words, (16 * WARPS, 4, 4))
 
@@ -174,9 +174,8 @@ def _load_high(
 ):
     """Words of the high plane: [16 * WARPS rows, WORDS, 4]."""
     at = (block.to(tl.int64) * STEPS + step) * (64 * WORDS) + lane % 32 * (2 * WORDS)
-    words = tl.load(
-        plane + at[:, None] + tl.arange(0, 2 * WORDS)[None, :], eviction_policy="evict_first"
-    )
+    at = plane + at[:, None] + tl.arange(0, 2 * WORDS)[None, :]
+    words = tl.load(at, eviction_policy="evict_first")
     words = tl.permute(tl.reshape(words, (WARPS, 8, 4, WORDS, 2)), (0, 4, 1, 3, 2))
     return tl.reshape(words, (16 * WARPS, WORDS, 4))
 
@@ -214,7 +213,6 @@ def _multiply(
     EXPONENT: tl.constexpr,
     GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
-    SUPER: tl.constexpr,
     DIGITS: tl.constexpr,
     STEPS: tl.constexpr,
     SAMPLES: tl.constexpr,
@@ -322,9 +320,8 @@ def _multiply(
                 plain = tl.zeros((16 * WARPS, TILE), tl.float32)
                 if not EXPONENT:
                     for i in tl.static_range(first, first + SPAN):
-                        plain = tl.dot(
-                            minus, tl.trans(_take(value, i, TILES)), plain, input_precision="ieee"
-                        )
+                        by = tl.trans(_take(value, i, TILES))
+                        plain = tl.dot(minus, by, plain, input_precision="ieee")
                 product = plain
                 for i in tl.static_range(first, first + SPAN):
                     word = _take(words, 2 * p + i // (TILES // 2), 4)
@@ -386,7 +383,7 @@ def _multiply(
                     else:
                         total += (bias * FOLD)[:, None] * plain
         if super_scales is not None:
-            above = row * (K // SUPER) + step * (2 * COLUMNS) // SUPER
+            above = row * (K // _SUPER) + step * (2 * COLUMNS) // _SUPER
             total += tl.load(super_scales + above).to(tl.float32)[:, None] * scaled
             if biases is not None:
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
@@ -403,11 +400,8 @@ def _multiply(
     if FACTOR != 1:
         total *= FACTOR
     target = out + (part * M + m)[None, :] * N + n[:, None]
-    tl.store(
-        target,
-        total.to(out.dtype.element_ty),
-        mask=((column < SAMPLES) & (m >= 0) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None],
-    )
+    inside = ((column < SAMPLES) & (m >= 0) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None]
+    tl.store(target, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -486,7 +480,6 @@ def _dequantize(
     EXPONENT: tl.constexpr,
     GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
-    SUPER: tl.constexpr,
     DIGITS: tl.constexpr,
     STEPS: tl.constexpr,
     PASSES: tl.constexpr,
@@ -511,21 +504,13 @@ def _dequantize(
         row = start + i
     else:
         row = tl.load(rows + i).to(tl.int64)
-    unit, t = (
-        tl.program_id(1) * (UNITS * PASSES) + tl.arange(0, UNITS)[:, None],
-        tl.arange(0, 4)[None, :],
-    )
+    unit = tl.program_id(1) * (UNITS * PASSES) + tl.arange(0, UNITS)[:, None]
+    t = tl.arange(0, 4)[None, :]
     column = unit * SPAN + 4 * t
-    low += (
-        row // 16 * (STEPS * 256)
-        + row % 8 * 16
-        + row % 16 // 8
-        + unit // 2 * 128
-        + t * 4
-        + unit % 2 * 2
-    )
+    low_row = row // 16 * (STEPS * 256) + row % 8 * 16 + row % 16 // 8
+    low += low_row + unit // 2 * 128 + t * 4 + unit % 2 * 2
     group = row * (K // GROUP) + column // GROUP
-    above = row * (K // SUPER) + column // SUPER
+    above = row * (K // _SUPER) + column // _SUPER
     if HIGH:
         high += row // 16 * (STEPS * 64 * WORDS) + row % 8 * (8 * WORDS) + row % 16 // 8
         high += unit // 4 * (64 * WORDS) + t * (2 * WORDS) + unit % 4 // EACH * 2
@@ -534,17 +519,13 @@ def _dequantize(
         inside = column + p * (UNITS * SPAN) < K if IS_RAGGED else column == column
         word = tl.load(low + p * (UNITS * 64), mask=inside, other=0)
         if HIGH:
-            top = tl.load(high + p * (UNITS * 16 * WORDS), mask=inside, other=0) >> unit % EACH * (
-                DIGITS // 2 * HIGH
-            )
+            top = tl.load(high + p * (UNITS * 16 * WORDS), mask=inside, other=0)
+            top = top >> unit % EACH * (DIGITS // 2 * HIGH)
         if super_scales is not None:
-            super_scale = tl.load(
-                super_scales + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0
-            ).to(tl.float32)
+            at = above + p * (UNITS * SPAN) // _SUPER
+            super_scale = tl.load(super_scales + at, mask=inside, other=0).to(tl.float32)
             if biases is not None:
-                super_bias = tl.load(
-                    super_biases + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0
-                ).to(tl.float32)
+                super_bias = tl.load(super_biases + at, mask=inside, other=0).to(tl.float32)
         for s in tl.static_range(DIGITS // 4):
             if IS_RAGGED:
                 inside = column + p * (UNITS * SPAN) + 16 * s < K
@@ -561,12 +542,10 @@ def _dequantize(
             if EXPONENT:
                 pair = _float_halves(word, 2 * s * LOW, FLOAT, LOW)
                 following = _float_halves(word, 2 * s * LOW + LOW, FLOAT, LOW)
-                even = tl.join(
-                    _widen_float(pair, 0, scale, FACTOR), _widen_float(following, 0, scale, FACTOR)
-                )
-                odd = tl.join(
-                    _widen_float(pair, 1, scale, FACTOR), _widen_float(following, 1, scale, FACTOR)
-                )
+                n0 = _widen_float(pair, 0, scale, FACTOR)
+                n2 = _widen_float(following, 0, scale, FACTOR)
+                n1 = _widen_float(pair, 1, scale, FACTOR)
+                n3 = _widen_float(following, 1, scale, FACTOR)
             else:
                 pair = _place(word, 2 * s * LOW, 0, LOW)
                 following = _place(word, 2 * s * LOW + LOW, PLACE, LOW)
@@ -574,15 +553,12 @@ def _dequantize(
                     pair |= _place(top, 2 * s * HIGH, LOW, HIGH)
                     following |= _place(top, 2 * s * HIGH + HIGH, PLACE + LOW, HIGH)
                 lower = scale * (1 / (1 << PLACE))
-                even = tl.join(
-                    _widen(pair, 0, scale, bias, 0, OFFSET),
-                    _widen(following, 0, lower, bias, PLACE, OFFSET),
-                )
-                odd = tl.join(
-                    _widen(pair, 1, scale, bias, 0, OFFSET),
-                    _widen(following, 1, lower, bias, PLACE, OFFSET),
-                )
-            values = tl.reshape(tl.join(even, odd), (UNITS, 4, 4)).to(out.dtype.element_ty)
+                n0 = _widen(pair, 0, scale, bias, 0, OFFSET)
+                n2 = _widen(following, 0, lower, bias, PLACE, OFFSET)
+                n1 = _widen(pair, 1, scale, bias, 0, OFFSET)
+                n3 = _widen(following, 1, lower, bias, PLACE, OFFSET)
+            values = tl.join(tl.join(n0, n2), tl.join(n1, n3))
+            values = tl.reshape(values, (UNITS, 4, 4)).to(out.dtype.element_ty)
             tl.store(out + p * (UNITS * SPAN) + 16 * s, values, mask=inside[:, :, None])
 
 
@@ -628,17 +604,15 @@ def group_rows(chosen: Tensor, count: int) -> Groups:
     """Group products by matrix, without waiting. chosen: int64 [T, used], of `count` matrices."""
     flat, width = chosen.reshape(-1), _MOST_TILE
     order = torch.argsort(flat, stable=True)
-    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(
-        0, flat, torch.ones_like(flat)
-    )
+    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device)
+    sizes.scatter_add_(0, flat, torch.ones_like(flat))
     tiles = (sizes + width - 1) // width
     ends = tiles.cumsum(0)
     # some are empty
     tile = torch.arange(len(flat) // width + min(len(flat), count), device=flat.device)
     matrix = torch.searchsorted(ends, tile, right=True).clamp(max=count - 1)
-    place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + torch.arange(
-        width, device=flat.device
-    )
+    column = torch.arange(width, device=flat.device)
+    place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + column
     rows = order[((sizes.cumsum(0) - sizes)[matrix][:, None] + place).clamp(max=len(flat) - 1)]
     return Groups(matrix, torch.where(place < sizes[matrix][:, None], rows, -1))
 
@@ -663,11 +637,8 @@ def _launch(
     if groups:
         chosen, members = groups
         width = samples = min(members.shape[1], 16 if matrix.bits < 4 else _MOST_TILE)
-        chosen, members = (
-            chosen.repeat_interleave(members.shape[1] // width),
-            members.view(-1, width),
-        )
-        tiles = len(chosen)
+        chosen = chosen.repeat_interleave(members.shape[1] // width)
+        members, tiles = members.view(-1, width), len(chosen)
     # an expert's rows begin anywhere in a block
     blocks = triton.cdiv(N if chosen is None else N + 15, 16 * WARPS)
     # a prompt has enough programs
@@ -708,9 +679,8 @@ def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[Tensor | N
         or groups // steps < each
     ):
         return 1, [matrix.scales, matrix.biases]
-    return each, [
-        part if part is None else part.view(torch.int32) for part in (matrix.scales, matrix.biases)
-    ]
+    biases = None if matrix.biases is None else matrix.biases.view(torch.int32)
+    return each, [matrix.scales.view(torch.int32), biases]
 
 
 @functools.cache
@@ -742,14 +712,12 @@ def number_constants(
 
     def twice(number: int) -> int:
         # NumPy, since a captured step must not make host tensors. All are exact in bfloat16.
-        wide = int(np.float32(number).view(np.uint32))
-        half = {
-            torch.float32: number,
-            torch.float16: int(np.float16(number).view(np.uint16)),
-            torch.bfloat16: wide >> 16,
-        }[dtype]
-        word = (half & 0xFFFF) * 0x10001
-        return word - (1 << 32) if word >> 31 else word
+        half = number & 0xFFFF
+        if dtype == torch.float16:
+            half = int(np.float16(number).view(np.uint16))
+        elif dtype == torch.bfloat16:
+            half = int(np.float32(number).view(np.uint32)) >> 16
+        return to_signed(half * 0x10001)
 
     base = first + second
     constants |= dict(PLACE=place, MAGIC=twice(first), HIGHER=twice(second) if second else 0)
@@ -776,7 +744,7 @@ def dequantize(matrix: QuantizedMatrix, which: slice | Tensor, dtype: torch.dtyp
 
 
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
-    """LOW, HIGH, EXPONENT, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
+    """LOW, HIGH, EXPONENT, GROUP, OFFSET, DIGITS, STEPS."""
     low, high = PLANES[matrix.bits]
-    groups = matrix.group_size, matrix.offset, SUPER_GROUP
+    groups = matrix.group_size, matrix.offset
     return low, high, matrix.exponent, *groups, 32 // low, matrix.low.shape[1] // 16

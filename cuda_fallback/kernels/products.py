@@ -68,17 +68,13 @@ def _multiply(
         k = (start + tl.arange(0, COLUMNS))[None, None, :]
         inside = k < K
         value = tl.load(x + sample * K + k, mask=inside, other=0).to(tl.float32)
-        total += (
-            tl.load(w + row * K + k, mask=inside, other=0, eviction_policy="evict_first").to(
-                tl.float32
-            )
-            * value
-        )
+        place = w + row * K + k
+        weight = tl.load(place, mask=inside, other=0, eviction_policy="evict_first")
+        total += weight.to(tl.float32) * value
         if GATED:
-            second = tl.load(
-                w + (row + N) * K + k, mask=inside, other=0, eviction_policy="evict_first"
-            )
-            other += second.to(tl.float32) * value
+            place = w + (row + N) * K + k
+            weight = tl.load(place, mask=inside, other=0, eviction_policy="evict_first")
+            other += weight.to(tl.float32) * value
     result = tl.sum(total, axis=2)
     if bias is not None:
         result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
@@ -128,25 +124,18 @@ def multiply_tile(
     total = tl.zeros((ROWS, TILE), tl.float32)
     for start in range(part * PART, stop, COLUMNS):
         k = start + tl.arange(0, COLUMNS)
+        at_a, at_b = w + row[:, None] * K + k[None, :], x + sample[None, :] * K + k[:, None]
         if K % COLUMNS:
-            a = tl.load(
-                w + row[:, None] * K + k[None, :],
-                mask=(k < K)[None, :],
-                other=0,
-                eviction_policy="evict_first",
-            )
-            b = tl.load(x + sample[None, :] * K + k[:, None], mask=(k < K)[:, None], other=0)
+            inside = k < K
+            a = tl.load(at_a, mask=inside[None, :], other=0, eviction_policy="evict_first")
+            b = tl.load(at_b, mask=inside[:, None], other=0)
         else:
-            a = tl.load(w + row[:, None] * K + k[None, :], eviction_policy="evict_first")
-            b = tl.load(x + sample[None, :] * K + k[:, None])
+            a, b = tl.load(at_a, eviction_policy="evict_first"), tl.load(at_b)
         if packed.IS_INTERPRETED:  # the interpreter would multiply bfloat16's raw bits
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision="ieee")
-    tl.store(
-        out + (part * M + m)[None, :] * N + n[:, None],
-        total,
-        mask=(m < M)[None, :] & (n < N)[:, None],
-    )
+    target, inside = out + (part * M + m)[None, :] * N, (m < M)[None, :] & (n < N)[:, None]
+    tl.store(target + n[:, None], total, mask=inside)
 
 
 @triton.jit
@@ -172,9 +161,8 @@ def _shrink(state, x, a, out, R, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
             k = start + tl.arange(0, COLUMNS)
             value = tl.load(x + row * K + k, mask=k < K, other=0).to(tl.float32)
             place = (adapter * R + r)[:, None] * K + k[None, :]
-            total += (
-                tl.load(a + place, mask=k[None, :] < K, other=0).to(tl.float32) * value[None, :]
-            )
+            weight = tl.load(a + place, mask=k[None, :] < K, other=0).to(tl.float32)
+            total += weight * value[None, :]
         tl.store(out + row * R + r, tl.sum(total, axis=1))
 
 
@@ -191,9 +179,8 @@ def _expand(
         inside = (n < N)[:, None] & (r < R)[None, :]
         value = tl.load(inner + row * R + r, mask=r < R, other=0)
         place = (adapter * N + n)[:, None] * R + r[None, :]
-        total = tl.sum(
-            tl.load(b + place, mask=inside, other=0).to(tl.float32) * value[None, :], axis=1
-        )
+        weight = tl.load(b + place, mask=inside, other=0).to(tl.float32)
+        total = tl.sum(weight * value[None, :], axis=1)
         before = tl.load(product + row * N + n, mask=n < N, other=0).to(tl.float32)
         tl.store(product + row * N + n, (before + total).to(product.dtype.element_ty), mask=n < N)
 

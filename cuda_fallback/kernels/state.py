@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlx_llama.core.backends.positions import CACHE_GROUP, Span
+from mlx_llama.core.backends.positions import Span
 from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import View
@@ -17,7 +17,7 @@ from mlx_llama.core.ops import View
 from ..cache import Cache
 from ..sampling import SamplingBatch
 from .draw import Values, count_words, pack
-from .storage import Storage, stored_dtype
+from .storage import Storage
 
 MAX_ROWS = 32  # of one step
 
@@ -41,17 +41,12 @@ def pack_row(
     storage: Storage,
     tables: tuple[Tensor, Tensor],
     token: int = 0,
-    allocated: int | None = None,
     adapter: int = 0,
 ) -> None:
-    """Set row i of a state on the host to `token` at `position` of a storage, and to an adapter.
-
-    allocated: positions of the storage; 0 for scratch memory that all heads write to.
-    """
-    tokens = 0 if allocated == 0 else storage.tokens.data_ptr()
-    allocated = len(storage.tokens) - 1 if allocated is None else allocated
-    scales = 0 if storage.scales is None else storage.scales.data_ptr()
-    addresses = tokens, storage.numbers.data_ptr(), scales, *(part.data_ptr() for part in tables)
+    """Set row i of a state on the host to `token` at `position` of a storage, and to an adapter."""
+    parts = storage.tokens, storage.numbers, storage.scales, *tables
+    addresses = (0 if part is None else part.data_ptr() for part in parts)
+    allocated = len(storage.tokens) - 1
     state[:WORDS, i] = position, position + 1, token, allocated, *addresses, adapter
 
 
@@ -71,25 +66,18 @@ class StateView(View):
         dtype: torch.dtype,
         device: torch.device,
         kernels: ModuleType,
-        rows: int = 1,
-        bits: int | None = None,
-        kind: Kind = Kind(),
+        bits: int | None,
+        rows: int,
+        kind: Kind,
     ):
         self.config, self.dtype, self.kernels = config, dtype, kernels
         self.rows, self.bits, self.kind = rows, bits, kind
-        self.state = torch.zeros(
-            (WORDS + count_words(kind), MAX_ROWS), dtype=torch.int64, device=device
-        )
+        size = WORDS + count_words(kind), MAX_ROWS
+        self.state = torch.zeros(size, dtype=torch.int64, device=device)
         self.table_width = config.table_width  # of a position's cosines
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
         self.values = Values(self.state[WORDS:, :rows])  # options of sampling
-        numbers = torch.zeros(config.head_dim, dtype=stored_dtype(dtype, bits), device=device)
-        scales = (
-            torch.zeros(-(-config.head_dim // CACHE_GROUP), dtype=torch.float16, device=device)
-            if bits == 8
-            else None
-        )
         words = -(-config.vocab_size // 32)
         # of grammars, and penalties of DRY
         self.masks: Tensor | None = None
@@ -97,7 +85,8 @@ class StateView(View):
             width = words + kind.has_dry * config.vocab_size
             self.masks = torch.zeros((rows, width), dtype=torch.int32, device=device)
             self.masks[:, :words] = -1
-        self._scratch = Storage(numbers, numbers, scales)  # of rows that pad the batch
+        # of rows that pad the batch
+        self._scratch = Storage.allocate(config, 1, dtype, bits, device)
 
     def point(
         self,
@@ -114,7 +103,8 @@ class StateView(View):
             place = span.start, cache.row_storage[span.row], cache.tables
             pack_row(state, i, *place, token, adapter=adapter)
         for i in range(len(spans), self.rows):
-            pack_row(state, i, 0, self._scratch, cache.tables, allocated=0)
+            pack_row(state, i, 0, self._scratch, cache.tables)
+            state[TOKENS, i] = 0
         if sampling is not None:
             pack(sampling.options, self.kind, state[WORDS:])
         _upload(state, self.state)
@@ -135,11 +125,9 @@ class StateView(View):
         return self.kernels.recent(self.state, self.rows, window)
 
     def new_keys(self, layer: int) -> Tensor:
-        """A layer's new keys, [B, G, 1, D]."""
         spec = self.config.layers[layer]
-        return self.kernels.read_keys(
-            self.state, layer, self.rows, spec.key_value_heads, spec.head_dim, self.dtype, self.bits
-        )
+        sizes = self.rows, spec.key_value_heads, spec.head_dim
+        return self.kernels.read_keys(self.state, layer, *sizes, self.dtype, self.bits)
 
 
 def _upload(values: np.ndarray, into: Tensor) -> None:

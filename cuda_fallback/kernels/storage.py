@@ -34,13 +34,12 @@ class Storage:
         device: torch.device,
     ) -> Storage:
         """Zeros. dtype: of the activations; bits: as in stored_dtype."""
-        c = config
+        c, scales = config, None
         shape = (c.num_hidden_layers, 2, c.num_key_value_heads, allocated)
         numbers = torch.zeros((*shape, c.head_dim), dtype=stored_dtype(dtype, bits), device=device)
-        groups = -(-c.head_dim // CACHE_GROUP)
-        scales = (
-            torch.zeros((*shape, groups), dtype=torch.float16, device=device) if bits == 8 else None
-        )
+        if bits == 8:
+            groups = -(-c.head_dim // CACHE_GROUP)
+            scales = torch.zeros((*shape, groups), dtype=torch.float16, device=device)
         return cls(torch.zeros(allocated + 1, dtype=torch.int32, device=device), numbers, scales)
 
     @cached_property
@@ -83,13 +82,9 @@ class Storage:
 def stored_dtype(dtype: torch.dtype, bits: int | None) -> torch.dtype:
     """The dtype of a cache's numbers. dtype: of the activations. bits: 8 for codes, 16 for float16
     in place of float32, None for `dtype`."""
-    return (
-        torch.int8
-        if bits == 8
-        else torch.float16
-        if bits == 16 and dtype == torch.float32
-        else dtype
-    )
+    if bits == 8:
+        return torch.int8
+    return torch.float16 if bits == 16 and dtype == torch.float32 else dtype
 
 
 def split_rows(x: Tensor) -> tuple[Tensor, ...]:
@@ -100,9 +95,8 @@ def split_rows(x: Tensor) -> tuple[Tensor, ...]:
 def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], by CACHE_GROUP."""
     size = values.shape[-1]
-    padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP)).unflatten(
-        -1, (-1, CACHE_GROUP)
-    )
+    padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP))
+    padded = padded.unflatten(-1, (-1, CACHE_GROUP))
     scales = (padded.abs().amax(-1) / 127).clamp(max=LARGEST_SCALE).half()
     wide = scales.float()[..., None]
     codes = torch.where(wide > 0, padded / wide, 0).round().clamp(-127, 127).to(torch.int8)

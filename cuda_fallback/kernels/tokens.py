@@ -13,7 +13,8 @@ from . import draw, packed
 from .addresses import NEXT, POSITION, STRIDE, TOKEN, TOKENS, address, field
 
 _SEED_LOW, _SEED_HIGH = tl.constexpr(draw.SEED_LOW), tl.constexpr(draw.SEED_HIGH)
-_IS_RANDOM = tl.constexpr(draw.IS_RANDOM)
+_IS_RANDOM, _PARITY = tl.constexpr(draw.IS_RANDOM), tl.constexpr(rng.PARITY)
+_SHIFT, _OFFSET = tl.constexpr(rng.TABLE_SHIFT), tl.constexpr(rng.TABLE_OFFSET)
 _BLOCK = 1024  # scores per program of `_add_noise`
 
 
@@ -39,25 +40,13 @@ def _four_rounds(x0, x1, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: t
 
 
 @triton.jit
-def _add_noise(
-    position,
-    words,
-    scores,
-    table,
-    out,
-    V,
-    first,
-    PARITY: tl.constexpr,
-    SHIFT: tl.constexpr,
-    OFFSET: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _add_noise(position, words, scores, table, out, V, first, BLOCK: tl.constexpr):
     """Add core.rng's noise (threefry2x32) of a row's position; none to a row that is not random."""
     row = tl.program_id(1)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     low = field(words, _SEED_LOW, row).to(tl.uint32)
     high = field(words, _SEED_HIGH, row).to(tl.uint32)
-    third = low ^ high ^ PARITY
+    third = low ^ high ^ _PARITY
     x0 = (i + first).to(tl.uint32) + low
     x1 = tl.zeros((BLOCK,), tl.uint32) + (tl.load(position + row).to(tl.uint32) + high)
     for group in tl.static_range(5):
@@ -75,7 +64,7 @@ def _add_noise(
             x0 += low
             x1 += high + (group + 1)
     k = (x0 >> 8).to(tl.float32) + 1
-    index = (k.to(tl.int32, bitcast=True) >> SHIFT) - OFFSET
+    index = (k.to(tl.int32, bitcast=True) >> _SHIFT) - _OFFSET
     place = row.to(tl.int64) * V + i
     score = tl.load(scores + place, mask=i < V, other=0)
     noisy = tl.where(field(words, _IS_RANDOM, row) != 0, score + tl.load(table + index), score)
@@ -119,9 +108,8 @@ def add_noise(
     sampling options, int64 [fields, MAX_ROWS]; first: id of the first token.
     """
     (B, V), out = scores.shape, torch.empty_like(scores)
-    constants = (rng.PARITY, rng.TABLE_SHIFT, rng.TABLE_OFFSET, _BLOCK)
     grid = (triton.cdiv(V, _BLOCK), B)
-    packed.run(_add_noise, grid, positions, words, scores, table, out, V, first, *constants)
+    packed.run(_add_noise, grid, positions, words, scores, table, out, V, first, _BLOCK)
     return out
 
 

@@ -41,7 +41,7 @@ class View:
 
     count: int  # new positions of each sequence
     listener: Probe | None = None  # called with each probe
-    new_keys: Callable[[int], Array]  # a backend's: a layer's keys [B, G, T, D] as stored
+    new_keys: Callable[[int], Array]  # a layer's keys of the new positions [B, G, T, D] as stored
 
     def probe(self, name: str, x: Array, layer: int | None = None) -> None:
         """Show x to the listener as `name`, in a layer as `layer.name`."""

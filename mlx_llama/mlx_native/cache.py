@@ -60,7 +60,6 @@ class View(CallView):
         return stored
 
     def new_keys(self, layer: int) -> mx.array:
-        """A layer's keys stored by this call, [B, G, T, D]."""
         keys = []
         for span, buffer in zip(self.spans, self.buffers):
             parts = tuple(part[:, :, span.start : span.end] for part in buffer.keys[layer])
@@ -120,9 +119,8 @@ class Cache(Buffers):
         buffer, number = self.slots[row]
 
         def unpack(parts: Parts) -> np.ndarray:
-            return runtime.to_numpy(
-                self.packing.unpack(tuple(part[number, :, :length] for part in parts))
-            )
+            visible = tuple(part[number, :, :length] for part in parts)
+            return runtime.to_numpy(self.packing.unpack(visible))
 
         with mx.stream(self.device):
             return {

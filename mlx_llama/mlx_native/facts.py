@@ -27,14 +27,8 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     if platform.system() == "Darwin":
         if platform.machine() != "arm64":
             return on_cpu(reason="Metal needs Apple silicon")
-        return facts(
-            reason="",
-            gpu=True,
-            device="the GPU, through Metal",
-            memory_bytes=_metal_memory(),
-            memory_is="an estimate",
-            kernels="metal",
-        )
+        metal = partial(facts, gpu=True, device="the GPU, through Metal", kernels="metal")
+        return metal(reason="", memory_bytes=_metal_memory(), memory_is="an estimate")
     if not any(name.startswith("mlx-") for name in packages) and not _has_library():
         reason = (
             "backend 'mlx' lacks its library, which the package 'mlx' alone does not "
@@ -46,13 +40,8 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     if gpus.seen is False:
         return on_cpu(reason=gpus.absence)
     name, memory = gpus.first[:2] if gpus.first else ("a GPU", None)
-    return facts(
-        reason="",
-        gpu=gpus.seen,
-        device=name,
-        memory_bytes=memory,
-        memory_is="free" if memory else "",
-    )
+    state = "free" if memory else ""
+    return facts(reason="", gpu=gpus.seen, device=name, memory_bytes=memory, memory_is=state)
 
 
 def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
@@ -82,9 +71,8 @@ def tensor_nbytes(
     if keeps_levels(weight, on_gpu, has_kernel):
         bits = INDEX_BITS.get(weight.format, bits)
         # a number for a group's sub scale and sub bias, a float16 for super scale and super bias
-        scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1) + count // 256 * 2 * (
-            1 + weight.has_biases
-        )
+        scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1)
+        scalings += count // 256 * 2 * (1 + weight.has_biases)
     else:
         scalings = 2 * groups * ITEMSIZE[product_dtype(weight, dtype, on_gpu)]
     return count * bits // 8 + scalings

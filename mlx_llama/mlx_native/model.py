@@ -39,10 +39,7 @@ class Llama(BaseLlama):
     """The model over MLX's lazy arrays. Decode steps are traced (kernels/trace.py)."""
 
     ops, cache_type = ops, Cache
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.pace = Pace(self.config, self.device)
+    pace: Pace  # of long prompts
 
     @classmethod
     def load(
@@ -65,9 +62,8 @@ class Llama(BaseLlama):
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model.pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
-            model.runner = Runner(
-                model._advance, compile, model.vocabulary.sample if ranks else sample
-            )
+            draw = model.vocabulary.sample if ranks else sample
+            model.runner = Runner(model._advance, compile, draw)
         wire(model, device)
         return model
 
@@ -83,13 +79,11 @@ class Llama(BaseLlama):
             raise BackendError(
                 "a traced step cannot be profiled by operation: load the model with `compile=False`"
             )
-        return clock_ops(
-            self,
-            (ops,),
-            mx.eval,
+        note = (
             "an evaluation after each operation, which breaks the lazy graph: shares count, "
-            "not sums. Keys and values are stored when attention reads them",
+            "not sums. Keys and values are stored when attention reads them"
         )
+        return clock_ops(self, (ops,), mx.eval, note)
 
     def make_cache(self, capacity: int, rows: int = 1) -> Cache:
         cache = super().make_cache(capacity, rows)
@@ -151,9 +145,6 @@ def _decide_compile(
             "it, or leave `compile` out"
         )
     if device.type == mx.cpu and not requested:
-        return (
-            False,
-            "on its CPU device MLX would call a C++ compiler at the first token; `compile` "
-            "asks for it",
-        )
+        reason = "on its CPU device MLX would call a C++ compiler at the first token"
+        return False, f"{reason}; `compile` asks for it"
     return True, ""

@@ -96,24 +96,16 @@ class QuantizedMatrix:
             biases += (scales - scales.astype(np.float16)) * np.float32((2**first.bits - 1) / 2)
         pairs, even = [(scales, biases)], None
         if first.group_size == HALF_GROUP:
-            pairs = [
-                tuple(np.ascontiguousarray(part[:, i::2]) for part in (scales, biases))
-                for i in (0, 1)
-            ]
+            pairs = [(scales[:, i::2], biases[:, i::2]) for i in (0, 1)]
             even = mx.arange(first.shape[1]) // HALF_GROUP % 2 == 0
 
         def scaling(values: np.ndarray) -> mx.array:
-            array = mx.array(values)
+            array = mx.array(np.ascontiguousarray(values))
             return (array.view(mx.bfloat16) if array.dtype == mx.uint16 else array).astype(product)
 
-        matrix = cls(
-            Packing(first.bits, max(first.group_size, 2 * HALF_GROUP)),
-            mx.array(packed),
-            tuple((scaling(s), scaling(b)) for s, b in pairs),
-            even,
-            product,
-            dtype,
-        )
+        packing = Packing(first.bits, max(first.group_size, 2 * HALF_GROUP))
+        scalings = tuple((scaling(s), scaling(b)) for s, b in pairs)
+        matrix = cls(packing, mx.array(packed), scalings, even, product, dtype)
         mx.eval(matrix.packed, matrix.scalings, even)
         return matrix
 
@@ -166,19 +158,12 @@ class QuantizedStack:
         with the axes before M; is_sorted: they are in ascending order. Returns [..., M, N] in x's
         dtype."""
         whole, products = self.matrix, []
+        options = dict(transpose=True, sorted_indices=is_sorted, **whole.packing._asdict())
         for part, scaling in zip(whole.split(x), whole.scalings):
             stacks = [
                 array.reshape(self.count, -1, array.shape[-1]) for array in (whole.packed, *scaling)
             ]
-            product = mx.gather_qmm(
-                part,
-                *stacks,
-                rhs_indices=chosen,
-                transpose=True,
-                sorted_indices=is_sorted,
-                **whole.packing._asdict(),
-            )
-            products.append(product)
+            products.append(mx.gather_qmm(part, *stacks, rhs_indices=chosen, **options))
         return functools.reduce(operator.add, products).astype(x.dtype)
 
 
@@ -247,9 +232,8 @@ class TwoLevelMatrix:
 
     def rows(self, tokens: mx.array) -> mx.array:
         parts = Parts(*(part[tokens.reshape(-1)] for part in self.parts))
-        return two_level.dequantise_plainly(self.layout, parts, self.dtype).reshape(
-            *tokens.shape, self.shape[1]
-        )
+        rows = two_level.dequantise_plainly(self.layout, parts, self.dtype)
+        return rows.reshape(*tokens.shape, self.shape[1])
 
 
 LowBitMatrix = QuantizedMatrix | TwoLevelMatrix

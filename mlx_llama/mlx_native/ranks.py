@@ -77,9 +77,8 @@ class Vocabulary(shards.Vocabulary):
     ) -> mx.array:
         """draw.sample of this process's logits [S, V']."""
         if words is None and kind.needs_best:
-            return choose_winner(
-                self.ranks.gather(draw_share(kind, logits, self.first, positions, values))
-            )
+            best = draw_share(kind, logits, self.first, positions, values)
+            return choose_winner(self.ranks.gather(best))
         return sample(kind, self.gather(logits), positions, recent, values, words)
 
     def draw_rows(

@@ -158,7 +158,7 @@ def build_step(llama, rows: int, kind):
     from cuda_fallback.kernels import decode, ops
 
     view = StateView(
-        llama.config, llama.dtype, META, decode, rows, llama.cache_bits, kind or Kind()
+        llama.config, llama.dtype, META, decode, llama.cache_bits, rows, kind or Kind()
     )
     return Step(llama.decoder.over(ops), view, kind is not None)
 

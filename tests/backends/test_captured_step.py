@@ -50,6 +50,7 @@ from cuda_fallback.kernels.state import (
     NEXT,
     POSITION,
     TOKEN,
+    TOKENS,
     StateView,
     new_state,
     pack_row,
@@ -284,8 +285,9 @@ def noise_and_tokens() -> tuple:
         Storage(torch.arange(start, start + 99, dtype=torch.int32, device=DEVICE), table, None)
         for start in (100, 300)
     ]
-    scratch = 0, Storage(table, table, None), (table, table), 0, 0  # pads the batch
+    scratch = 0, Storage(table, table, None), (table, table)
     state = device_state((3, rows[0], (table, table), 7), scratch, (1, rows[1], (table, table), 8))
+    state[TOKENS, 1] = 0  # pads the batch
     recent = [decode.recent(state, 3, window).tolist() for window in (2, 4, 7)]
     decode.note(state, 3)
     noted = [row.tokens[:5].tolist() for row in rows]

@@ -7,18 +7,22 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from making import make_checkpoint
+from making import config_fields, make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from backends.conftest import EVERYTHING
 from mlx_llama.core.backends.load_options import LoadOptions
+from mlx_llama.core.backends.positions import Span
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.generation.sampling import Kind
+from mlx_llama.core.models.config import LlamaConfig
 
 torch = pytest.importorskip("torch")
 
@@ -30,7 +34,8 @@ from backends.triton_process import (
     compile_call,  # noqa: F401
     computing,
 )
-from cuda_fallback.kernels.state import StateView
+from cuda_fallback.cache import Cache
+from cuda_fallback.kernels.state import NUMBERS, TOKENS, StateView
 from cuda_fallback.kernels.storage import dequantize, quantize
 from cuda_fallback.model import Llama
 from cuda_fallback.sampling import SamplingBatch
@@ -425,6 +430,17 @@ def test_rows_join_and_leave_replayed_steps(call, tmp_path):
     # a step that goes on needs nothing from the host
     assert facts["points"] == sum(now != before for now, before in zip(PLAN, [None, *PLAN]))
     assert facts["captured"] == {1, 2, 4} and facts["more"] == (0, set())
+
+
+def test_rows_that_pad_a_batch_store_no_tokens():
+    """Kernels tell them by the address 0; their storage has room for a single token."""
+    config, cpu = LlamaConfig.from_dict(config_fields()), torch.device("cpu")
+    kernels = SimpleNamespace(note=lambda state, rows: None)
+    view = StateView(config, torch.float32, cpu, kernels, None, 4, Kind())
+    cache = Cache(config, 16, torch.float32, cpu, 3)
+    cache.reserve(dict.fromkeys(range(3), 1))
+    view.point(cache, [[5], [6], [7]], [Span(row, 0, 1) for row in range(3)])
+    assert (view.state[[TOKENS, NUMBERS], :4] != 0).tolist() == [[True] * 3 + [False], [True] * 4]
 
 
 # Keys and values in 8 bits

@@ -19,7 +19,7 @@ from making_gguf import make_gguf
 from backends.conftest import matrices_of
 from cuda_fallback import facts as cuda
 from mlx_llama.core.backends.interface import BackendFacts
-from mlx_llama.core.backends.selection import PACKAGES, import_facts
+from mlx_llama.core.backends.selection import PACKAGES, import_file
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.proofs.doctor import diagnose
 from mlx_llama.core.system import machine
@@ -51,7 +51,7 @@ def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path
         num_attention_heads=8,
     )
     on_gpu = device_of(backend) == "gpu"
-    checkpoint, facts = open_checkpoint(path), import_facts(backend.name)
+    checkpoint, facts = open_checkpoint(path), import_file(backend.name, "facts")
     estimate = facts.weights_nbytes(checkpoint.tensors.values(), checkpoint.dtype, on_gpu)
     before = 0
     if backend.name == "mlx":
@@ -77,7 +77,7 @@ def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
     )
     checkpoint, on_gpu = open_checkpoint(path), device_of(backend) == "gpu"
     facts = BackendFacts(backend.name, True, "", {}, on_gpu, kernels="some")
-    plan = import_facts(backend.name).plan_weights(checkpoint, facts)
+    plan = import_file(backend.name, "facts").plan_weights(checkpoint, facts)
     model = backend.load(checkpoint)
     assert plan.dtype == backend.runtime.dtype_name(model.dtype)
     if backend.name == "mlx":
@@ -105,7 +105,7 @@ def test_the_dtype_that_auto_takes_for_ggufs_low_bit_weights(
     config = SimpleNamespace(exceeds_float16=exceeds_float16)
     checkpoint = dataclasses.replace(open_checkpoint(tmp_path / "m.gguf"), config=config)
     facts = BackendFacts(name, True, "", {}, True, has_bfloat16=has_bfloat16)
-    assert import_facts(name).plan_weights(checkpoint, facts).dtype == expected
+    assert import_file(name, "facts").plan_weights(checkpoint, facts).dtype == expected
     plain = SimpleNamespace(tensors={}, dtype="bfloat16", config=config)  # no low-bit weights
     if name == "cuda" and not exceeds_float16:
         assert cuda.plan_weights(plain, facts).dtype == expected

@@ -24,6 +24,7 @@ _LONGEST = 1 << 26  # bytes of a message's JSON
 
 Message = dict[str, Any]
 Arrays = Mapping[str, np.ndarray]
+Received = tuple[Message, dict[str, np.ndarray]]  # a message and its arrays
 
 
 class Channel:

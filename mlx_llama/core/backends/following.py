@@ -33,7 +33,7 @@ def join() -> World | None:
         return None
     if reason := selection.missing(launch.backend):
         raise BackendError(reason)
-    collective = selection.import_ranks(launch.backend).join()
+    collective = selection.import_file(launch.backend, "ranks").join()
     if collective.size == 1:
         return None
     world = World(launch, collective)
@@ -130,18 +130,12 @@ class Follower:
             first = drawn if drawn.shape[1] == 1 else drawn[:, :1], message["index_pos"]
         else:
             first = np.array(message["tokens"], np.int32), message["index_pos"]
-        result = ranks.launch(
-            backend,
-            self._named[message["model"]],
-            method,
-            first,
-            self._named[message["cache"]],
-            self._find_sampling(backend, message["sampling"]),
-            rows=message["rows"],
-            masks=self._await_masks if message["masks"] else None,
-            probe=(lambda name, array: None) if message["probe"] else None,
-            all_positions=message["all_positions"],
-        )
+        options: dict[str, Any] = {name: message[name] for name in ("rows", "all_positions")}
+        options["masks"] = self._await_masks if message["masks"] else None
+        options["probe"] = (lambda name, array: None) if message["probe"] else None
+        model, cache = self._named[message["model"]], self._named[message["cache"]]
+        sampling = self._find_sampling(backend, message["sampling"])
+        result = ranks.launch(backend, model, method, first, cache, sampling, **options)
         if method in ("step", "sample"):
             self._drawn[key] = result
         if method != "forward":

@@ -27,7 +27,7 @@ _ABOUT: dict[str, Any] = {"metavar": "", "choices": (), "flag_help": ""}
 _ABOUT |= {"is_flag": True, "is_negatable": False, "of_model": False}
 
 
-def _option(default: Any, help: str, aliases: str = "", **about: Any) -> Any:
+def _option(help: str, aliases: str = "", default: Any = None, **about: Any) -> Any:
     # aliases: other tools' names. about: some of _ABOUT.
     metadata = {"help": help, "aliases": tuple(aliases.split()), **_ABOUT, **about}
     return field(default=default, metadata=metadata)
@@ -38,95 +38,80 @@ class LoadOptions:
     """How a model is loaded. Numbers may be text, as on a command line, until `Limits.check`."""
 
     model: str | os.PathLike | None = _option(
-        None,
         "a folder, a .gguf file, a Hugging Face hub id, hub id:TYPE or hub id:file.gguf, or a "
         "short name such as smollm2 (default: the small guide model in this package)",
         metavar="MODEL",
     )
     backend: str = _option(
-        "auto",
         "auto: MLX on Apple silicon, CUDA if torch sees a GPU, else the CPU",
+        default="auto",
         choices=("auto", "mlx", "cpu", "cuda"),
     )
     device: str | None = _option(
-        None,
         "run the mlx or cuda backend on this device (default: the GPU, if there is one)",
         choices=("cpu", "gpu"),
     )
     dtype: str = _option(
-        "auto",
         "width of the activations (default: the checkpoint's; float32 on the cpu backend)",
+        default="auto",
         choices=DTYPES,
         of_model=True,
     )
     _: KW_ONLY
-    revision: str | None = _option(None, "branch, tag or commit of a hub id", metavar="REVISION")
+    revision: str | None = _option("branch, tag or commit of a hub id", metavar="REVISION")
     ctx_size: int | None = _option(
-        None,
         "positions of the context (default: as many as the model was trained for)",
         "c max_kv_size",
         metavar="TOKENS",
     )
     template: str | None = _option(
-        None,
         "chat template to use instead of the checkpoint's: a name, a file, or Jinja text",
         "chat_template chat_template_file",
         metavar="NAME_OR_FILE",
     )
     threads: int | None = _option(
-        None,
         "threads of the cpu backend (default: one per physical core, fewer for a small model: "
         "one per 4 MB of weights)",
         metavar="N",
         of_model=True,
     )
     activation_bits: int | None = _option(
-        None,
         "width of the activations that the cpu backend multiplies with low-bit weights (default: "
         "16; 8 is faster and coarser, 32 exact and slower)",
         choices=(8, 16, 32),
         of_model=True,
     )
     compile: bool | None = _option(
-        None,
         "run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the "
         "same (default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)",
         is_negatable=True,
         of_model=True,
     )
     draft_model: str | os.PathLike | None = _option(
-        None,
         "a smaller model with the same vocabulary, to guess tokens ahead: the same text, sooner",
         "model_draft",
         metavar="MODEL",
     )
     cache_bits: int | None = _option(
-        None,
         "store keys and values in 8 or 16 bits (default: in the activations' width, 32 on cpu)",
         "kv_bits",
         choices=(8, 16),
         of_model=True,
     )
     cache_memory: int | str | None = _option(
-        None,
         "memory of all keys and values, in bytes or as a size such as 2GB (default: what is free "
         "beside the weights, less a reserve)",
         metavar="SIZE",
     )
     max_rows: int | None = _option(
-        None,
-        f"requests computed together in one step (default: {MAX_ROWS})",
-        "parallel np",
-        metavar="N",
+        f"requests computed together in one step (default: {MAX_ROWS})", "parallel np", metavar="N"
     )
     batch_invariant: bool | None = _option(
-        None,
         "bit-identical answers whatever else is in the batch, and however the prompt is cut "
         "into chunks (slower prompts on cuda; always on for cpu; not available on mlx)",
         of_model=True,
     )
     adapters: str | os.PathLike | Sequence[str | os.PathLike] | None = _option(
-        None,
         "LoRA adapters in the format of PEFT or mlx_lm, each FOLDER or FOLDER=SCALE; each "
         "request uses one",
         "adapter adapter_path lora",
@@ -134,7 +119,6 @@ class LoadOptions:
         flag_help="; repeat it for more",
     )
     on_progress: Callable[[int, int], object] | None = _option(
-        None,
         "f(done, total), bytes of the weights, called while they are loaded, one call at a time",
         is_flag=False,
     )
@@ -264,8 +248,7 @@ def list_adapters(
     """One adapter or several as a tuple. Raises OptionsError."""
     if adapters is None or isinstance(adapters, (str, os.PathLike)):
         return () if adapters is None else (adapters,)
-    if not isinstance(adapters, (list, tuple)) or not all(
-        isinstance(adapter, (str, os.PathLike)) for adapter in adapters
-    ):
+    is_list = isinstance(adapters, (list, tuple))
+    if not is_list or not all(isinstance(adapter, (str, os.PathLike)) for adapter in adapters):
         raise OptionsError(f"`adapters` {adapters!r:.60}: must be a folder or a list of folders")
     return tuple(adapters)

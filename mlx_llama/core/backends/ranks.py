@@ -31,7 +31,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.system.launch import Launch
 
-from .channel import Arrays, Channel, Message, stop_process
+from .channel import Arrays, Channel, Message, Received, stop_process
 from .interface import Array, Cache, Masks, Model, Probe, SamplingBatch
 from .load_options import LoadOptions
 from .positions import Positions, checked_tokens
@@ -52,9 +52,9 @@ class World:
         self.backend, self.ranks = launch.backend, ranks
         self.rank, self.size = ranks.rank, ranks.size
         # of other ranks, to make
-        self.calls: queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._channels: dict[int, Channel] = {}
-        self._answers: dict[int, queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]]] = {}
+        self._answers: dict[int, queue.SimpleQueue[Received]] = {}
         self._changes: deque[Message] = deque()  # of caches, to send with the next call
         self._numbers, self._names = itertools.count(1), itertools.count(1)
         self._finished = 0  # the last call that rank 0 has made
@@ -69,9 +69,8 @@ class World:
         listener = None
         try:
             if self.rank == 0:
-                listener = socket.create_server(
-                    (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-                )
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                listener = socket.create_server((host, 0), family=family)
                 words = [listener.getsockname()[1], *(secrets.randbits(16) for _ in range(8))]
             port, *key = self.ranks.sum_integers(words)
             key = np.array(key, np.uint16).tobytes()
@@ -187,7 +186,7 @@ class World:
             self._finished = number
             self._progress.notify_all()
 
-    def answers(self, number: int) -> list[tuple[Message, dict[str, np.ndarray]]]:
+    def answers(self, number: int) -> list[Received]:
         """Other ranks' answers to a call, in their order. Raises BackendError where one failed."""
         ranks = sorted(self._answers)
         answers = [self._take_answer(rank, number, None) for rank in ranks]
@@ -196,9 +195,7 @@ class World:
                 raise BackendError(f"rank {rank}: {message['failed']}")
         return answers
 
-    def _take_answer(
-        self, rank: int, number: int, seconds: float | None
-    ) -> tuple[Message, dict[str, np.ndarray]]:
+    def _take_answer(self, rank: int, number: int, seconds: float | None) -> Received:
         while True:
             message, arrays = self._answers[rank].get(timeout=seconds)
             if message["number"] == number:
@@ -260,15 +257,9 @@ def load(
 ) -> LeadingModel:
     """Load shares on all ranks; `build` loads rank 0's. Raises LlamaError, naming the rank."""
     name = world.name()
-    number = world.tell(
-        "load",
-        model=name,
-        checkpoint=checkpoint.name,
-        revision=_find_revision(checkpoint),
-        options=options.of_model(),
-        device=backend.device_kind,
-        identity=identify(checkpoint),
-    )
+    fields: dict[str, Any] = dict(checkpoint=checkpoint.name, options=options.of_model())
+    fields |= dict(revision=_find_revision(checkpoint), identity=identify(checkpoint))
+    number = world.tell("load", model=name, device=backend.device_kind, **fields)
     error = model = None
     try:
         model = build()
@@ -384,19 +375,11 @@ class LeadingModel:
         fields |= {"method": method, "model": self._name, "cache": cache.name, "rows": rows}
         fields |= {"masks": bool(masks), "probe": bool(probe), "all_positions": all_positions}
         fields["sampling"] = sampling and self._share_sampling(sampling)
+        options: dict[str, Any] = dict(rows=rows, probe=probe, all_positions=all_positions)
+        options["masks"] = masks and (lambda: self._share_masks(masks))
+        calls = self._backend, self._model, method, first, cache.inner, sampling
         with self._world.together("call", arrays, **fields):
-            return launch(
-                self._backend,
-                self._model,
-                method,
-                first,
-                cache.inner,
-                sampling,
-                rows=rows,
-                masks=masks and (lambda: self._share_masks(masks)),
-                probe=probe,
-                all_positions=all_positions,
-            )
+            return launch(*calls, **options)
 
     def _share_sampling(self, sampling: SamplingBatch) -> int:
         """The name of a SamplingBatch, which is sent once."""

@@ -76,9 +76,8 @@ class Backend:
                     "`adapters`: adapters are not split over several processes: start one, or "
                     "merge the adapter into the model first (python -m mlx_llama.quantize)"
                 )
-            model = ranks.load(
-                world, self, checkpoint, options, functools.partial(build, ranks=world.ranks)
-            )
+            build = functools.partial(build, ranks=world.ranks)
+            model = ranks.load(world, self, checkpoint, options, build)
         machine.trim_memory()
         return model
 
@@ -118,9 +117,9 @@ def missing(name: str) -> str:
     return ""
 
 
-def import_ranks(name: str) -> ModuleType:
-    """A backend's file `ranks`: collective operations."""
-    return importlib.import_module(f"{PACKAGES[name]}.ranks")
+def import_file(name: str, file: str) -> ModuleType:
+    """A file of a backend, such as `ranks` or `facts`, which imports no framework."""
+    return importlib.import_module(f"{PACKAGES[name]}.{file}")
 
 
 def _check_launcher(name: str, launched: str) -> None:
@@ -138,21 +137,16 @@ def _check_launcher(name: str, launched: str) -> None:
         )
 
 
-def import_facts(name: str) -> ModuleType:
-    """A backend's file `facts`, which imports no framework."""
-    return importlib.import_module(f"{PACKAGES[name]}.facts")
-
-
 def find_search() -> Search:
     """The compiled searches of quantisers to GGUF's types, or NumPy's."""
-    return importlib.import_module(f"{PACKAGES['cpu']}.runtime").find_search()
+    return import_file("cpu", "runtime").find_search()
 
 
 def _has_gpu(name: str) -> bool:
     if missing(name):
         return False
     try:
-        return importlib.import_module(f"{PACKAGES[name]}.runtime").has_gpu()
+        return import_file(name, "runtime").has_gpu()
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
         text = f"backend {name!r} is installed but does not import ({error})"
         print(f"{text}: continuing without it", file=sys.stderr)
@@ -181,8 +175,8 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
     if reason := missing(name):
         raise BackendError(reason)
     try:
-        files = [f"{PACKAGES[name]}.{file}" for file in ("runtime", "model", "sampling")]
-        runtime, model, sampling = map(importlib.import_module, files)
+        files = "runtime", "model", "sampling"
+        runtime, model, sampling = (import_file(name, file) for file in files)
     except (ImportError, OSError) as error:
         raise BackendError(
             f"backend {name!r} is installed but does not import: {error}. "

@@ -107,9 +107,8 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
         (first * config.head_dim, last * config.head_dim) for first, last in (heads, groups)
     )
 
-    rows: dict[str, Span] = dict.fromkeys(
-        ("model.embed_tokens", config.head_name), vocabulary[rank]
-    )
+    tables = "model.embed_tokens", config.head_name
+    rows: dict[str, Span] = dict.fromkeys(tables, vocabulary[rank])
     columns: dict[str, Span] = {}
     for spec in config.layers:
         rows |= zip(spec.qkv, (queries, keys, keys))
@@ -130,12 +129,8 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
         num_key_value_heads=groups[1] - groups[0],
         intermediate_size=hidden[1] - hidden[0],
     )
-    smaller = dataclasses.replace(
-        checkpoint,
-        config=share,
-        tensors=taken,
-        nbytes=sum(tensor.nbytes for tensor in taken.values()),
-    )
+    nbytes = sum(tensor.nbytes for tensor in taken.values())
+    smaller = dataclasses.replace(checkpoint, config=share, tensors=taken, nbytes=nbytes)
     return Share(smaller, vocabulary, frozenset(columns))
 
 
@@ -157,12 +152,11 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
     config = checkpoint.config
     unit = max(_unit(checkpoint, "out"), _unit(checkpoint, "down"))
     blocks = f" and blocks of {unit} weights" if unit > 1 else ""
+    several = f"{' or '.join(map(str, working[1:]))} processes" if working[1:] else "one process"
     raise BackendError(
         f"{checkpoint.name} cannot be split evenly over {size} processes: it has "
-        f"{config.num_key_value_heads} "
-        f"key-value heads, {config.intermediate_size} hidden units{blocks}; start "
-        f"{' or '.join(map(str, working[1:])) or 'one process'}"
-        f"{' processes' if working[1:] else ''}"
+        f"{config.num_key_value_heads} key-value heads, {config.intermediate_size} hidden units"
+        f"{blocks}; start {several}"
     )
 
 

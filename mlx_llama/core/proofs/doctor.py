@@ -97,7 +97,7 @@ def take_stock(gpus: Gpus) -> list[BackendFacts]:
     """Describe the backends (mlx, cpu, cuda); facts that need a framework are unknown."""
     stock = []
     for name in selection.PACKAGES:
-        facts, packages = selection.import_facts(name), {}
+        facts, packages = selection.import_file(name, "facts"), {}
         for package in facts.DISTRIBUTIONS:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 packages[package] = importlib.metadata.version(package)

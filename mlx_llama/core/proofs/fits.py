@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_llama.core.backends.interface import ITEMSIZE
 from mlx_llama.core.backends.positions import position_nbytes
-from mlx_llama.core.backends.selection import import_facts
+from mlx_llama.core.backends.selection import import_file
 from mlx_llama.core.engine.memory import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models import rope
@@ -38,7 +38,7 @@ def fit_backends(
     for facts in diagnosis.backends:
         if not facts.available:
             continue
-        plan = import_facts(facts.name).plan_weights(checkpoint, facts)
+        plan = import_file(facts.name, "facts").plan_weights(checkpoint, facts)
         per_position, in_8_bits = (
             position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype], bits)
             for bits in (cache_bits, 8)

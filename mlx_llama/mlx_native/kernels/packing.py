@@ -57,6 +57,5 @@ class Packing:
         """Convert stored parts to numbers [..., D]."""
         if self.bits != 8:
             return parts[0].astype(self.dtype)
-        return mx.dequantize(*parts, group_size=CACHE_GROUP, bits=self.bits)[
-            ..., : self.head_dim
-        ].astype(self.dtype)
+        numbers = mx.dequantize(*parts, group_size=CACHE_GROUP, bits=self.bits)
+        return numbers[..., : self.head_dim].astype(self.dtype)

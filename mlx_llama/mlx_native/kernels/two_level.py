@@ -140,27 +140,17 @@ _DEQUANTISE = f"""
 def multiply(layout: Layout, parts: Parts, x: mx.array) -> mx.array:
     """x @ w.T by a kernel for Metal, summed in float32. x: [M, K]; returns [M, N] in x's dtype."""
     M, N = x.shape[0], parts.packed.shape[0]
-    return _kernel("two_level_multiply", ("x", *Parts._fields), _MULTIPLY)(
-        inputs=[x, *parts],
-        template=[("T", x.dtype), *_template(layout)],
-        grid=(32 * M, 2 * -(-N // 8), 1),
-        threadgroup=(32, 2, 1),
-        output_shapes=[(M, N)],
-        output_dtypes=[x.dtype],
-    )[0]
+    kernel = _kernel("two_level_multiply", ("x", *Parts._fields), _MULTIPLY)
+    sizes = dict(grid=(32 * M, 2 * -(-N // 8), 1), threadgroup=(32, 2, 1), output_shapes=[(M, N)])
+    return _launch(kernel, [x, *parts], layout, x.dtype, **sizes)
 
 
 def dequantise(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
     """w by a kernel for Metal, [N, K] in `dtype`."""
     N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
-    return _kernel("two_level_dequantise", Parts._fields, _DEQUANTISE)(
-        inputs=[*parts],
-        template=[("T", dtype), *_template(layout)],
-        grid=(K // 32, N, 1),
-        threadgroup=(8, 8, 1),
-        output_shapes=[(N, K)],
-        output_dtypes=[dtype],
-    )[0]
+    kernel = _kernel("two_level_dequantise", Parts._fields, _DEQUANTISE)
+    sizes = dict(grid=(K // 32, N, 1), threadgroup=(8, 8, 1), output_shapes=[(N, K)])
+    return _launch(kernel, [*parts], layout, dtype, **sizes)
 
 
 def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
@@ -191,10 +181,8 @@ def find_fault(layout: Layout, dtype: mx.Dtype) -> str:
     rng, (N, K, M) = np.random.default_rng(0), (11, 1536, 2)
     subs = rng.integers(0, 1 << 16, (N, K // layout.group_size)).astype(layout.sub_kind)
     packed = rng.integers(0, 1 << 32, (N, K * layout.bits // 32), dtype=np.uint32)
-    supers = rng.uniform(-1e-4, 1e-4, (N, K // SUPER_GROUP, 2 if layout.sub_bits else 1)).astype(
-        np.float16
-    )
-    parts = Parts(mx.array(packed), mx.array(subs), mx.array(supers))
+    supers = rng.uniform(-1e-4, 1e-4, (N, K // SUPER_GROUP, 2 if layout.sub_bits else 1))
+    parts = Parts(mx.array(packed), mx.array(subs), mx.array(supers.astype(np.float16)))
     x = mx.array(rng.standard_normal((M, K)).astype(np.float32)).astype(dtype)
     plain = dequantise_plainly(layout, parts, mx.float32)
     try:
@@ -207,20 +195,19 @@ def find_fault(layout: Layout, dtype: mx.Dtype) -> str:
         return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     rounding = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
     for result, expected in results:
-        if (
-            not mx.abs(result.astype(mx.float32) - expected).max().item()
-            <= rounding * mx.abs(expected).max().item()
-        ):
+        error = mx.abs(result.astype(mx.float32) - expected).max().item()
+        if not error <= rounding * mx.abs(expected).max().item():
             return "their results differ from plain operations"
     return ""
 
 
 @functools.cache
 def _kernel(name: str, inputs: tuple[str, ...], source: str):
-    return mx.fast.metal_kernel(
-        name=name, input_names=list(inputs), output_names=["out"], source=source
-    )
+    names = dict(input_names=list(inputs), output_names=["out"])
+    return mx.fast.metal_kernel(name=name, source=source, **names)
 
 
-def _template(layout: Layout) -> list[tuple[str, int]]:
-    return list(zip(("BITS", "GROUP", "OFFSET", "SUB_BITS", "TABLE"), layout))
+def _launch(kernel, inputs: list[mx.array], layout: Layout, dtype: mx.Dtype, **sizes) -> mx.array:
+    names = "T", "BITS", "GROUP", "OFFSET", "SUB_BITS", "TABLE"
+    template = list(zip(names, (dtype, *layout)))
+    return kernel(inputs=inputs, template=template, output_dtypes=[dtype], **sizes)[0]

@@ -48,9 +48,8 @@ class StepView(View):
         if tables[0].ndim == 1:  # periods, not cosines and sines
             self.tables = (*tables, position)
         elif self.is_single:
-            self.tables = tuple(
-                mx.slice(table, position, (0,), (1, *table.shape[1:])) for table in tables
-            )
+            parts = (mx.slice(table, position, (0,), (1, *table.shape[1:])) for table in tables)
+            self.tables = tuple(parts)
         else:
             # [S, 1, 1, *]
             self.tables = tuple(mx.take(table, position[:, None, None], axis=0) for table in tables)
@@ -65,7 +64,6 @@ class StepView(View):
         return [(self.keys[layer], self.values[layer])]
 
     def new_keys(self, layer: int) -> mx.array:
-        """Keys that this step stored in a layer, [S, G, 1, D]."""
         return self.packing.unpack(
             tuple(
                 mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3]))
