@@ -41,29 +41,23 @@ _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim
 # {GGUF field of unsupported arithmetic: values without it}, unless a family's table has it
 _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.scale": (0,),
-    "attn_logit_softcapping": (0,),
-    "embedding_scale": (0, 1),
-    "expert_count": (0,),
     "expert_gating_func": (0, 1),  # softmax
-    "expert_group_count": (0, 1),
-    "expert_shared_count": (0,),
-    "expert_shared_feed_forward_length": (0,),
-    "expert_weights_scale": (0, 1),
-    "interleave_moe_layer_step": (0, 1),
-    "leading_dense_block_count": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0, 1),
     "rope.dimension_sections": ([0, 0, 0, 0],),  # of images' positions
-    "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_ext_factor": (-1, 1),
-    "rope.scaling.yarn_log_multiplier": (0,),
     "use_parallel_residual": (False,),
 }
+_GGUF_NEUTRAL |= dict.fromkeys(
+    "attention.clamp_kqv attention.max_alibi_bias attention.scale attn_logit_softcapping "
+    "expert_count expert_shared_count expert_shared_feed_forward_length final_logit_softcapping "
+    "leading_dense_block_count nextn_predict_layers rope.scaling.alpha "
+    "rope.scaling.yarn_log_multiplier".split(),
+    (0,),
+)
+_GGUF_NEUTRAL |= dict.fromkeys(
+    "embedding_scale expert_group_count expert_weights_scale interleave_moe_layer_step logit_scale "
+    "residual_scale".split(),
+    (0, 1),
+)
 
 
 @dataclass(frozen=True)
