@@ -197,9 +197,9 @@ class GGUFTokenizer(Tokenizer):
         self.adds_bos = self.bos_id is not None and add_bos
         fields.flag("add_eos_token")
 
-    @abstractmethod
     def _adds_bos_by_default(self, fields: _Fields) -> bool:
         """True if texts begin with BOS when the file lacks add_bos_token."""
+        return True
 
     def _read_tokens(self, fields: _Fields, config: LlamaConfig) -> None:
         texts = fields.strings("tokens")
@@ -362,9 +362,6 @@ class SentencePieceVocabulary(GGUFTokenizer):
         self.special_ends_bytes = True
         # Adds no space before a text
         self.library: sentencepiece.SentencePieceProcessor = self._build_library(scores)
-
-    def _adds_bos_by_default(self, fields: _Fields) -> bool:
-        return True
 
     def _check_byte_tokens(self, fields: _Fields) -> None:
         expected = {f"<0x{byte:02X}>" for byte in range(256)}
