@@ -175,12 +175,12 @@ def _round_up(rank: int) -> int:
 
 def _groups(config: LlamaConfig) -> list[tuple[str, ...]]:
     """Modules that adapters may change, grouped by input: no MLP's in a layer with experts."""
-    groups = [
+    return [
         group
         for spec in config.layers
         for group in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,))
+        if any(group)
     ]
-    return [group for group in groups if group and group[0]]
 
 
 def parse(spec: str | os.PathLike) -> tuple[Path, float]:

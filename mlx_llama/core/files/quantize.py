@@ -186,10 +186,9 @@ def write_mlx(
         config = {**config, "quantization": scheme, "quantization_config": scheme}
     kept = [name for name, item in plan.items() if item.keeps_codes]
     notices = _notice_kept(plan) if keep else writing.notice_requantised(checkpoint, kept)
-    dtype = plan[odd[0]].dtype if odd else ""
-    if packing:
+    if packing and odd:
         blocks = f"groups of {packing.group_size}"
-        notices += writing.notice_unquantised(odd, checkpoint, dtype, blocks)
+        notices += writing.notice_unquantised(odd, checkpoint, plan[odd[0]].dtype, blocks)
 
     with writing.replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))

@@ -199,9 +199,7 @@ def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> li
 def notice_unquantised(
     names: list[str], checkpoint: Checkpoint, dtype: str, blocks: str
 ) -> list[str]:
-    """Notice that matrices keep `dtype` because `blocks` do not divide their rows, if so."""
-    if not names:
-        return []
+    """Notice that matrices keep `dtype` because `blocks` do not divide their rows."""
     matrices = f"{len(names)} matrices (such as {names[0]}) are"
     if len(names) == 1:
         matrices = f"1 matrix ({names[0]}) is"
