@@ -34,7 +34,6 @@ class Tool:
     @classmethod
     def of(cls, value: Any) -> Tool:
         """Build from a Python function, or from OpenAI's {"type": "function", "function": {...}}.
-
         Raises OptionsError that names the missing or wrong part.
         """
         if isinstance(value, Tool):
@@ -73,7 +72,6 @@ class Tool:
 
     def run(self, arguments: str) -> str:
         """Call the function with arguments as JSON; returns its result as JSON, a text as it is.
-
         Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and
         errors of the function.
         """
