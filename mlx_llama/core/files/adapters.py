@@ -413,8 +413,7 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
     for written, pair in pairs.items():
         module = written.removeprefix(_PEFT_PREFIX)
         if config.is_text_part:
-            name = f"{module}.weight"
-            module = (strip_wrapper(name) or name).removesuffix(".weight")
+            module = strip_wrapper(module) or module
         spans = fused.get(module, {})
         if pair.shape[0] == max((last for _, last in spans.values()), default=None):
             for part, (first, last) in spans.items():

@@ -144,7 +144,7 @@ def write_mlx(
     if checkpoint.gguf_metadata is not None:  # already added in GGUF files
         family = FAMILIES[config["architectures"][0]]
         offset = family.norm_offset - checkpoint.config.norm_offset
-    tensors, stacks = writing.stack_experts(checkpoint), checkpoint.config.stacks()
+    tensors = writing.stack_experts(checkpoint)
     packing = None if bits is None else Packing(bits, group_size, mode)
     packings: Mapping[str, Packing | None]
     if keep:
@@ -160,8 +160,7 @@ def write_mlx(
         dtype = _pick_dtype(parts[0], checkpoint, config)
         chosen = packings.get(name.removesuffix(".weight"), packing)
         shift = offset if name.endswith("norm.weight") else 0.0
-        is_stack = name.rpartition(".")[0] in stacks
-        plan[name] = _TensorPlan(parts, is_stack, dtype, chosen, shift, keep)
+        plan[name] = _TensorPlan(parts, name != parts[0].name, dtype, chosen, shift, keep)
     odd = [
         name
         for name, item in plan.items()

@@ -231,7 +231,7 @@ class GGUFTokenizer(Tokenizer):
         self._file_types = types  # int [vocab_size]
 
     def _find_control_tokens(self, fields: _Fields, eos: int | None) -> None:
-        """Set end tokens and final types, by metadata and by the texts that llama.cpp recognises."""
+        """Set end tokens and final types, by metadata and by texts that llama.cpp recognises."""
 
         def find(texts: Iterable[str]) -> list[int]:
             return [self._id_of[text] for text in texts if text in self._id_of]

@@ -132,17 +132,14 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         raise TemplateError(
             f"{where}.role is {show(role)}, expected a word such as system, user or assistant"
         )
-    checked = dict(message)
-    calls = checked.get("tool_calls")
-    if calls is None:
-        checked.pop("tool_calls", None)
-    else:
-        checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
-    checked["content"] = "" if calls and checked.get("content") is None else checked.get("content")
+    calls = fields.pop("tool_calls", None)
+    if calls is not None:
+        fields["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
+    fields["content"] = "" if calls and fields.get("content") is None else fields.get("content")
     for name in ("content", "tool_call_id", "name", "reasoning_content", "tools"):
-        if name in checked and not isinstance(checked[name], str):
-            raise TemplateError(f"{where}.{name} is {show(checked[name])}, expected a string")
-    return checked
+        if name in fields and not isinstance(fields[name], str):
+            raise TemplateError(f"{where}.{name} is {show(fields[name])}, expected a string")
+    return fields
 
 
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
