@@ -10,7 +10,7 @@ from typing import Any
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools.calls import CallText, fold_calls
+from mlx_llama.core.text.tools.calls import CallText, fold_calls, split_calls
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_calls
 
@@ -42,7 +42,7 @@ class ToolFormat(ABC):
     variable = "tools"  # of the template: takes the descriptions
     is_bare = False  # an answer that begins with a brace may be a call
     is_open = False  # the prompt ends with the opening mark
-    calls_once = False  # trained on one call a message
+    calls_once = False  # trained on one call a message, which is all that templates print
     folds = False  # templates print no calls: they become text of their messages
     notice = ""  # about answers with tools
 
@@ -58,6 +58,8 @@ class ToolFormat(ABC):
         """
         if self.folds:
             messages = fold_calls(messages, self.write)
+        if self.calls_once:
+            messages = split_calls(messages)
         return messages, {self.variable: [tool.as_dict() for tool in tools]} if tools else {}
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools.calls import CallText, split_calls
+from mlx_llama.core.text.tools.calls import CallText
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_call
 from mlx_llama.core.text.tools.python_calls import read_code
@@ -40,9 +40,8 @@ class Llama3(ToolFormat):
             for tool in tools
             if list(tool.parameters.get("properties", {})) == [_BUILTIN.get(tool.name)]
         ]
-        messages, extras = super().offer(
-            split_calls(messages), [tool for tool in tools if tool.name not in builtin]
-        )
+        others = [tool for tool in tools if tool.name not in builtin]
+        messages, extras = super().offer(messages, others)
         return messages, {**extras, "builtin_tools": builtin} if builtin else extras
 
     def read(self, text: CallText) -> Generator[None]:
