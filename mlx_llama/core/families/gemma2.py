@@ -40,13 +40,9 @@ SCALE = factor(
     decode=lambda x: x**-0.5,
     encode=lambda x: round(x**-2),
 )
-DEFAULTS = {
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-    "tie_word_embeddings": True,
-}
+DEFAULTS = dict(
+    num_key_value_heads=4, head_dim=256, bos_token_id=2, eos_token_id=1, tie_word_embeddings=True
+)
 # Shared with Gemma 3
 SHARED: dict[str, Any] = dict(
     neutral={"use_bidirectional_attention": (False, "tokens see those before them alone")},

@@ -26,7 +26,7 @@ from mlx_llama.core.system.files import read_json
 
 from .quantized import AffineWeight
 from .safetensors import open_safetensors
-from .tensor import NUMBERS, Tensor, as_numbers
+from .tensor import NUMBERS, Tensor, as_bits
 
 BASE = "base"  # name of the model without adapters
 MOST_ADAPTERS = 64
@@ -71,12 +71,12 @@ class Pair:
     def a(self) -> np.ndarray:
         """float32 [r, K]."""
         self.stored_a.check_file()
-        return as_numbers(self.stored_a.stored).astype(np.float32)
+        return self.stored_a.float32()
 
     def b(self) -> np.ndarray:
         """float32 [N, r], times the scale."""
         self.stored_b.check_file()
-        return as_numbers(self.stored_b.stored).astype(np.float32) * np.float32(self.scale)
+        return self.stored_b.float32() * np.float32(self.scale)
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,7 @@ def _add(base: Tensor | AffineWeight, additions: Sequence[tuple[int, Pair]]) -> 
         for first, pair in additions:
             values[first : first + pair.shape[0]] += pair.b() @ pair.a()
         with np.errstate(over="ignore"):  # writers refuse values that are not finite
-            rounded = values.astype(NUMBERS[base.dtype], copy=False)
-        return rounded.view(np.uint16) if base.dtype == "bfloat16" else rounded
+            return as_bits(values.astype(NUMBERS[base.dtype], copy=False))
 
     return Tensor(base.name, base.dtype, base.shape, compute, base.pages, file_bytes=base.nbytes)
 

@@ -540,14 +540,9 @@ class Search:
         return function(_Words, x, weights, *others, *constants)
 
 
-_QUANTISERS: dict[str, Callable[..., np.ndarray]] = {
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-}
+_QUANTISERS: dict[str, Callable[..., np.ndarray]] = dict(
+    Q3_K=_q3_k, Q4_K=_q4_k, Q5_K=_q5_k, Q6_K=_q6_k, IQ4_NL=_iq4_nl, IQ4_XS=_iq4_xs
+)
 # those that weigh errors, the gguf library's among them
 _WEIGHED: dict[str, Callable[..., np.ndarray]] = {
     **_QUANTISERS,
