@@ -87,30 +87,29 @@ class _Settings:
             return "never"
         return "always" if self.values.get("legacy") is True else "first"
 
+    def _unexpected(self, field: str, value: Any, expected: str) -> TokenizerError:
+        return TokenizerError(f"{self.path}: {field} is {show(value)}, expected {expected}")
+
     def _text(self, field: str, value: Any) -> str:
         text = _content(value)
         if not _is_text(text) or (not text and field in _NAMED):
-            raise TokenizerError(f"{self.path}: {field} is {show(value)}, expected a token's text")
+            raise self._unexpected(field, value, "a token's text")
         return text
 
     def _list(self, field: str) -> list[Any]:
         values = self.values.get(field) or []
         if not isinstance(values, (list, dict)):
-            raise TokenizerError(
-                f"{self.path}: {field} is {show(values)}, expected a list of tokens' texts"
-            )
+            raise self._unexpected(field, values, "a list of tokens' texts")
         return list(values.values()) if isinstance(values, dict) else values
 
     def _read_added(self) -> list[tuple[int, dict[str, Any]]]:
         tokens = self.values.get("added_tokens_decoder") or {}
         if not isinstance(tokens, dict):
-            raise TokenizerError(
-                f"{self.path}: added_tokens_decoder is {show(tokens)}, expected {{id: token}}"
-            )
+            raise self._unexpected("added_tokens_decoder", tokens, "{id: token}")
         for key, token in tokens.items():
             field = f"added_tokens_decoder[{show(key)}]"
             if not isinstance(token, dict) or not re.fullmatch(r"\d{1,9}", key):
-                raise TokenizerError(f"{self.path}: {field} is {show(token)}, expected a token")
+                raise self._unexpected(field, token, "a token")
             self._text(field, token)
         return sorted(((int(key), token) for key, token in tokens.items()), key=itemgetter(0))
 

@@ -111,9 +111,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     TemplateError that names the malformed message and field.
     """
     if not isinstance(messages, (list, tuple)):
-        raise TemplateError(
-            f"messages is {show(messages)}, expected a list of {{'role', 'content'}}"
-        )
+        raise _unexpected("messages", messages, "a list of {'role', 'content'}")
     return [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
@@ -129,31 +127,31 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
             f"{where} has {show(present)}, expected the fields role and content{more}"
         )
     if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][\w-]{0,63}", role, re.ASCII):
-        raise TemplateError(
-            f"{where}.role is {show(role)}, expected a word such as system, user or assistant"
-        )
+        raise _unexpected(f"{where}.role", role, "a word such as system, user or assistant")
     calls = fields.pop("tool_calls", None)
     if calls is not None:
         fields["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
     fields["content"] = "" if calls and fields.get("content") is None else fields.get("content")
     for name in ("content", "tool_call_id", "name", "reasoning_content", "tools"):
         if name in fields and not isinstance(fields[name], str):
-            raise TemplateError(f"{where}.{name} is {show(fields[name])}, expected a string")
+            raise _unexpected(f"{where}.{name}", fields[name], "a string")
     return fields
+
+
+def _unexpected(place: str, value: object, expected: str) -> TemplateError:
+    return TemplateError(f"{place} is {show(value)}, expected {expected}")
 
 
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Check a message's calls; returns their arguments as objects, which print as JSON."""
     if not isinstance(calls, (list, tuple)) or not 1 <= len(calls) <= MAX_CALLS:
-        raise TemplateError(f"{where} is {show(calls)}, expected a list of 1 to {MAX_CALLS} calls")
+        raise _unexpected(where, calls, f"a list of 1 to {MAX_CALLS} calls")
     checked = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise TemplateError(
-                f"{where}[{i}] is {show(call)}, expected {{'id', 'type', 'function': {{'name', "
-                "'arguments'}}"
-            )
+            form = "{'id', 'type', 'function': {'name', 'arguments'}}"
+            raise _unexpected(f"{where}[{i}]", call, form)
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             try:
@@ -161,10 +159,8 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):
                 arguments = None
         if not isinstance(arguments, Mapping):
-            raise TemplateError(
-                f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected an "
-                "object, or JSON text of one"
-            )
+            place, expected = f"{where}[{i}].function.arguments", "an object, or JSON text of one"
+            raise _unexpected(place, function["arguments"], expected)
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         text = function.get("arguments")
         inner = {
@@ -244,10 +240,8 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
 
 def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | None:
     if value is not None and not isinstance(value, str):
-        raise TemplateError(
-            f"{source}: {field} is {show(value)}, expected Jinja text; choose a template with "
-            "`template`"
-        )
+        expected = "Jinja text; choose a template with `template`"
+        raise _unexpected(f"{source}: {field}", value, expected)
     return TemplateText(value, f"{source} ({field})") if value else None
 
 
