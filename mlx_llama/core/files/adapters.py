@@ -34,7 +34,7 @@ MOST_RANK = 4096
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
-_FETCH = "fetch the adapter again"
+_FETCH, _MERGE = "fetch the adapter again", "merge the adapter with PEFT"
 _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
@@ -263,23 +263,15 @@ def _digest(settings: Mapping[str, Any], scale: float, weights: Path) -> str:
 
 def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
     """The factor of a module's pair, by its name in the file and its rank."""
-    if settings["peft_type"] != "LORA":
-        raise CheckpointError(
-            f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is supported: "
-            "merge the adapter with PEFT"
-        )
+    if (kind := settings["peft_type"]) != "LORA":
+        raise _fault(config, "peft_type", kind, f"and only LORA is supported: {_MERGE}")
     for name in _PEFT_REFUSED:
-        if settings.get(name) not in _OFF:
-            raise CheckpointError(
-                f"{config}: {name} is {show(settings[name])}, which is not supported: merge the "
-                "adapter with PEFT"
-            )
+        if (value := settings.get(name)) not in _OFF:
+            raise _fault(config, name, value, f"which is not supported: {_MERGE}")
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
-        raise CheckpointError(
-            f"{config}: init_lora_weights is {show(start)}, which also changes the base: convert "
-            "the adapter with PEFT's path_initial_model_for_weight_conversion"
-        )
+        remedy = "convert the adapter with PEFT's path_initial_model_for_weight_conversion"
+        raise _fault(config, "init_lora_weights", start, f"which also changes the base: {remedy}")
     alpha = _number(settings, "lora_alpha", 8, config)
     alphas = _patterns(settings, "alpha_pattern", config)
     is_stabilised = settings.get("use_rslora") is True
@@ -295,15 +287,11 @@ def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
 def _read_mlx(settings: Mapping[str, Any], config: Path) -> Scale:
     kind = settings.get("fine_tune_type", "lora")
     if kind != "lora":
-        raise CheckpointError(
-            f"{config}: fine_tune_type is {show(kind)}, and only lora is supported: fuse the "
-            "adapter with mlx_lm.fuse"
-        )
+        remedy = "fuse the adapter with mlx_lm.fuse"
+        raise _fault(config, "fine_tune_type", kind, f"and only lora is supported: {remedy}")
     parameters = settings.get("lora_parameters")
     if not isinstance(parameters, dict):
-        raise CheckpointError(
-            f"{config}: lora_parameters is {show(parameters)}, expected an object; {_FETCH}"
-        )
+        raise _fault(config, "lora_parameters", parameters, f"expected an object; {_FETCH}")
     factor = _number(parameters, "scale", 20.0, config)
     return lambda module, rank: factor
 
@@ -311,8 +299,12 @@ def _read_mlx(settings: Mapping[str, Any], config: Path) -> Scale:
 def _number(settings: Mapping[str, Any], name: str, default: float, config: Path) -> float:
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise CheckpointError(f"{config}: {name} is {show(value)}, expected a number; {_FETCH}")
+        raise _fault(config, name, value, f"expected a number; {_FETCH}")
     return float(value)
+
+
+def _fault(config: Path, name: str, value: object, text: str) -> CheckpointError:
+    return CheckpointError(f"{config}: {name} is {show(value)}, {text}")
 
 
 class _Pattern:
@@ -358,10 +350,8 @@ def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> list[tupl
     try:
         return [(_Pattern(key), _number(patterns, key, 0.0, config)) for key in dict(patterns)]
     except (TypeError, ValueError, re.error):
-        raise CheckpointError(
-            f"{config}: {name} is {show(patterns)}, expected numbers by names of modules, which "
-            "may have ., \\d, [0-9], (a|b), *, + and ?: write the names"
-        ) from None
+        expected = "expected numbers by names of modules, which may have ., \\d, [0-9], (a|b), *, +"
+        raise _fault(config, name, patterns, f"{expected} and ?: write the names") from None
 
 
 def _pair(path: Path, part: re.Pattern[str], scale_of: Scale) -> dict[str, Pair]:

@@ -141,9 +141,7 @@ def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False)
     """The local file of "org/name:file.gguf", downloaded with its other parts if missing.
     local_only: as in `fetch`. Raises CheckpointError: as `fetch`; the repository has no such file.
     """
-    place = gguf_in_hub(name)
-    assert place is not None
-    model, file = place
+    model, _, file = name.partition(":")
     path = fetch(model, revision, parts_of(file), skip=(), local_only=local_only) / file
     if not path.exists():
         raise CheckpointError(

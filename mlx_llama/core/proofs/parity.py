@@ -166,11 +166,9 @@ class Report:
         bad = self.first_bad
         if bad is not None:
             places = np.flatnonzero(~(bad.positions <= self.tolerance))
-            where = (
-                f"position {places[0]}"
-                if len(places) == 1
-                else f"positions {places[0]} to {places[-1]} ({len(places)})"
-            )
+            where = f"position {places[0]}"
+            if len(places) > 1:
+                where = f"positions {places[0]} to {places[-1]} ({len(places)})"
             return (
                 f"OUTSIDE: first at probe {bad.name}, {where}: relative error {bad.peak:.2g}, "
                 f"allowed {self.tolerance:g}"
