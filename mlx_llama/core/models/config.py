@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import ConfigError, Report, refuse, show
-from mlx_llama.core.families import BY_GGUF, FAMILIES, explain_absence, find_family, find_gguf
+from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf, unsupported
 from mlx_llama.core.families.family import Family
 from mlx_llama.core.system.files import read_json
 from mlx_llama.core.system.forks import cached_property
@@ -575,10 +575,8 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
         general.fail("general.type", kind, "'model'")
     family = find_gguf(general.raw)
     if family is None:
-        raise ConfigError(
-            f"{general.source}: general.architecture is {show(name)}: "
-            f"{explain_absence(sorted(BY_GGUF), name)}"
-        )
+        fault = f"{general.source}: general.architecture is {show(name)}"
+        raise unsupported(fault, sorted(BY_GGUF), name)
     prefix = f"{name}."
     keys = [key for key in general.raw if key.startswith(prefix)]
     fields = {key.removeprefix(prefix): general.raw[key] for key in keys}
