@@ -46,13 +46,12 @@ def quantize(
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain
 
     def blocks(part: np.ndarray) -> np.ndarray:
-        if importance is not None and kind in _WEIGHED:
-            weights = _weigh(part, importance, kind)
-            return _WEIGHED[kind](part, weights, search).reshape(len(part), -1)
-        if kind in _QUANTISERS:
-            return _QUANTISERS[kind](part, None, search).reshape(len(part), -1)
-        return quantize_plain(part, GGMLQuantizationType[kind])
+        if quantiser is None:
+            return quantize_plain(part, GGMLQuantizationType[kind])
+        weights = None if importance is None else _weigh(part, importance, kind)
+        return quantiser(part, weights, search).reshape(len(part), -1)
 
+    quantiser = (_QUANTISERS if importance is None else _WEIGHED).get(kind)
     search = search or Search()
     step = max(1, _PART // rows.shape[1])
     with np.errstate(all="ignore"):
