@@ -12,7 +12,7 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.calls import CallText, fold_calls, split_calls
 from mlx_llama.core.text.tools.describe import Tool
-from mlx_llama.core.text.tools.json_calls import read_json_calls
+from mlx_llama.core.text.tools.json_calls import FUNCTION, read_function, read_json_calls
 
 Messages = Sequence[Mapping[str, Any]]
 Offer = tuple[Messages, dict[str, Any]]  # messages, and variables of the template
@@ -77,6 +77,8 @@ class ToolFormat(ABC):
 
     def read(self, text: CallText) -> Generator[None]:
         """Read the calls that begin here, behind `opens`; see `CallText`."""
+        if text.mark == FUNCTION:
+            return read_function(text)
         return read_json_calls(text, self.closes)
 
     def shown_specials(self, tokenizer: Tokenizer) -> frozenset[int]:

@@ -11,11 +11,10 @@ from typing import Any
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.calls import CallText
 from mlx_llama.core.text.tools.describe import Tool
-from mlx_llama.core.text.tools.json_calls import read_json_calls
+from mlx_llama.core.text.tools.json_calls import FUNCTION
 from mlx_llama.core.text.tools.python_calls import INTERPRETERS, read_code
 
 from .base import Messages, Offer, ToolFormat
-from .functionary import FUNCTION, read_function
 
 
 class Hermes(ToolFormat):
@@ -28,11 +27,6 @@ class Hermes(ToolFormat):
         xml = "<function=", "<arg_key>", "<invoke"
         is_json = "arguments" in source and not any(mark in source for mark in xml)
         return is_json and super().matches(source, tokenizer)
-
-    def read(self, text: CallText) -> Generator[None]:
-        if text.mark == FUNCTION:
-            return read_function(text)
-        return read_json_calls(text, self.closes)
 
 
 class SmolLM2(Hermes):

@@ -9,11 +9,10 @@ from collections.abc import Generator, Sequence
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.calls import CallText
 from mlx_llama.core.text.tools.describe import Tool
-from mlx_llama.core.text.tools.json_calls import read_json_call
+from mlx_llama.core.text.tools.json_calls import FUNCTION, read_function, read_json_call
 from mlx_llama.core.text.tools.python_calls import read_code
 
 from .base import Messages, Offer, Spell, ToolFormat
-from .functionary import FUNCTION, read_function
 
 # The parameter of each tool that the template's builtin_tools name
 _BUILTIN = {"brave_search": "query", "wolfram_alpha": "query", "code_interpreter": "code"}
