@@ -132,8 +132,7 @@ def write_gguf(
         elif is_fallback(item.kind, format) and item.tensor.shape[1] % 256:
             kept.setdefault((item.kind, "blocks of 256"), []).append(name)
     for kind, blocks in sorted(kept, key=lambda key: (key[0] != "float16", key)):
-        matrices = kept[kind, blocks]
-        notices += writing.notice_unquantised(matrices, checkpoint, kind, blocks)
+        notices += writing.notice_unquantised(kept[kind, blocks], checkpoint, kind, blocks)
 
     kept_blocks = {name for name, item in plan.items() if all(map(item.keeps_blocks, item.parts))}
     notices = writing.notice_requantised(checkpoint, kept_blocks) + notices

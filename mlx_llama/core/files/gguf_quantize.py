@@ -382,8 +382,7 @@ def _symmetric(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) 
 def _with_bias(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) -> np.ndarray:
     """Q4_1 or Q5_1, by `top` 15 or 31: half d, m; uint8 qh[4] of Q5_1, qs[16]."""
     x = _groups(rows, 32)
-    grid = top, -0.9, 36, 0.05
-    scales, mins, find = _search_min(x, grid, search, _groups(weights, 32))
+    scales, mins, find = _search_min(x, (top, -0.9, 36, 0.05), search, _groups(weights, 32))
     return _pack_32([_half(scales), _half(-mins)], find(np.arange(x.shape[1])), has_high=top > 15)
 
 

@@ -142,8 +142,7 @@ def write_mlx(
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
     offset = 0.0
     if checkpoint.gguf_metadata is not None:  # already added in GGUF files
-        family = FAMILIES[config["architectures"][0]]
-        offset = family.norm_offset - checkpoint.config.norm_offset
+        offset = FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset
     tensors = writing.stack_experts(checkpoint)
     packing = None if bits is None else Packing(bits, group_size, mode)
     packings: Mapping[str, Packing | None]

@@ -142,8 +142,7 @@ class _StoredRows(AffineWeight):
     def part(self, name: str, start: int, stop: int) -> AffineWeight:
         first, last, order = self.rows_in_file(start, stop)
         arrays = [array[first:last] for array in self.arrays]
-        pages = tuple(self.pages_of(first, last))
-        return self._derive(name, arrays, pages=pages, order=order)
+        return self._derive(name, arrays, pages=tuple(self.pages_of(first, last)), order=order)
 
     def reorder(self, order: np.ndarray) -> AffineWeight:
         order = order if self.order is None else self.order[order]
@@ -591,8 +590,7 @@ class GGUFFormat:
 
     @property
     def bits(self) -> int:
-        widths = sum(field.width for field in self.fields)
-        return {"": widths, "iq4": 8, "fp4": 5}[self.table]
+        return {"": sum(field.width for field in self.fields), "iq4": 8, "fp4": 5}[self.table]
 
     @property
     def flip(self) -> int:

@@ -237,8 +237,7 @@ class LlamaConfig:
         """Columns of the tables of angles: of each rope, of the first times the queries' factor, of
         no rotation, and of that times the unrotated queries' factor.
         """
-        tables = self.still_rope + (2 if self.temperature_scale else 0)
-        return tables * (self.rotary_dim // 2)
+        return (self.still_rope + (2 if self.temperature_scale else 0)) * (self.rotary_dim // 2)
 
     @property
     def still_rope(self) -> int:

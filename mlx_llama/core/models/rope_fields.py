@@ -252,8 +252,8 @@ def _read_gguf_scaling(
     attention = read.number(prefix + "yarn_attn_factor", None)
     if attention is None:
         multiplier = max(read.number(prefix + "yarn_log_multiplier", 0.0, low=-1e-9), 0.0)
-        growth = 0.1 * math.log(factor)
-        attention = (growth + 1.0) / (0.1 * multiplier * math.log(factor) + 1.0)
+        growth = math.log(factor)
+        attention = (0.1 * growth + 1.0) / (0.1 * multiplier * growth + 1.0)
     return {
         "type": "yarn",
         "factor": factor,

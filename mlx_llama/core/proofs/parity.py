@@ -208,8 +208,7 @@ def compare(
     ]
     agreement = measure_agreement(actual[LAST[-1]], expected["logits"])
     missing = [name for name in names if name not in expected]
-    run = backend, device, dtype, tolerance
-    return Report(*run, differences, agreement, missing=missing)
+    return Report(backend, device, dtype, tolerance, differences, agreement, missing=missing)
 
 
 def compare_decoded(
