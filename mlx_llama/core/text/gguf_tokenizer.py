@@ -307,9 +307,8 @@ class GGUFTokenizer(Tokenizer):
     @cached_property
     def _longest_token(self) -> int:
         # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
-        if self._stripping or (
-            self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()
-        ):
+        lacks_bytes = self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()
+        if self._stripping or lacks_bytes:
             return 0
         added = max((len(text.encode()) for text in self.added_ids), default=0)
         spelled = (text.replace(SPACE, " ").encode() for text in self.tokens)

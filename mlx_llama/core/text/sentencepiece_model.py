@@ -90,12 +90,9 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
         data = text.encode()
         piece = b"\x0a" + _encode_varint(len(data)) + data
         piece += b"\x15" + _pack_float(score) + b"\x18" + _BYTES[kind]
-        # piece = 1, score = 2, type = 3. Most lengths take one byte, and then this is faster.
-        parts.append(
-            b"\x0a" + _BYTES[len(piece)] + piece
-            if len(piece) < 0x80
-            else _encode_message(PIECES, piece)
-        )
+        # piece = 1, score = 2, type = 3. Most sizes take one byte, and then a lookup is faster.
+        size = _BYTES[len(piece)] if len(piece) < 0x80 else _encode_varint(len(piece))
+        parts.append(b"\x0a" + size + piece)
     trainer = b"\x18\x02\x98\x02\x01"  # model_type = BPE, byte_fallback = true
     # add_dummy_prefix, remove_extra_whitespaces: no; escape_whitespaces: yes
     normalizer = b"\x18\x00\x20\x00\x28\x01"

@@ -98,12 +98,10 @@ class ChatTemplate:
                 kind, text = "fault", f"its variables cannot be expressed as JSON: {e}"
         if kind == "text":
             return text
-        text = one_line(text)
-        raise TemplateError(
-            f"{self.name}: the template refuses this conversation: {text}"
-            if kind == "refusal"
-            else f"{self.name}: {text}; {_REMEDY}"
-        )
+        fault = f"{one_line(text)}; {_REMEDY}"
+        if kind == "refusal":
+            fault = f"the template refuses this conversation: {one_line(text)}"
+        raise TemplateError(f"{self.name}: {fault}")
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

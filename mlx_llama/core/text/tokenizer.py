@@ -185,11 +185,8 @@ class StreamDecoder:
         outside the model's vocabulary.
         """
         tokenizer = self.tokenizer
-        if (
-            self._started
-            and not self._pending
-            and (known := tokenizer.texts.get(token)) is not None
-        ):
+        known = tokenizer.texts.get(token) if self._started and not self._pending else None
+        if known is not None:
             return known
         piece = tokenizer.piece(token)
         if piece is None:

@@ -26,11 +26,8 @@ class Llama3(ToolFormat):
     is_bare = calls_once = True
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        # The words of the prompt, or the token of the vocabulary
-        return (
-            '"parameters": dictionary of argument name' in source
-            or self.opens in tokenizer.added_ids
-        )
+        words = '"parameters": dictionary of argument name'  # of the prompt
+        return words in source or self.opens in tokenizer.added_ids
 
     def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """A built-in tool is only named: the model knows it."""
