@@ -51,11 +51,8 @@ def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         return None
-    marked = (
-        family
-        for family in _ALL
-        if family.gguf == name and family.gguf_mark and metadata.get(f"{name}.{family.gguf_mark}")
-    )
+    special = (family for family in _ALL if family.gguf == name and family.gguf_mark)
+    marked = (family for family in special if metadata.get(f"{name}.{family.gguf_mark}"))
     return next(marked, BY_GGUF.get(name))
 
 

@@ -282,19 +282,16 @@ def _write_importance(writer: Any, importance: Importance) -> None:
 
 def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None:
     windows, layers = FAMILIES[config.architecture].windows, config.num_hidden_layers
+    window, positions = config.sliding_window, config.max_position_embeddings
     if windows.pattern:
-        writer.add_sliding_window(config.sliding_window or 0)
+        writer.add_sliding_window(window or 0)
         if config.sliding_layers not in (None, choose_layers(layers, windows.pattern)):
             writer.add_sliding_window_pattern([i in config.sliding_layers for i in range(layers)])
-    elif (
-        config.sliding_window is not None
-        and config.sliding_window < config.max_position_embeddings
-        and not windows.is_switched
-    ):
-        writer.add_sliding_window(config.sliding_window)
+    elif window is not None and window < positions and not windows.is_switched:
+        writer.add_sliding_window(window)
         notices.append(
-            f"the model looks back {config.sliding_window} tokens at most; the file says so, but "
-            "llama.cpp ignores it for this architecture: keep contexts below that"
+            f"the model looks back {window} tokens at most; the file says so, but llama.cpp "
+            "ignores it for this architecture: keep contexts below that"
         )
 
 

@@ -224,11 +224,8 @@ class _TensorPlan(writing.TensorPlan):
 
     @property
     def is_quantised(self) -> bool:
-        return (
-            self.packing is not None
-            and len(self.tensor.shape) == 2
-            and self.tensor.shape[1] % self.packing.group_size == 0
-        )
+        packing, shape = self.packing, self.tensor.shape
+        return packing is not None and len(shape) == 2 and shape[1] % packing.group_size == 0
 
     @property
     def keeps_codes(self) -> bool:

@@ -477,11 +477,8 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     """The fields of the family's table by LlamaConfig's names, and what follows from them."""
     fields = {field.name: field for field in family.table if read.name(field)}
     layers = _read_layers(read, fields, family.layer_sizes) if family.layer_sizes else {}
-    values = {
-        name: value
-        for name, field in fields.items()
-        if (value := read.field(field, family.defaults)) is not None
-    }
+    values = {name: read.field(field, family.defaults) for name, field in fields.items()}
+    values = {name: value for name, value in values.items() if value is not None}
     named = {name: read.name(field) for name, field in fields.items()}  # as this file spells them
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     # null means one key-value head per query head
