@@ -36,13 +36,14 @@ _ABSENT = (
 )
 
 
-def explain_absence(known: Iterable[str], *names: object) -> str:
-    """Why an architecture is not supported, or those that are (`known`), and the remedy."""
+def unsupported(fault: str, known: Iterable[str], *names: object) -> ConfigError:
+    """The error for an architecture: what it needs, or those that are supported (`known`)."""
     spelled = [name.lower() for name in names if isinstance(name, str)]
+    reason = f"supported are {', '.join(known)}; load another model"
     for starts, needed, instead in _ABSENT:
         if any(name.startswith(tuple(starts.split())) for name in spelled):
-            return f"it needs {needed}, which are missing here: load {instead}, which runs"
-    return f"supported are {', '.join(known)}; load another model"
+            reason = f"it needs {needed}, which are missing here: load {instead}, which runs"
+    return ConfigError(f"{fault}: {reason}")
 
 
 def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
@@ -50,11 +51,8 @@ def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         return None
-    marked = (
-        family
-        for family in _ALL
-        if family.gguf == name and family.gguf_mark and metadata.get(f"{name}.{family.gguf_mark}")
-    )
+    special = (family for family in _ALL if family.gguf == name and family.gguf_mark)
+    marked = (family for family in special if metadata.get(f"{name}.{family.gguf_mark}"))
     return next(marked, BY_GGUF.get(name))
 
 
@@ -73,10 +71,8 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
         return BY_MODEL_TYPE[read.raw["model_type"]], read, True
     if isinstance(names, list) and names:
         if name not in BY_SPELLING:
-            raise ConfigError(
-                f"{read.source}: architectures is {show(names)}: "
-                f"{explain_absence(FAMILIES, name, kind)}"
-            )
+            fault = f"{read.source}: architectures is {show(names)}"
+            raise unsupported(fault, FAMILIES, name, kind)
         family = BY_SPELLING[name]
         if kind is not None and (not isinstance(kind, str) or BY_MODEL_TYPE.get(kind) != family):
             raise ConfigError(
@@ -87,10 +83,8 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     if names is not None and names != []:
         read.fail("architectures", names, "a list with one name")
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
-        raise ConfigError(
-            f"{read.source}: names no architecture (model_type is {show(kind)}): "
-            f"{explain_absence(FAMILIES, kind)}"
-        )
+        fault = f"{read.source}: names no architecture (model_type is {show(kind)})"
+        raise unsupported(fault, FAMILIES, kind)
     return BY_MODEL_TYPE[kind], read, False
 
 
@@ -104,10 +98,8 @@ def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
     text = read.get("text_config", None)
     kind = text.get("model_type") if isinstance(text, dict) else text
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
-        raise ConfigError(
-            f"{read.source}: text_config.model_type is {show(kind)}: "
-            f"{explain_absence(BY_MODEL_TYPE, kind)}"
-        )
+        fault = f"{read.source}: text_config.model_type is {show(kind)}"
+        raise unsupported(fault, BY_MODEL_TYPE, kind)
     outer = (
         "quantization quantization_config torch_dtype dtype bos_token_id eos_token_id "
         "tie_word_embeddings"

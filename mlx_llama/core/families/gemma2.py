@@ -16,12 +16,9 @@ def complete_for(wide_layers: int) -> Callable[[Reader, dict[str, Any]], dict[st
     def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         factors = {"embedding_multiplier": values["hidden_size"] ** 0.5}
         if read.is_gguf:  # llama.cpp's rule; config.json has `query_pre_attn_scalar`
-            is_wide = values["num_hidden_layers"] == wide_layers
-            width = (
-                values["hidden_size"] // values["num_attention_heads"]
-                if is_wide
-                else values["head_dim"]
-            )
+            width = values["head_dim"]
+            if values["num_hidden_layers"] == wide_layers:
+                width = values["hidden_size"] // values["num_attention_heads"]
             factors["attention_multiplier"] = width**-0.5
         return factors
 
@@ -40,13 +37,9 @@ SCALE = factor(
     decode=lambda x: x**-0.5,
     encode=lambda x: round(x**-2),
 )
-DEFAULTS = {
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-    "tie_word_embeddings": True,
-}
+DEFAULTS = dict(
+    num_key_value_heads=4, head_dim=256, bos_token_id=2, eos_token_id=1, tie_word_embeddings=True
+)
 # Shared with Gemma 3
 SHARED: dict[str, Any] = dict(
     neutral={"use_bidirectional_attention": (False, "tokens see those before them alone")},

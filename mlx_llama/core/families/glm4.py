@@ -1,13 +1,6 @@
 """GLM-4 (0414): norms before and after, a fused MLP, and neighbours rotated in half of a head."""
 
-from typing import Any
-
 from .family import Family
-
-
-def write(config: Any) -> dict[str, Any]:
-    return {"partial_rotary_factor": config.rotary_dim / config.head_dim}
-
 
 FAMILY = Family(
     "Glm4ForCausalLM",
@@ -28,5 +21,4 @@ FAMILY = Family(
     fused={"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
     interleaved=True,
     partial_rotation=True,
-    write=write,
 )

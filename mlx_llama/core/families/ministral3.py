@@ -10,12 +10,9 @@ FAMILY = Family(
     wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
     # config.json has the factor among those of the rope: models/rope_fields.py
     fields=(factor("query_beta", "", "attention.temperature_scale"),),
-    defaults={
-        "max_position_embeddings": 262144,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-    },
+    defaults=dict(
+        max_position_embeddings=262144, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5
+    ),
     windows=Windows(),
     theta=1e6,
     scales_queries=True,

@@ -88,11 +88,9 @@ class GGUFNames:
             self.layers = layers | {"ffn_gate_inp": f"{block}.{experts.router}"}
             for part in ("gate", "up", "down"):
                 if experts.shared:
-                    shared = f"{block}.{experts.shared}.{part}_proj"
-                    self.layers[f"ffn_{part}_shexp"] = shared
-                module = f"{block}.experts.#.{getattr(experts, part)}"
+                    self.layers[f"ffn_{part}_shexp"] = f"{block}.{experts.shared}.{part}_proj"
                 self.layers[f"ffn_{part}_exps"] = f"{block}.{experts.stack}.{part}_proj"
-                self.experts[f"ffn_{part}"] = module
+                self.experts[f"ffn_{part}"] = f"{block}.experts.#.{getattr(experts, part)}"
         kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
         self.layers = kept | dict(family.renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())

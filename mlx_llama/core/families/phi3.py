@@ -7,11 +7,8 @@ from .windows import Windows
 
 
 def write(config: Any) -> dict[str, Any]:
-    return {
-        "partial_rotary_factor": config.rotary_dim / config.head_dim,
-        "original_max_position_embeddings": config.rope.original_max_position_embeddings
-        or config.max_position_embeddings,
-    }
+    trained = config.rope.original_max_position_embeddings or config.max_position_embeddings
+    return {"original_max_position_embeddings": trained}
 
 
 FAMILY = Family(

@@ -48,9 +48,8 @@ class Windows:
         if read.is_gguf:
             return self._read_gguf(read, count, values["max_position_embeddings"])
         window, sliding = None, None
-        if not self.is_absent and (
-            not self.is_switched or read.boolean("use_sliding_window", False)
-        ):
+        is_on = not self.is_switched or read.boolean("use_sliding_window", False)
+        if is_on and not self.is_absent:
             window = read.integer(self.field, self.default, nullable=not self.is_required)
         if window and self.layers:
             sliding = self.layers(read, values)
@@ -95,11 +94,8 @@ class Windows:
         """Config.json has such windows."""
         if self.is_absent:
             return window is None
-        return (
-            self.is_free
-            or self.is_switched
-            or (layers is None and (window is not None or self.default is None))
-        )
+        in_all = layers is None and (window is not None or self.default is None)
+        return self.is_free or self.is_switched or in_all
 
     def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
         """Config.json's fields. slides: by layer."""

@@ -26,7 +26,7 @@ from mlx_llama.core.system.files import read_json
 
 from .quantized import AffineWeight
 from .safetensors import open_safetensors
-from .tensor import NUMBERS, Tensor, as_numbers
+from .tensor import NUMBERS, Tensor, as_bits
 
 BASE = "base"  # name of the model without adapters
 MOST_ADAPTERS = 64
@@ -34,7 +34,7 @@ MOST_RANK = 4096
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
-_FETCH = "fetch the adapter again"
+_FETCH, _MERGE = "fetch the adapter again", "merge the adapter with PEFT"
 _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
@@ -71,12 +71,12 @@ class Pair:
     def a(self) -> np.ndarray:
         """float32 [r, K]."""
         self.stored_a.check_file()
-        return as_numbers(self.stored_a.stored).astype(np.float32)
+        return self.stored_a.float32()
 
     def b(self) -> np.ndarray:
         """float32 [N, r], times the scale."""
         self.stored_b.check_file()
-        return as_numbers(self.stored_b.stored).astype(np.float32) * np.float32(self.scale)
+        return self.stored_b.float32() * np.float32(self.scale)
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,7 @@ def _add(base: Tensor | AffineWeight, additions: Sequence[tuple[int, Pair]]) -> 
         for first, pair in additions:
             values[first : first + pair.shape[0]] += pair.b() @ pair.a()
         with np.errstate(over="ignore"):  # writers refuse values that are not finite
-            rounded = values.astype(NUMBERS[base.dtype], copy=False)
-        return rounded.view(np.uint16) if base.dtype == "bfloat16" else rounded
+            return as_bits(values.astype(NUMBERS[base.dtype], copy=False))
 
     return Tensor(base.name, base.dtype, base.shape, compute, base.pages, file_bytes=base.nbytes)
 
@@ -175,12 +174,12 @@ def _round_up(rank: int) -> int:
 
 def _groups(config: LlamaConfig) -> list[tuple[str, ...]]:
     """Modules that adapters may change, grouped by input: no MLP's in a layer with experts."""
-    groups = [
+    return [
         group
         for spec in config.layers
         for group in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,))
+        if any(group)
     ]
-    return [group for group in groups if group and group[0]]
 
 
 def parse(spec: str | os.PathLike) -> tuple[Path, float]:
@@ -264,23 +263,15 @@ def _digest(settings: Mapping[str, Any], scale: float, weights: Path) -> str:
 
 def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
     """The factor of a module's pair, by its name in the file and its rank."""
-    if settings["peft_type"] != "LORA":
-        raise CheckpointError(
-            f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is supported: "
-            "merge the adapter with PEFT"
-        )
+    if (kind := settings["peft_type"]) != "LORA":
+        raise _fault(config, "peft_type", kind, f"and only LORA is supported: {_MERGE}")
     for name in _PEFT_REFUSED:
-        if settings.get(name) not in _OFF:
-            raise CheckpointError(
-                f"{config}: {name} is {show(settings[name])}, which is not supported: merge the "
-                "adapter with PEFT"
-            )
+        if (value := settings.get(name)) not in _OFF:
+            raise _fault(config, name, value, f"which is not supported: {_MERGE}")
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
-        raise CheckpointError(
-            f"{config}: init_lora_weights is {show(start)}, which also changes the base: convert "
-            "the adapter with PEFT's path_initial_model_for_weight_conversion"
-        )
+        remedy = "convert the adapter with PEFT's path_initial_model_for_weight_conversion"
+        raise _fault(config, "init_lora_weights", start, f"which also changes the base: {remedy}")
     alpha = _number(settings, "lora_alpha", 8, config)
     alphas = _patterns(settings, "alpha_pattern", config)
     is_stabilised = settings.get("use_rslora") is True
@@ -296,15 +287,11 @@ def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
 def _read_mlx(settings: Mapping[str, Any], config: Path) -> Scale:
     kind = settings.get("fine_tune_type", "lora")
     if kind != "lora":
-        raise CheckpointError(
-            f"{config}: fine_tune_type is {show(kind)}, and only lora is supported: fuse the "
-            "adapter with mlx_lm.fuse"
-        )
+        remedy = "fuse the adapter with mlx_lm.fuse"
+        raise _fault(config, "fine_tune_type", kind, f"and only lora is supported: {remedy}")
     parameters = settings.get("lora_parameters")
     if not isinstance(parameters, dict):
-        raise CheckpointError(
-            f"{config}: lora_parameters is {show(parameters)}, expected an object; {_FETCH}"
-        )
+        raise _fault(config, "lora_parameters", parameters, f"expected an object; {_FETCH}")
     factor = _number(parameters, "scale", 20.0, config)
     return lambda module, rank: factor
 
@@ -312,16 +299,19 @@ def _read_mlx(settings: Mapping[str, Any], config: Path) -> Scale:
 def _number(settings: Mapping[str, Any], name: str, default: float, config: Path) -> float:
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise CheckpointError(f"{config}: {name} is {show(value)}, expected a number; {_FETCH}")
+        raise _fault(config, name, value, f"expected a number; {_FETCH}")
     return float(value)
+
+
+def _fault(config: Path, name: str, value: object, text: str) -> CheckpointError:
+    return CheckpointError(f"{config}: {name} is {show(value)}, {text}")
 
 
 class _Pattern:
     """A regular expression of PEFT's, which modules' names or their last parts match
-    (`get_pattern_key` in peft/utils/other.py).
-
-    Keeps the set of positions reached, so that no pattern of an untrusted file takes long. Raises
-    ValueError for other forms than `_ITEM`'s in a sequence.
+    (`get_pattern_key` in peft/utils/other.py). Keeps the set of positions reached, so that no
+    pattern of an untrusted file takes long. Raises ValueError for other forms than `_ITEM`'s in a
+    sequence.
     """
 
     _CHAR = r"(?:\\[.dw]|\[\^?[\w-]+\]|[\w.])"
@@ -360,10 +350,8 @@ def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> list[tupl
     try:
         return [(_Pattern(key), _number(patterns, key, 0.0, config)) for key in dict(patterns)]
     except (TypeError, ValueError, re.error):
-        raise CheckpointError(
-            f"{config}: {name} is {show(patterns)}, expected numbers by names of modules, which "
-            "may have ., \\d, [0-9], (a|b), *, + and ?: write the names"
-        ) from None
+        expected = "expected numbers by names of modules, which may have ., \\d, [0-9], (a|b), *, +"
+        raise _fault(config, name, patterns, f"{expected} and ?: write the names") from None
 
 
 def _pair(path: Path, part: re.Pattern[str], scale_of: Scale) -> dict[str, Pair]:
@@ -414,8 +402,7 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
     for written, pair in pairs.items():
         module = written.removeprefix(_PEFT_PREFIX)
         if config.is_text_part:
-            name = f"{module}.weight"
-            module = (strip_wrapper(name) or name).removesuffix(".weight")
+            module = strip_wrapper(module) or module
         spans = fused.get(module, {})
         if pair.shape[0] == max((last for _, last in spans.values()), default=None):
             for part, (first, last) in spans.items():

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from mlx_llama.core.text.template import ChatTemplate
     from mlx_llama.core.text.tokenizer import Tokenizer
 
-__all__ = ["GUIDE_PATH", "Checkpoint", "Tensor", "find_local", "open_checkpoint"]
-
 GUIDE_PATH = Path(__file__).resolve().parents[2] / "guide"  # the model that ships in the package
 
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from mlx_llama.core.system.forks import make_lock
 
-from .tensor import NUMBERS, Pages, Tensor
+from .tensor import NUMBERS, Pages, Tensor, as_bits
 
-_STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _SLAB = 1 << 18  # weights decoded at once; a few float32 arrays of this size fit a core's cache
-# (first row, row after the last) -> the rows as `Tensor.bits` has them
+# (first row, row after the last) -> the rows, of a dtype of NUMBERS
 Decode = Callable[[int, int], np.ndarray]
 
 
@@ -57,12 +56,12 @@ class DecodedTensor(Tensor):
         with self._lock:
             if self._kept is None:
                 self.check_file()
-                kept = np.empty(self.shape, _STORAGE[self.dtype])
+                kept = np.empty(self.shape, NUMBERS[self.dtype])
                 step = max(1, _SLAB // self.shape[1])
                 for start in range(0, len(kept), step):
                     kept[start : start + step] = self._decode(start, min(start + step, len(kept)))
                 kept.flags.writeable = False
-                self._kept, self._released = kept, 0
+                self._kept, self._released = as_bits(kept), 0
             return self._kept
 
     @property

@@ -34,11 +34,8 @@ def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
     store a tied matrix under both names, some only under the head's.
     """
     if config.is_text_part:
-        weights = {
-            named: stored
-            for name, stored in weights.items()
-            if (named := strip_wrapper(name)) is not None
-        }
+        named = ((strip_wrapper(name), stored) for name, stored in weights.items())
+        weights = {name: stored for name, stored in named if name is not None}
     if not config.tie_word_embeddings:
         return weights
     head = {_EMBEDDING + part: weights[_HEAD + part] for part in _PARTS if _HEAD + part in weights}

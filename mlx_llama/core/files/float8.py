@@ -31,8 +31,8 @@ _VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np
 def _decode(
     codes: np.ndarray, scales: np.ndarray, block: tuple[int, int], start: int, stop: int
 ) -> np.ndarray:
-    """Rows start .. stop - 1, uint16 patterns of bfloat16. codes: uint8 [N, K]; scales: float32,
-    broadcast with the blocks of the matrix.
+    """Rows start .. stop - 1 in bfloat16. codes: uint8 [N, K]; scales: float32, broadcast with the
+    blocks of the matrix.
     """
     values, (height, width) = _VALUES[codes[start:stop]], block
     if len(scales) > 1:
@@ -40,7 +40,7 @@ def _decode(
     if scales.shape[1] > 1:
         scales = np.repeat(scales, width, axis=1)[:, : values.shape[1]]
     values *= scales
-    return values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return values.astype(ml_dtypes.bfloat16)
 
 
 def take_float8(

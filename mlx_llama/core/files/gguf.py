@@ -116,8 +116,7 @@ class StringArray(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         i = range(len(self))[index]
-        begin, end = int(self._starts[i]), int(self._starts[i + 1])
-        return self._decode([begin, end], i)[0]
+        return self._decode(self._starts[i : i + 2].tolist(), i)[0]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._decode(self._starts.tolist()))
@@ -273,11 +272,8 @@ def part_names(name: str) -> list[str]:
 def _open_parts(named: _Part, report: Report) -> list[_Part]:
     """All parts of a split file in order, `named` among them."""
     paths = [named.path.with_name(name) for name in part_names(named.path.name)]
-    if (
-        len(paths) != named.count
-        or named.number >= named.count
-        or paths[named.number].name != named.path.name
-    ):
+    here = paths[named.number : named.number + 1]
+    if len(paths) != named.count or here != [named.path]:
         raise CheckpointError(
             f"{named.path}: is part {named.number + 1} of {named.count} in its metadata, "
             "expected a name that ends in "
@@ -290,7 +286,7 @@ def _open_parts(named: _Part, report: Report) -> list[_Part]:
             f"{named.path}: is part {named.number + 1} of {named.count}, but "
             f"{', '.join(missing[:3])}{more} cannot be found beside it; fetch all parts"
         )
-    parts = [named if path == paths[named.number] else _Part(path, report) for path in paths]
+    parts = [named if path == named.path else _Part(path, report) for path in paths]
     for i, part in enumerate(parts):
         if (part.number, part.count) != (i, named.count):
             raise part.corrupt(
@@ -343,7 +339,8 @@ class _Part:
                 raise CheckpointError(f"{path}: {fault}; convert the model again")
             self.data = map_file(file)
         self._at, self._text_left, self._items_left = 8, _TEXT_LIMIT, _ITEM_LIMIT
-        tensors, entries = self._count("tensors"), self._count("metadata entries")
+        self.tensor_count = self._count("the number of tensors")
+        entries = self._count("the number of metadata entries")
         self.metadata: dict[str, Any] = {}
         for i in range(entries):
             key = self._text(f"key of metadata entry {i}")
@@ -353,8 +350,7 @@ class _Part:
                 )
             self.metadata[key] = self._value(key, self._number(_NUMBERS[4], key))
         self.number, self.count = self._split("split.no", 0), self._split("split.count", 1) or 1
-        self.tensor_count = tensors
-        self.tensors = self._read_tensors(tensors, report)
+        self.tensors = self._read_tensors(report)
 
     def corrupt(self, what: str) -> CheckpointError:
         return CheckpointError(
@@ -378,26 +374,21 @@ class _Part:
         begin = self._take(storage.itemsize, what)
         return np.frombuffer(self.data, storage, 1, begin)[0].item()
 
-    def _count(self, what: str) -> int:
-        count = self._number(_NUMBERS[10], f"the number of {what}")
-        if count > _COUNT_LIMIT:
-            raise self.corrupt(f"the number of {what} is {count}, expected at most {_COUNT_LIMIT}")
+    def _count(self, what: str, limit: int = _COUNT_LIMIT) -> int:
+        count = self._number(_NUMBERS[10], what)
+        if count > limit:
+            raise self.corrupt(f"{what} is {count}, expected at most {limit}")
         return count
 
-    def _bytes(self, what: str, limit: int) -> bytes:
-        length = self._number(_NUMBERS[10], f"the length of {what}")
-        if length > limit:
-            raise self.corrupt(f"the length of {what} is {length}, expected at most {limit}")
+    def _text(self, what: str, limit: int = _NAME_LIMIT) -> str:
+        length = self._count(f"the length of {what}", limit)
         self._text_left -= length
         if self._text_left < 0:
             raise self.corrupt(
                 f"keys, names and strings up to {what} take more than {_TEXT_LIMIT} bytes"
             )
         begin = self._take(length, what)
-        return self.data[begin : begin + length]
-
-    def _text(self, what: str, limit: int = _NAME_LIMIT) -> str:
-        raw = self._bytes(what, limit)
+        raw = self.data[begin : begin + length]
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -484,7 +475,7 @@ class _Part:
             )
         return value
 
-    def _read_tensors(self, count: int, report: Report) -> dict[str, Stored]:
+    def _read_tensors(self, report: Report) -> dict[str, Stored]:
         alignment = self.metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self.corrupt(
@@ -492,7 +483,7 @@ class _Part:
             )
         entries: list[tuple[str, str, tuple[int, ...], int]] = []
         refused: set[str] = set()
-        for i in range(count):
+        for i in range(self.tensor_count):
             name = self._text(f"name of tensor {i}")
             what = f"tensor {show(name)}"
             dimensions = self._number(_NUMBERS[4], what)

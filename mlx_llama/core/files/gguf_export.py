@@ -91,7 +91,6 @@ def write_gguf(
     _check_settings(writer, checkpoint)
     _write_vocabulary(writer, checkpoint, notices)
 
-    stacks = config.stacks()
     plan = {}
     numbers = {name for spec in config.layers for name in spec.xielu}
     for name, parts in writing.stack_experts(checkpoint).items():
@@ -112,8 +111,7 @@ def write_gguf(
         if importance and len(tensor.shape) == 2:
             weights = importance.find(names.gguf(name), len(parts), tensor.shape[1])
         offset = config.norm_offset if tensor.name.endswith("norm.weight") else 0.0
-        is_stack = name.rpartition(".")[0] in stacks
-        plan[name] = _TensorPlan(parts, is_stack, kind, order, offset, weights)
+        plan[name] = _TensorPlan(parts, name != tensor.name, kind, order, offset, weights)
     if importance:
         _write_importance(writer, importance)
         if not any(item.importance is not None for item in plan.values()):
@@ -134,8 +132,7 @@ def write_gguf(
         elif is_fallback(item.kind, format) and item.tensor.shape[1] % 256:
             kept.setdefault((item.kind, "blocks of 256"), []).append(name)
     for kind, blocks in sorted(kept, key=lambda key: (key[0] != "float16", key)):
-        matrices = kept[kind, blocks]
-        notices += writing.notice_unquantised(matrices, checkpoint, kind, blocks)
+        notices += writing.notice_unquantised(kept[kind, blocks], checkpoint, kind, blocks)
 
     kept_blocks = {name for name, item in plan.items() if all(map(item.keeps_blocks, item.parts))}
     notices = writing.notice_requantised(checkpoint, kept_blocks) + notices
@@ -251,7 +248,6 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     import gguf
 
     config = checkpoint.config
-    layers = config.num_hidden_layers
     # The name is a setting too: by it llama.cpp recognises Phi-3's white space.
     name = (checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)
     writer.add_name(str(name))
@@ -271,9 +267,9 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     writer.add_rope_freq_base(config.rope.theta)
     if config.local_rope is not None and family.local_theta and family.local_theta[1]:
         writer.add_float32(f"{family.gguf}.rope.freq_base_swa", config.local_rope.theta)
-    for name in NUMBERS_OF_XIELU if config.layers[0].xielu else ():
-        tensors = (checkpoint.tensors[f"model.layers.{i}.mlp.act_fn.{name}"] for i in range(layers))
-        writer.add_array(f"xielu.{name}", [tensor.float32().item() for tensor in tensors])
+    for name, tensors in zip(NUMBERS_OF_XIELU, zip(*(spec.xielu for spec in config.layers))):
+        numbers = [checkpoint.tensors[tensor].float32().item() for tensor in tensors]
+        writer.add_array(f"xielu.{name}", numbers)
     _write_rope_scaling(writer, checkpoint)
     _write_windows(writer, config, notices)
 
@@ -286,19 +282,16 @@ def _write_importance(writer: Any, importance: Importance) -> None:
 
 def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None:
     windows, layers = FAMILIES[config.architecture].windows, config.num_hidden_layers
+    window, positions = config.sliding_window, config.max_position_embeddings
     if windows.pattern:
-        writer.add_sliding_window(config.sliding_window or 0)
+        writer.add_sliding_window(window or 0)
         if config.sliding_layers not in (None, choose_layers(layers, windows.pattern)):
             writer.add_sliding_window_pattern([i in config.sliding_layers for i in range(layers)])
-    elif (
-        config.sliding_window is not None
-        and config.sliding_window < config.max_position_embeddings
-        and not windows.is_switched
-    ):
-        writer.add_sliding_window(config.sliding_window)
+    elif window is not None and window < positions and not windows.is_switched:
+        writer.add_sliding_window(window)
         notices.append(
-            f"the model looks back {config.sliding_window} tokens at most; the file says so, but "
-            "llama.cpp ignores it for this architecture: keep contexts below that"
+            f"the model looks back {window} tokens at most; the file says so, but llama.cpp "
+            "ignores it for this architecture: keep contexts below that"
         )
 
 

@@ -46,6 +46,8 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
     }
     slides = [spec.window is not None for spec in config.layers]
     result |= family.windows.write(config.sliding_window, slides)
+    if family.partial_rotation:
+        result["partial_rotary_factor"] = config.rotary_dim / config.head_dim
     if family.write:
         result |= family.write(config)
     if config.local_rope is not None and family.local_theta:

@@ -46,13 +46,12 @@ def quantize(
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain
 
     def blocks(part: np.ndarray) -> np.ndarray:
-        if importance is not None and kind in _WEIGHED:
-            weights = _weigh(part, importance, kind)
-            return _WEIGHED[kind](part, weights, search).reshape(len(part), -1)
-        if kind in _QUANTISERS:
-            return _QUANTISERS[kind](part, None, search).reshape(len(part), -1)
-        return quantize_plain(part, GGMLQuantizationType[kind])
+        if quantiser is None:
+            return quantize_plain(part, GGMLQuantizationType[kind])
+        weights = None if importance is None else _weigh(part, importance, kind)
+        return quantiser(part, weights, search).reshape(len(part), -1)
 
+    quantiser = (_QUANTISERS if importance is None else _WEIGHED).get(kind)
     search = search or Search()
     step = max(1, _PART // rows.shape[1])
     with np.errstate(all="ignore"):
@@ -321,10 +320,9 @@ def fit_scales(
     words: Any, x: Any, weights: Any, largest: Any, top: int | None
 ) -> Sequence[np.ndarray]:
     """Search inverse scales for the least squared error weighted by x * x; returns scales and the
-    inverse scales that gave the best values.
-
-    The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group.
-    top: for codes -top .. top - 1; None for IQ4_NUMBERS. weights: in place of x * x.
+    inverse scales that gave the best values. The part that make_qx_quants and
+    quantize_row_iq4_nl_impl share. largest: values of each group. top: for codes -top .. top - 1;
+    None for IQ4_NUMBERS. weights: in place of x * x.
     """
     number, total = words.number, words.total
     weights = x * x if weights is None else weights
@@ -384,8 +382,7 @@ def _symmetric(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) 
 def _with_bias(rows: np.ndarray, weights: np.ndarray, search: Search, top: int) -> np.ndarray:
     """Q4_1 or Q5_1, by `top` 15 or 31: half d, m; uint8 qh[4] of Q5_1, qs[16]."""
     x = _groups(rows, 32)
-    grid = top, -0.9, 36, 0.05
-    scales, mins, find = _search_min(x, grid, search, _groups(weights, 32))
+    scales, mins, find = _search_min(x, (top, -0.9, 36, 0.05), search, _groups(weights, 32))
     return _pack_32([_half(scales), _half(-mins)], find(np.arange(x.shape[1])), has_high=top > 15)
 
 
@@ -541,14 +538,9 @@ class Search:
         return function(_Words, x, weights, *others, *constants)
 
 
-_QUANTISERS: dict[str, Callable[..., np.ndarray]] = {
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-}
+_QUANTISERS: dict[str, Callable[..., np.ndarray]] = dict(
+    Q3_K=_q3_k, Q4_K=_q4_k, Q5_K=_q5_k, Q6_K=_q6_k, IQ4_NL=_iq4_nl, IQ4_XS=_iq4_xs
+)
 # those that weigh errors, the gguf library's among them
 _WEIGHED: dict[str, Callable[..., np.ndarray]] = {
     **_QUANTISERS,

@@ -141,9 +141,7 @@ def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False)
     """The local file of "org/name:file.gguf", downloaded with its other parts if missing.
     local_only: as in `fetch`. Raises CheckpointError: as `fetch`; the repository has no such file.
     """
-    place = gguf_in_hub(name)
-    assert place is not None
-    model, file = place
+    model, _, file = name.partition(":")
     path = fetch(model, revision, parts_of(file), skip=(), local_only=local_only) / file
     if not path.exists():
         raise CheckpointError(
@@ -160,12 +158,10 @@ def fetch(
     skip: tuple[str, ...] = _SKIP,
     local_only: bool = False,
 ) -> Path:
-    """The local folder of a hub model, downloaded with a progress bar if the cache lacks it.
-
-    With HF_HUB_OFFLINE=1 or local_only, or without the hub, search only the cache.
-
-    Raises CheckpointError: not on the hub, gated, no such revision, no network and not in the
-    cache, disk full.
+    """The local folder of a hub model, downloaded with a progress bar if the cache lacks it. With
+    HF_HUB_OFFLINE=1 or local_only, or without the hub, search only the cache. Raises
+    CheckpointError: not on the hub, gated, no such revision, no network and not in the cache, disk
+    full.
     """
     import huggingface_hub
 

@@ -89,14 +89,13 @@ class _Arrays:
         return bool((self.read_zeros(slice(0, self.shape[0])) == self.middle).all())
 
     def dequantise(self, start: int, stop: int) -> np.ndarray:
-        """Rows start .. stop - 1, rounded to the scales' dtype, as `Tensor.bits` has them."""
+        """Rows start .. stop - 1, rounded to the scales' dtype."""
         rows = slice(start, stop)
         codes = self.read_codes(rows, slice(0, self.shape[1])).astype(np.float32)
         at = np.repeat(self.groups, self.size)
         codes -= self.read_zeros(rows)[at].T
         codes *= as_numbers(self.scales)[:, rows].astype(np.float32)[at].T
-        values = codes.astype(NUMBERS[self.dtype])
-        return values.view(np.uint16) if self.dtype == "bfloat16" else values
+        return codes.astype(NUMBERS[self.dtype])
 
 
 def _unpack_awq(words: np.ndarray) -> np.ndarray:

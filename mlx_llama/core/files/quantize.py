@@ -142,9 +142,8 @@ def write_mlx(
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
     offset = 0.0
     if checkpoint.gguf_metadata is not None:  # already added in GGUF files
-        family = FAMILIES[config["architectures"][0]]
-        offset = family.norm_offset - checkpoint.config.norm_offset
-    tensors, stacks = writing.stack_experts(checkpoint), checkpoint.config.stacks()
+        offset = FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset
+    tensors = writing.stack_experts(checkpoint)
     packing = None if bits is None else Packing(bits, group_size, mode)
     packings: Mapping[str, Packing | None]
     if keep:
@@ -160,8 +159,7 @@ def write_mlx(
         dtype = _pick_dtype(parts[0], checkpoint, config)
         chosen = packings.get(name.removesuffix(".weight"), packing)
         shift = offset if name.endswith("norm.weight") else 0.0
-        is_stack = name.rpartition(".")[0] in stacks
-        plan[name] = _TensorPlan(parts, is_stack, dtype, chosen, shift, keep)
+        plan[name] = _TensorPlan(parts, name != parts[0].name, dtype, chosen, shift, keep)
     odd = [
         name
         for name, item in plan.items()
@@ -186,10 +184,9 @@ def write_mlx(
         config = {**config, "quantization": scheme, "quantization_config": scheme}
     kept = [name for name, item in plan.items() if item.keeps_codes]
     notices = _notice_kept(plan) if keep else writing.notice_requantised(checkpoint, kept)
-    dtype = plan[odd[0]].dtype if odd else ""
-    if packing:
+    if packing and odd:
         blocks = f"groups of {packing.group_size}"
-        notices += writing.notice_unquantised(odd, checkpoint, dtype, blocks)
+        notices += writing.notice_unquantised(odd, checkpoint, plan[odd[0]].dtype, blocks)
 
     with writing.replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
@@ -227,11 +224,8 @@ class _TensorPlan(writing.TensorPlan):
 
     @property
     def is_quantised(self) -> bool:
-        return (
-            self.packing is not None
-            and len(self.tensor.shape) == 2
-            and self.tensor.shape[1] % self.packing.group_size == 0
-        )
+        packing, shape = self.packing, self.tensor.shape
+        return packing is not None and len(shape) == 2 and shape[1] % packing.group_size == 0
 
     @property
     def keeps_codes(self) -> bool:

@@ -18,7 +18,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -143,8 +142,7 @@ class _StoredRows(AffineWeight):
     def part(self, name: str, start: int, stop: int) -> AffineWeight:
         first, last, order = self.rows_in_file(start, stop)
         arrays = [array[first:last] for array in self.arrays]
-        pages = tuple(self.pages_of(first, last))
-        return self._derive(name, arrays, pages=pages, order=order)
+        return self._derive(name, arrays, pages=tuple(self.pages_of(first, last)), order=order)
 
     def reorder(self, order: np.ndarray) -> AffineWeight:
         order = order if self.order is None else self.order[order]
@@ -413,14 +411,6 @@ def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
     codes &= _repeat((1 << bits) - 1)
 
 
-def _add_high(words: np.ndarray, codes: np.ndarray, run: int, bits: int, at: int) -> None:
-    """As `_spread`, but add the fields to `codes` as their bits `at` and up."""
-    high = np.empty_like(codes)
-    _spread(words, high, run, bits)
-    high <<= np.uint64(at)
-    codes |= high
-
-
 # Byte of single bits -> eight codes of 0 or 1
 _SINGLE_BITS = np.unpackbits(
     np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
@@ -600,8 +590,7 @@ class GGUFFormat:
 
     @property
     def bits(self) -> int:
-        widths = sum(field.width for field in self.fields)
-        return {"": widths, "iq4": 8, "fp4": 5}[self.table]
+        return {"": sum(field.width for field in self.fields), "iq4": 8, "fp4": 5}[self.table]
 
     @property
     def flip(self) -> int:
@@ -637,8 +626,11 @@ class GGUFFormat:
             elif field.width == 8:
                 np.bitwise_xor(_words(blocks, field.first, last), _repeat(self.flip), out=codes)
             else:
-                spread = _spread if number == 0 else partial(_add_high, at=field.at)
-                spread(_words(blocks, field.first, last), codes, field.run // 8, field.width)
+                part = np.empty_like(codes) if number else codes
+                _spread(_words(blocks, field.first, last), part, field.run // 8, field.width)
+                if number:
+                    part <<= np.uint64(field.at)
+                    codes |= part
 
 
 _FP4 = "fp4", "bfloat16"  # table, and dtype of scales

@@ -30,6 +30,11 @@ def as_numbers(bits: np.ndarray) -> np.ndarray:
     return bits.view(ml_dtypes.bfloat16) if bits.dtype == np.uint16 else bits
 
 
+def as_bits(numbers: np.ndarray) -> np.ndarray:
+    """View bfloat16 as uint16 bit patterns; float32 and float16 pass unchanged."""
+    return numbers.view(np.uint16) if numbers.dtype == ml_dtypes.bfloat16 else numbers
+
+
 class Mapped:
     """A tensor's pages in mapped files."""
 

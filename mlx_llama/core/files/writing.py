@@ -135,11 +135,9 @@ def replace_when_done(
     out: Path, nbytes: int, folder: bool, overwrites: bool = False
 ) -> Iterator[Path]:
     """Yield a temporary path beside `out`; rename it to `out` on success, remove it on errors.
-
-    overwrites: replace an existing file.
-
-    Raises CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
-    folder); the disk has less than `nbytes` free; an error of the system while writing.
+    overwrites: replace an existing file. Raises CheckpointError: `out` exists and must not be
+    replaced (a folder may replace an empty folder); the disk has less than `nbytes` free; an error
+    of the system while writing.
     """
     try:
         out = Path(os.path.abspath(os.path.expanduser(out)))
@@ -199,9 +197,7 @@ def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> li
 def notice_unquantised(
     names: list[str], checkpoint: Checkpoint, dtype: str, blocks: str
 ) -> list[str]:
-    """Notice that matrices keep `dtype` because `blocks` do not divide their rows, if so."""
-    if not names:
-        return []
+    """Notice that matrices keep `dtype` because `blocks` do not divide their rows."""
     matrices = f"{len(names)} matrices (such as {names[0]}) are"
     if len(names) == 1:
         matrices = f"1 matrix ({names[0]}) is"

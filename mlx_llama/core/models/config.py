@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import ConfigError, Report, refuse, show
-from mlx_llama.core.families import BY_GGUF, FAMILIES, explain_absence, find_family, find_gguf
+from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf, unsupported
 from mlx_llama.core.families.family import Family
 from mlx_llama.core.system.files import read_json
 from mlx_llama.core.system.forks import cached_property
@@ -41,29 +41,23 @@ _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim
 # {GGUF field of unsupported arithmetic: values without it}, unless a family's table has it
 _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.scale": (0,),
-    "attn_logit_softcapping": (0,),
-    "embedding_scale": (0, 1),
-    "expert_count": (0,),
     "expert_gating_func": (0, 1),  # softmax
-    "expert_group_count": (0, 1),
-    "expert_shared_count": (0,),
-    "expert_shared_feed_forward_length": (0,),
-    "expert_weights_scale": (0, 1),
-    "interleave_moe_layer_step": (0, 1),
-    "leading_dense_block_count": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0, 1),
     "rope.dimension_sections": ([0, 0, 0, 0],),  # of images' positions
-    "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_ext_factor": (-1, 1),
-    "rope.scaling.yarn_log_multiplier": (0,),
     "use_parallel_residual": (False,),
 }
+_GGUF_NEUTRAL |= dict.fromkeys(
+    "attention.clamp_kqv attention.max_alibi_bias attention.scale attn_logit_softcapping "
+    "expert_count expert_shared_count expert_shared_feed_forward_length final_logit_softcapping "
+    "leading_dense_block_count nextn_predict_layers rope.scaling.alpha "
+    "rope.scaling.yarn_log_multiplier".split(),
+    (0,),
+)
+_GGUF_NEUTRAL |= dict.fromkeys(
+    "embedding_scale expert_group_count expert_weights_scale interleave_moe_layer_step logit_scale "
+    "residual_scale".split(),
+    (0, 1),
+)
 
 
 @dataclass(frozen=True)
@@ -243,8 +237,7 @@ class LlamaConfig:
         """Columns of the tables of angles: of each rope, of the first times the queries' factor, of
         no rotation, and of that times the unrotated queries' factor.
         """
-        tables = self.still_rope + (2 if self.temperature_scale else 0)
-        return tables * (self.rotary_dim // 2)
+        return (self.still_rope + (2 if self.temperature_scale else 0)) * (self.rotary_dim // 2)
 
     @property
     def still_rope(self) -> int:
@@ -484,11 +477,8 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     """The fields of the family's table by LlamaConfig's names, and what follows from them."""
     fields = {field.name: field for field in family.table if read.name(field)}
     layers = _read_layers(read, fields, family.layer_sizes) if family.layer_sizes else {}
-    values = {
-        name: value
-        for name, field in fields.items()
-        if (value := read.field(field, family.defaults)) is not None
-    }
+    values = {name: read.field(field, family.defaults) for name, field in fields.items()}
+    values = {name: value for name, value in values.items() if value is not None}
     named = {name: read.name(field) for name, field in fields.items()}  # as this file spells them
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     # null means one key-value head per query head
@@ -581,10 +571,8 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
         general.fail("general.type", kind, "'model'")
     family = find_gguf(general.raw)
     if family is None:
-        raise ConfigError(
-            f"{general.source}: general.architecture is {show(name)}: "
-            f"{explain_absence(sorted(BY_GGUF), name)}"
-        )
+        fault = f"{general.source}: general.architecture is {show(name)}"
+        raise unsupported(fault, sorted(BY_GGUF), name)
     prefix = f"{name}."
     keys = [key for key in general.raw if key.startswith(prefix)]
     fields = {key.removeprefix(prefix): general.raw[key] for key in keys}

@@ -84,8 +84,7 @@ def tables(
         sines.append((np.sin(angles) * factor).astype(np.float32))
     if config.query_beta:
         trained: Any = config.rope.original_max_position_embeddings
-        lengths = positions // trained
-        factors = 1 + config.query_beta * np.log1p(lengths)[:, None]
+        factors = 1 + config.query_beta * np.log1p(positions // trained)[:, None]
         for parts in (cosines, sines):
             parts.append((parts[0] * factors).astype(np.float32))
     if config.temperature_scale:

@@ -46,10 +46,13 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
     """The fields `rope`, `local_rope` and `query_beta` of LlamaConfig, from config.json. Two ropes
     are `rope_parameters.full_attention` and `.sliding_attention`, or one and the other's base.
     """
+
+    def attempt(reader: Reader, theta: float) -> RopeConfig:
+        arguments = reader, family, theta, positions, head_dim
+        return reader.attempt(_read_rope, *arguments, otherwise=RopeConfig())
+
     if family.local_theta is None:
-        rope = read.attempt(
-            _read_rope, read, family, family.theta, positions, head_dim, otherwise=RopeConfig()
-        )
+        rope = attempt(read, family.theta)
         beta = _read_query_beta(read, rope) if family.scales_queries else 0.0
         return {"rope": rope, "query_beta": beta}
     local_name, local_theta = family.local_theta
@@ -68,16 +71,10 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
     else:
         whole = {name: read.raw[name] for name in spellings[:3] if name in read.raw}
         local = {"rope_theta": read.raw[local_name]} if local_name in read.raw else {}
-    ropes = {}
-    for name, fields, theta in (
-        ("rope", whole, family.theta),
-        ("local_rope", local, local_theta or family.theta),
-    ):
-        reader = read.inner(others | fields)
-        ropes[name] = reader.attempt(
-            _read_rope, reader, family, theta, positions, head_dim, otherwise=RopeConfig()
-        )
-    return ropes
+    return {
+        "rope": attempt(read.inner(others | whole), family.theta),
+        "local_rope": attempt(read.inner(others | local), local_theta or family.theta),
+    }
 
 
 def _read_query_beta(read: Reader, rope: RopeConfig) -> float:
@@ -255,8 +252,8 @@ def _read_gguf_scaling(
     attention = read.number(prefix + "yarn_attn_factor", None)
     if attention is None:
         multiplier = max(read.number(prefix + "yarn_log_multiplier", 0.0, low=-1e-9), 0.0)
-        growth = 0.1 * math.log(factor)
-        attention = (growth + 1.0) / (0.1 * multiplier * math.log(factor) + 1.0)
+        growth = math.log(factor)
+        attention = (0.1 * growth + 1.0) / (0.1 * multiplier * growth + 1.0)
     return {
         "type": "yarn",
         "factor": factor,

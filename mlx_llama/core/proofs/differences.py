@@ -126,6 +126,5 @@ def margin(logits: np.ndarray) -> float:
 def is_tie(logits: np.ndarray, first: int, second: int, tolerance: float) -> bool:
     """True if rounding may swap two tokens. logits: [V]; tolerance: error over spread."""
     logits = logits.astype(np.float64)
-    return bool(
-        abs(logits[first] - logits[second]) <= 2 * tolerance * math.sqrt(np.mean(logits**2))
-    )
+    spread = math.sqrt(np.mean(logits**2))
+    return bool(abs(logits[first] - logits[second]) <= 2 * tolerance * spread)

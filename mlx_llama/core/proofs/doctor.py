@@ -60,8 +60,7 @@ def diagnose(
     ctx_size beyond the model's limit.
     """
     gpus = Gpus()  # nvidia-smi runs while the model is examined
-    label = "guide" if name is None else os.fspath(name)
-    diagnosis = Diagnosis({}, [], "", label)
+    diagnosis = Diagnosis({}, [], "", "guide" if name is None else os.fspath(name))
     opened = _open(diagnosis, name, revision)
     if opened is not None:
         _describe(diagnosis, opened)

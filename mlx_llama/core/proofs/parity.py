@@ -166,11 +166,9 @@ class Report:
         bad = self.first_bad
         if bad is not None:
             places = np.flatnonzero(~(bad.positions <= self.tolerance))
-            where = (
-                f"position {places[0]}"
-                if len(places) == 1
-                else f"positions {places[0]} to {places[-1]} ({len(places)})"
-            )
+            where = f"position {places[0]}"
+            if len(places) > 1:
+                where = f"positions {places[0]} to {places[-1]} ({len(places)})"
             return (
                 f"OUTSIDE: first at probe {bad.name}, {where}: relative error {bad.peak:.2g}, "
                 f"allowed {self.tolerance:g}"
@@ -210,8 +208,7 @@ def compare(
     ]
     agreement = measure_agreement(actual[LAST[-1]], expected["logits"])
     missing = [name for name in names if name not in expected]
-    run = backend, device, dtype, tolerance
-    return Report(*run, differences, agreement, missing=missing)
+    return Report(backend, device, dtype, tolerance, differences, agreement, missing=missing)
 
 
 def compare_decoded(

@@ -102,9 +102,8 @@ class Trace(BaseModel):
         if self.sketches.keys() != self.widths.keys() or "logits" not in self.widths:
             raise ValueError("sketches and widths must name the same probes, logits among them")
         top = min(TOP, self.widths["logits"])
-        if [len(row) for row in self.top_ids] != [top] * T or any(
-            max(row) >= self.widths["logits"] for row in self.top_ids
-        ):
+        are_ids = all(len(x) == top and max(x) < self.widths["logits"] for x in self.top_ids)
+        if len(self.top_ids) != T or not are_ids:
             raise ValueError(f"top_ids must have {T} lists of {top} ids of the vocabulary")
         self.sketches = {
             name: _reshape(f"sketches.{name}", array, T, DIRECTIONS + 1)

@@ -97,7 +97,10 @@ class _Fields:
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             value = list(value[:4])  # a lazily decoded array has no useful repr
         shown = "missing" if value is None else show(value)
-        return TokenizerError(f"{self.source}: {_KEY}{name} is {shown}, {expected}; {remedy}")
+        return self.fault(name, f"is {shown}, {expected}", remedy)
+
+    def fault(self, name: str, text: str, remedy: str = _AGAIN) -> TokenizerError:
+        return TokenizerError(f"{self.source}: {_KEY}{name} {text}; {remedy}")
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self.metadata.get(_KEY + name, default)
@@ -146,10 +149,7 @@ class _Fields:
         if array.ndim != 1 or array.dtype.kind not in kinds:
             raise self.error(name, value, f"expected {expected}, one per token")
         if len(array) != count:
-            raise TokenizerError(
-                f"{self.source}: {_KEY}{name} holds {len(array)} values, expected {count}, one "
-                f"per token; {_AGAIN}"
-            )
+            raise self.fault(name, f"holds {len(array)} values, expected {count}, one per token")
         return array
 
 
@@ -197,28 +197,24 @@ class GGUFTokenizer(Tokenizer):
         self.adds_bos = self.bos_id is not None and add_bos
         fields.flag("add_eos_token")
 
-    @abstractmethod
     def _adds_bos_by_default(self, fields: _Fields) -> bool:
         """True if texts begin with BOS when the file lacks add_bos_token."""
+        return True
 
     def _read_tokens(self, fields: _Fields, config: LlamaConfig) -> None:
         texts = fields.strings("tokens")
         if len(texts) > config.vocab_size:
-            raise TokenizerError(
-                f"{self.path}: {_KEY}tokens holds {len(texts)} tokens, the model's embedding "
-                f"{config.vocab_size} rows; the tokenizer does not match the model, "
-                "fetch the file again"
-            )
+            text = f"holds {len(texts)} tokens, the model's embedding {config.vocab_size} rows"
+            remedy = "the tokenizer does not match the model, fetch the file again"
+            raise fields.fault("tokens", text, remedy)
         if "" in texts:
             # as llama.cpp names it
             texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
         ids = {text: i for i, text in enumerate(texts)}
         if len(ids) != len(texts):
             i = next(i for i, text in enumerate(texts) if ids[text] != i)
-            raise TokenizerError(
-                f"{self.path}: {_KEY}tokens holds {show(texts[i])} twice, as {i} and as "
-                f"{ids[texts[i]]}, expected each token once; {_AGAIN}"
-            )
+            twice = f"{show(texts[i])} twice, as {i} and as {ids[texts[i]]}"
+            raise fields.fault("tokens", f"holds {twice}, expected each token once")
         self.tokens, self._id_of, self.vocab_size = texts, ids, len(texts)
 
     def _read_types(self, fields: _Fields) -> None:
@@ -231,9 +227,7 @@ class GGUFTokenizer(Tokenizer):
         self._file_types = types  # int [vocab_size]
 
     def _find_control_tokens(self, fields: _Fields, eos: int | None) -> None:
-        """Set end tokens and final types, by metadata and by the texts that llama.cpp
-        recognises.
-        """
+        """Set end tokens and final types, by metadata and by texts that llama.cpp recognises."""
 
         def find(texts: Iterable[str]) -> list[int]:
             return [self._id_of[text] for text in texts if text in self._id_of]
@@ -313,9 +307,8 @@ class GGUFTokenizer(Tokenizer):
     @cached_property
     def _longest_token(self) -> int:
         # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
-        if self._stripping or (
-            self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()
-        ):
+        lacks_bytes = self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()
+        if self._stripping or lacks_bytes:
             return 0
         added = max((len(text.encode()) for text in self.added_ids), default=0)
         spelled = (text.replace(SPACE, " ").encode() for text in self.tokens)
@@ -361,10 +354,7 @@ class SentencePieceVocabulary(GGUFTokenizer):
         self.dropped_space = "single" if self.space_prefix else None
         self.special_ends_bytes = True
         # Adds no space before a text
-        self.library: sentencepiece.SentencePieceProcessor = self._build_library(scores)
-
-    def _adds_bos_by_default(self, fields: _Fields) -> bool:
-        return True
+        self.library: sentencepiece.SentencePieceProcessor = self._build_library(fields, scores)
 
     def _check_byte_tokens(self, fields: _Fields) -> None:
         expected = {f"<0x{byte:02X}>" for byte in range(256)}
@@ -372,12 +362,13 @@ class SentencePieceVocabulary(GGUFTokenizer):
         if texts != expected:
             text = min(texts - expected or expected - texts)
             problem = "not one of" if texts - expected else "missing among"
-            raise TokenizerError(
-                f"{fields.source}: {_KEY}tokens: byte token {show(text)} is {problem} the 256 from "
-                f"<0x00> to <0xFF>, each expected once, with token_type {spm.BYTE}; {_AGAIN}"
+            raise fields.fault(
+                f"tokens: byte token {show(text)}",
+                f"is {problem} the 256 from <0x00> to <0xFF>, each expected once, with token_type "
+                f"{spm.BYTE}",
             )
 
-    def _build_library(self, scores: npt.NDArray[Any]) -> Any:
+    def _build_library(self, fields: _Fields, scores: npt.NDArray[Any]) -> Any:
         import sentencepiece
 
         types = self._file_types.copy()
@@ -400,10 +391,8 @@ class SentencePieceVocabulary(GGUFTokenizer):
         try:
             return sentencepiece.SentencePieceProcessor(model_proto=spm.build_bpe_model(pieces))
         except Exception as e:
-            raise TokenizerError(
-                f"{self.path}: {_KEY}tokens is no SentencePiece vocabulary ({show(str(e))}); "
-                f"{_AGAIN}"
-            ) from None
+            text = f"is no SentencePiece vocabulary ({show(str(e))})"
+            raise fields.fault("tokens", text) from None
 
     def _encode_text(self, text: str) -> list[int]:
         return self.library.encode(text)
@@ -414,9 +403,7 @@ class SentencePieceVocabulary(GGUFTokenizer):
 
 class ByteLevelVocabulary(GGUFTokenizer):
     """tokenizer.ggml.model "gpt2": regular expressions split a text into words, whose bytes are
-    merged by rank.
-
-    library: vocabulary, merges and pre-tokenizer, without special tokens.
+    merged by rank. library: vocabulary, merges and pre-tokenizer, without special tokens.
     """
 
     byte_level = True
@@ -429,9 +416,9 @@ class ByteLevelVocabulary(GGUFTokenizer):
         missing = {alphabet[char] for char in alphabet.keys() - self._id_of.keys()} - _RARE_BYTES
         if missing:
             count = f" ({len(missing)} are missing)" if len(missing) > 1 else ""
-            raise TokenizerError(
-                f"{fields.source}: {_KEY}tokens holds no token for byte 0x{min(missing):02X}, "
-                f"expected one for every byte of a text{count}; {_AGAIN}"
+            expected = f"expected one for every byte of a text{count}"
+            raise fields.fault(
+                "tokens", f"holds no token for byte 0x{min(missing):02X}, {expected}"
             )
         for i in np.flatnonzero(self._file_types == spm.BYTE):
             if Piece.of_byte(text := self.tokens[i]) is None:
@@ -474,24 +461,20 @@ class ByteLevelVocabulary(GGUFTokenizer):
         merges = [(left, right) for left, _, right in (text.partition(" ") for text in texts)]
         wrong = next((text for text in texts if text.count(" ") != 1), None)
         if wrong is not None:
-            raise TokenizerError(
-                f"{fields.source}: {_KEY}merges holds {show(wrong)}, expected two tokens and a "
-                f"space between; {_AGAIN}"
-            )
+            text = f"holds {show(wrong)}, expected two tokens and a space between"
+            raise fields.fault("merges", text)
         try:
             model = models.BPE(self._id_of, merges, ignore_merges=name in IGNORE_MERGES)
         except Exception as e:  # the library raises bare Exception
             for left, right in merges:
                 for text in (left, right, left + right):
                     if text not in self._id_of:
-                        raise TokenizerError(
-                            f"{fields.source}: {_KEY}merges holds {show(f'{left} {right}')}, but "
-                            f"{show(text)} is no token, expected both parts and the whole among "
-                            f"{_KEY}tokens; {_AGAIN}"
+                        raise fields.fault(
+                            "merges",
+                            f"holds {show(f'{left} {right}')}, but {show(text)} is no token, "
+                            f"expected both parts and the whole among {_KEY}tokens",
                         ) from None
-            raise TokenizerError(
-                f"{fields.source}: {_KEY}merges cannot be used ({show(str(e))}); {_AGAIN}"
-            ) from None
+            raise fields.fault("merges", f"cannot be used ({show(str(e))})") from None
         library = tokenizers.Tokenizer(model)
         library.pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZERS[name])
         return library

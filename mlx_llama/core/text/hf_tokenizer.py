@@ -37,10 +37,9 @@ def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
 
 
 def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
-    """Load a folder's tokenizer: tokenizer.json, else tekken.json, else tokenizer.model.
-
-    Raises TokenizerError: no such file, unreadable for its library, malformed settings beside it,
-    or ids beyond `config.vocab_size`.
+    """Load a folder's tokenizer: tokenizer.json, else tekken.json, else tokenizer.model. Raises
+    TokenizerError: no such file, unreadable for its library, malformed settings beside it, or ids
+    beyond `config.vocab_size`.
     """
     folder = Path(folder)
     for name in (_JSON, _TEKKEN):
@@ -82,38 +81,35 @@ class _Settings:
     @property
     def prefix_scheme(self) -> PrefixScheme:
         """Words that get a space in front: the "first" word, "always" those after special tokens
-        too, or "never".
-
-        As transformers 5's LlamaTokenizer derives it.
+        too, or "never". As transformers 5's LlamaTokenizer derives it.
         """
         if self.values.get("add_prefix_space") is False:
             return "never"
         return "always" if self.values.get("legacy") is True else "first"
 
+    def _unexpected(self, field: str, value: Any, expected: str) -> TokenizerError:
+        return TokenizerError(f"{self.path}: {field} is {show(value)}, expected {expected}")
+
     def _text(self, field: str, value: Any) -> str:
         text = _content(value)
         if not _is_text(text) or (not text and field in _NAMED):
-            raise TokenizerError(f"{self.path}: {field} is {show(value)}, expected a token's text")
+            raise self._unexpected(field, value, "a token's text")
         return text
 
     def _list(self, field: str) -> list[Any]:
         values = self.values.get(field) or []
         if not isinstance(values, (list, dict)):
-            raise TokenizerError(
-                f"{self.path}: {field} is {show(values)}, expected a list of tokens' texts"
-            )
+            raise self._unexpected(field, values, "a list of tokens' texts")
         return list(values.values()) if isinstance(values, dict) else values
 
     def _read_added(self) -> list[tuple[int, dict[str, Any]]]:
         tokens = self.values.get("added_tokens_decoder") or {}
         if not isinstance(tokens, dict):
-            raise TokenizerError(
-                f"{self.path}: added_tokens_decoder is {show(tokens)}, expected {{id: token}}"
-            )
+            raise self._unexpected("added_tokens_decoder", tokens, "{id: token}")
         for key, token in tokens.items():
             field = f"added_tokens_decoder[{show(key)}]"
             if not isinstance(token, dict) or not re.fullmatch(r"\d{1,9}", key):
-                raise TokenizerError(f"{self.path}: {field} is {show(token)}, expected a token")
+                raise self._unexpected(field, token, "a token")
             self._text(field, token)
         return sorted(((int(key), token) for key, token in tokens.items()), key=itemgetter(0))
 
@@ -240,7 +236,6 @@ class _FastTokenizer(_FolderTokenizer):
 
     def _follow_llama_class(self, settings: _Settings, config: LlamaConfig) -> None:
         """Rebuild everything but vocabulary and merges if transformers 5's LlamaTokenizer does.
-
         Text after a special token then gets a space only if `legacy`.
         """
         library, declared = self._library, settings.values.get("tokenizer_class")
@@ -264,11 +259,9 @@ class _FastTokenizer(_FolderTokenizer):
         )
 
     def _add_special_tokens(self, settings: _Settings, unused: str | None) -> None:
-        """Add tokens that only the settings declare, or declare special.
-
-        Where both files have a token, transformers takes its id from tokenizer.json and its flags
-        from the settings; a token that either calls special is. unused: the text
-        of a token to leave out.
+        """Add tokens that only the settings declare, or declare special. Where both files have a
+        token, transformers takes its id from tokenizer.json and its flags from the settings; a
+        token that either calls special is. unused: the text of a token to leave out.
         """
         from tokenizers import AddedToken
 
@@ -431,9 +424,7 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
 
 def _check_charsmaps(text: str) -> None:
     """Check the sizes inside a Precompiled normalizer: the library trusts them, and aborts if
-    memory runs out.
-
-    Raises ValueError: a charsmap is truncated.
+    memory runs out. Raises ValueError: a charsmap is truncated.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:
@@ -559,9 +550,8 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             self._extra[token] = text
 
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
-        """Split at added tokens, and encode the text between them.
-
-        As in transformers' LlamaTokenizer, segments get a leading space by the prefix scheme.
+        """Split at added tokens, and encode the text between them. As in transformers'
+        LlamaTokenizer, segments get a leading space by the prefix scheme.
         """
         pattern = self._parsed_pattern if parse_special else self._plain_pattern
         if pattern is None:

@@ -88,11 +88,8 @@ def list_features(text: str) -> set[str]:
     words = re.findall(r"[a-z0-9_]+", text.lower())
     stems = list(map(stem_word, words))
     pairs = (f"2{first} {second}" for first, second in itertools.pairwise(stems))
-    parts = (
-        f"3{word[i : i + 4]}"
-        for word in (f"<{w}>" for w in set(words))
-        for i in range(len(word) - 3)
-    )
+    marked = (f"<{word}>" for word in set(words))
+    parts = (f"3{word[i : i + 4]}" for word in marked for i in range(len(word) - 3))
     return {*(f"1{stem}" for stem in stems), *pairs, *parts}
 
 

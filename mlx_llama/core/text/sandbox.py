@@ -40,10 +40,9 @@ class Refusal(Exception):
 
 
 def answer(source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Render a template, or only compile it (values None).
-
-    Returns ("text", the text), ("refusal", the template's reason), or ("fault", a clause) for a
-    template that is invalid, fails, or tries something that the sandbox forbids.
+    """Render a template, or only compile it (values None). Returns ("text", the text), ("refusal",
+    the template's reason), or ("fault", a clause) for a template that is invalid, fails, or tries
+    something that the sandbox forbids.
     """
     if len(source) > MAX_SOURCE:
         return "fault", f"the template has {len(source)} characters, expected at most {MAX_SOURCE}"
@@ -69,12 +68,7 @@ def answer(source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=8)
 def _compile(source: str) -> jinja2.Template:
-    return _environment().from_string(source)
-
-
-@functools.cache
-def _environment() -> SandboxEnvironment:
-    return SandboxEnvironment()
+    return SandboxEnvironment().from_string(source)
 
 
 class SandboxEnvironment(ImmutableSandboxedEnvironment):
@@ -87,8 +81,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             extensions=[GenerationBlock, "jinja2.ext.loopcontrols"],
         )
         self.filters["tojson"] = _tojson
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self.globals |= {"dict": _make_dict, "namespace": SafeNamespace}
+        self.globals |= {"raise_exception": _raise_exception, "namespace": SafeNamespace}
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        # Jinja's `dict` is the type, whose methods change other dictionaries.
+        self.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__}")
@@ -126,11 +122,6 @@ def _check_name(name: Any) -> None:
         raise SecurityError(f"a namespace attribute {name!r}")
 
 
-def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    # Jinja's `dict` is the type, whose methods change other dictionaries.
-    return dict(*args, **kwargs)
-
-
 def _raise_exception(message: str) -> None:
     raise Refusal(message)
 
@@ -146,10 +137,6 @@ def _tojson(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 # The process. A request is a line of JSON: [source, values, limit in seconds, limit in characters];

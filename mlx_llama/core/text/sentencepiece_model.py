@@ -56,9 +56,7 @@ def read_settings(model: bytes, number: int) -> dict[int, Any]:
 
 def read_fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the (field number, value) pairs of a message; a value is an int, or the bytes of a
-    text, message or float.
-
-    The message must be valid: the library has parsed it before.
+    text, message or float. The message must be valid: the library has parsed it before.
     """
     at = 0
 
@@ -83,23 +81,18 @@ def read_fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
-    """Serialise a BPE model with byte fallback, as sentencepiece's trainer would write it.
-
-    The model keeps text unchanged: it adds and removes no spaces, and shows them as U+2581.
-
-    pieces: (text, score, type) by id.
+    """Serialise a BPE model with byte fallback, as sentencepiece's trainer would write it. The
+    model keeps text unchanged: it adds and removes no spaces, and shows them as U+2581. pieces:
+    (text, score, type) by id.
     """
     parts = []
     for text, score, kind in pieces:
         data = text.encode()
         piece = b"\x0a" + _encode_varint(len(data)) + data
         piece += b"\x15" + _pack_float(score) + b"\x18" + _BYTES[kind]
-        # piece = 1, score = 2, type = 3. Most lengths take one byte, and then this is faster.
-        parts.append(
-            b"\x0a" + _BYTES[len(piece)] + piece
-            if len(piece) < 0x80
-            else _encode_message(PIECES, piece)
-        )
+        # piece = 1, score = 2, type = 3. Most sizes take one byte, and then a lookup is faster.
+        size = _BYTES[len(piece)] if len(piece) < 0x80 else _encode_varint(len(piece))
+        parts.append(b"\x0a" + size + piece)
     trainer = b"\x18\x02\x98\x02\x01"  # model_type = BPE, byte_fallback = true
     # add_dummy_prefix, remove_extra_whitespaces: no; escape_whitespaces: yes
     normalizer = b"\x18\x00\x20\x00\x28\x01"

@@ -54,13 +54,10 @@ class ChatTemplate:
     """A chat template. Unknown ones render in a process with limited time and memory."""
 
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
-        """Compile a template.
-
-        source: Jinja text. name: of the file or built-in, for errors. variables: of the template,
-        besides `messages` and `add_generation_prompt`; normally the texts of the tokenizer's named
-        tokens (bos_token, ...).
-
-        Raises TemplateError: too long, or not valid Jinja.
+        """Compile a template. source: Jinja text. name: of the file or built-in, for errors.
+        variables: of the template, besides `messages` and `add_generation_prompt`; normally the
+        texts of the tokenizer's named tokens (bos_token, ...). Raises TemplateError: too long, or
+        not valid Jinja.
         """
         self.source, self.name, self.variables = source, name, dict(variables or {})
         self.notice = ""  # for the user
@@ -71,12 +68,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **extras: Any
     ) -> str:
-        """Render a conversation as the model's text.
-
-        messages: see `Message`. add_generation_prompt: end with the header of the assistant's next
-        message. extras: further variables of JSON's types, such as tools (`Tool.as_dict` each);
-        they override `variables`.
-
+        """Render a conversation as the model's text. messages: see `Message`.
+        add_generation_prompt: end with the header of the assistant's next message. extras: further
+        variables of JSON's types, such as tools (`Tool.as_dict` each); they override `variables`.
         Raises TemplateError: malformed messages; the template refuses the conversation, fails,
         violates the sandbox, or exceeds a limit.
         """
@@ -104,23 +98,18 @@ class ChatTemplate:
                 kind, text = "fault", f"its variables cannot be expressed as JSON: {e}"
         if kind == "text":
             return text
-        text = one_line(text)
-        raise TemplateError(
-            f"{self.name}: the template refuses this conversation: {text}"
-            if kind == "refusal"
-            else f"{self.name}: {text}; {_REMEDY}"
-        )
+        fault = f"{one_line(text)}; {_REMEDY}"
+        if kind == "refusal":
+            fault = f"the template refuses this conversation: {one_line(text)}"
+        raise TemplateError(f"{self.name}: {fault}")
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages; returns them with contents as text and arguments of calls as objects.
-
-    Raises TemplateError that names the malformed message and field.
+    """Check messages; returns them with contents as text and arguments of calls as objects. Raises
+    TemplateError that names the malformed message and field.
     """
     if not isinstance(messages, (list, tuple)):
-        raise TemplateError(
-            f"messages is {show(messages)}, expected a list of {{'role', 'content'}}"
-        )
+        raise _unexpected("messages", messages, "a list of {'role', 'content'}")
     return [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
@@ -136,34 +125,31 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
             f"{where} has {show(present)}, expected the fields role and content{more}"
         )
     if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][\w-]{0,63}", role, re.ASCII):
-        raise TemplateError(
-            f"{where}.role is {show(role)}, expected a word such as system, user or assistant"
-        )
-    checked = dict(message)
-    calls = checked.get("tool_calls")
-    if calls is None:
-        checked.pop("tool_calls", None)
-    else:
-        checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
-    checked["content"] = "" if calls and checked.get("content") is None else checked.get("content")
+        raise _unexpected(f"{where}.role", role, "a word such as system, user or assistant")
+    calls = fields.pop("tool_calls", None)
+    if calls is not None:
+        fields["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
+    fields["content"] = "" if calls and fields.get("content") is None else fields.get("content")
     for name in ("content", "tool_call_id", "name", "reasoning_content", "tools"):
-        if name in checked and not isinstance(checked[name], str):
-            raise TemplateError(f"{where}.{name} is {show(checked[name])}, expected a string")
-    return checked
+        if name in fields and not isinstance(fields[name], str):
+            raise _unexpected(f"{where}.{name}", fields[name], "a string")
+    return fields
+
+
+def _unexpected(place: str, value: object, expected: str) -> TemplateError:
+    return TemplateError(f"{place} is {show(value)}, expected {expected}")
 
 
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Check a message's calls; returns their arguments as objects, which print as JSON."""
     if not isinstance(calls, (list, tuple)) or not 1 <= len(calls) <= MAX_CALLS:
-        raise TemplateError(f"{where} is {show(calls)}, expected a list of 1 to {MAX_CALLS} calls")
+        raise _unexpected(where, calls, f"a list of 1 to {MAX_CALLS} calls")
     checked = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise TemplateError(
-                f"{where}[{i}] is {show(call)}, expected {{'id', 'type', 'function': {{'name', "
-                "'arguments'}}"
-            )
+            form = "{'id', 'type', 'function': {'name', 'arguments'}}"
+            raise _unexpected(f"{where}[{i}]", call, form)
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             try:
@@ -171,10 +157,8 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):
                 arguments = None
         if not isinstance(arguments, Mapping):
-            raise TemplateError(
-                f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected an "
-                "object, or JSON text of one"
-            )
+            place, expected = f"{where}[{i}].function.arguments", "an object, or JSON text of one"
+            raise _unexpected(place, function["arguments"], expected)
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         text = function.get("arguments")
         inner = {
@@ -207,12 +191,9 @@ class TemplateText(NamedTuple):
 
 def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
     """Read a folder's template: chat_template.jinja, else tokenizer_config.json's, else
-    chat_template.json's. None if it has none.
-
-    Of several with names, take "default", else the first that is not "tool_use". See NAMES for the
-    others; beside chat_template.jinja they are in additional_chat_templates.
-
-    Raises TemplateError: there is one, but it cannot be read.
+    chat_template.json's. None if it has none. Of several with names, take "default", else the first
+    that is not "tool_use". See NAMES for the others; beside chat_template.jinja they are in
+    additional_chat_templates. Raises TemplateError: there is one, but it cannot be read.
     """
     folder = Path(folder)
     if (folder / "chat_template.jinja").exists():
@@ -246,10 +227,8 @@ def _read_field(path: Path) -> TemplateText | None:
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
     """Read the template in a GGUF file's metadata, None for none. source: the file, for errors.
-
-    Further templates, of NAMES, are tokenizer.chat_template.NAME.
-
-    Raises TemplateError: there is one, but it is not text.
+    Further templates, of NAMES, are tokenizer.chat_template.NAME. Raises TemplateError: there is
+    one, but it is not text.
     """
     key = "tokenizer.chat_template"
     text = _check_text(metadata.get(key), source, key)
@@ -259,10 +238,8 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
 
 def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | None:
     if value is not None and not isinstance(value, str):
-        raise TemplateError(
-            f"{source}: {field} is {show(value)}, expected Jinja text; choose a template with "
-            "`template`"
-        )
+        expected = "Jinja text; choose a template with `template`"
+        raise _unexpected(f"{source}: {field}", value, expected)
     return TemplateText(value, f"{source} ({field})") if value else None
 
 
@@ -277,11 +254,9 @@ def _is_known(source: str) -> bool:
 
 
 def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
-    """Load the value of `template`: a name in `BUILTIN`, a Jinja file, or Jinja text.
-
-    tokenizer: its named tokens become variables of the template; None only checks the value.
-
-    Raises TemplateError: none of the three, or not valid Jinja.
+    """Load the value of `template`: a name in `BUILTIN`, a Jinja file, or Jinja text. tokenizer:
+    its named tokens become variables of the template; None only checks the value. Raises
+    TemplateError: none of the three, or not valid Jinja.
     """
     named = tokenizer.named if tokenizer else {}
     if value in BUILTIN:

@@ -34,7 +34,6 @@ class Tool:
     @classmethod
     def of(cls, value: Any) -> Tool:
         """Build from a Python function, or from OpenAI's {"type": "function", "function": {...}}.
-
         Raises OptionsError that names the missing or wrong part.
         """
         if isinstance(value, Tool):
@@ -43,27 +42,22 @@ class Tool:
             return _from_function(value)
         inner = value.get("function", value) if isinstance(value, Mapping) else None
         if not isinstance(inner, Mapping) or value.get("type", "function") != "function":
-            raise OptionsError(
-                f'tools: {show(value)} is neither a function nor {{"type": "function", '
-                f'"function": {{...}}}}'
-            )
+            form = '{"type": "function", "function": {...}}'
+            raise _fault(f"{show(value)} is neither a function nor {form}")
         name, description = inner.get("name"), inner.get("description") or ""
         parameters = inner.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise OptionsError(
-                f"tools: name is {show(name)}, expected 1 to 128 letters, digits and "
-                "characters of _-.:/@"
-            )
+            allowed = "1 to 128 letters, digits and characters of _-.:/@"
+            raise _fault(f"name is {show(name)}, expected {allowed}")
         if not isinstance(description, str) or not isinstance(parameters, Mapping):
-            raise OptionsError(
-                f"tools: {name} has a description that is not text, or parameters that are not "
-                "a JSON schema"
+            raise _fault(
+                f"{name} has a description that is not text, or parameters that are not a JSON "
+                "schema"
             )
         if parameters.get("type", "object") != "object":
-            raise OptionsError(
-                f"tools: {name} has parameters of type {show(parameters['type'])}, expected "
-                "object: a call has named arguments"
-            )
+            kind = show(parameters["type"])
+            reason = "a call has named arguments"
+            raise _fault(f"{name} has parameters of type {kind}, expected object: {reason}")
         return cls(name, description, dict(parameters))
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,14 +67,13 @@ class Tool:
 
     def run(self, arguments: str) -> str:
         """Call the function with arguments as JSON; returns its result as JSON, a text as it is.
-
         Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and
         errors of the function.
         """
         from pydantic import ValidationError
 
         if self.function is None:
-            raise OptionsError(f"tools: {self.name} is only described: pass the function itself")
+            raise _fault(f"{self.name} is only described: pass the function itself")
         try:
             values = self.model.model_validate_json(arguments or "{}")
         except ValidationError as e:
@@ -96,25 +89,25 @@ class Tool:
         return json.dumps(result, ensure_ascii=False, default=str)
 
 
+def _fault(text: str) -> OptionsError:
+    return OptionsError(f"tools: {text}")
+
+
 def read_tools(values: Sequence[Any]) -> list[Tool]:
     """Build tools. Raises OptionsError as `Tool.of`; for duplicates, too many or too long."""
     if not isinstance(values, (list, tuple)):
-        raise OptionsError(f"tools: {show(values)} is not a list")
+        raise _fault(f"{show(values)} is not a list")
     tools = [Tool.of(value) for value in values]
     names = [tool.name for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise OptionsError(
-            f"tools: {', '.join(sorted(twice))} occurs twice: give each tool a different name"
-        )
+        raise _fault(f"{', '.join(sorted(twice))} occurs twice: give each tool a different name")
     try:
         characters = len(json.dumps([tool.as_dict() for tool in tools], allow_nan=False))
     except (TypeError, ValueError, RecursionError) as e:
-        raise OptionsError(f"tools: not JSON: {show(str(e))}") from None
+        raise _fault(f"not JSON: {show(str(e))}") from None
     if len(tools) > MAX_TOOLS or characters > MAX_CHARACTERS:
-        raise OptionsError(
-            f"tools: {len(tools)} tools of {characters} characters, expected at most {MAX_TOOLS} "
-            f"tools and {MAX_CHARACTERS} characters"
-        )
+        allowed = f"{MAX_TOOLS} tools and {MAX_CHARACTERS} characters"
+        raise _fault(f"{len(tools)} tools of {characters} characters, expected at most {allowed}")
     return tools
 
 
@@ -127,31 +120,23 @@ def _from_function(function: Callable[..., Any]) -> Tool:
 
     name = getattr(function, "__name__", type(function).__name__)
     if not _NAME.fullmatch(name):
-        raise OptionsError(
-            f"tools: a function called {show(name)} cannot be named by a model: define it with def"
-        )
+        called = f"a function called {show(name)}"
+        raise _fault(f"{called} cannot be named by a model: define it with def")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise OptionsError(
-            f"tools: {name} is async, and its result would never be awaited: pass a plain function"
-        )
+        reason = "its result would never be awaited"
+        raise _fault(f"{name} is async, and {reason}: pass a plain function")
     summary, texts = _read_docstring(inspect.getdoc(function) or "")
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as e:
-        raise OptionsError(
-            f"tools: the type hints of {name} cannot be read ({e}): import their names"
-        ) from None
+        raise _fault(f"the type hints of {name} cannot be read ({e}): import their names") from None
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise OptionsError(
-                f"tools: {name} takes {parameter}: only named parameters can be described"
-            )
+            raise _fault(f"{name} takes {parameter}: only named parameters can be described")
         if parameter.name not in hints:
-            raise OptionsError(
-                f"tools: {name} has no type hint for {parameter.name}: add it, as in "
-                f"{parameter.name}: int"
-            )
+            hint = f"no type hint for {parameter.name}: add it, as in {parameter.name}: int"
+            raise _fault(f"{name} has {hint}")
         default = ... if parameter.default is parameter.empty else parameter.default
         field = Field(default, description=texts.get(parameter.name))
         fields[parameter.name] = hints[parameter.name], field
@@ -163,9 +148,7 @@ def _from_function(function: Callable[..., Any]) -> Tool:
             lambda part: {k: v for k, v in part.items() if k != "title" or not isinstance(v, str)},
         )
     except (PydanticUserError, NameError) as e:
-        raise OptionsError(
-            f"tools: {name} has a parameter without a JSON schema ({show(str(e))})"
-        ) from None
+        raise _fault(f"{name} has a parameter without a JSON schema ({show(str(e))})") from None
     schema.setdefault("properties", {})
     return Tool(name, summary, schema, function, model)
 

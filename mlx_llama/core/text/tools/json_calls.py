@@ -8,6 +8,16 @@ from typing import Literal
 
 from .calls import CallText, NoCall
 
+FUNCTION = "<function="  # of several formats
+
+
+def read_function(text: CallText) -> Generator[None]:
+    """Read a call behind `FUNCTION`: its name, ">", its arguments, and "</function>"."""
+    name = yield from text.until(">")
+    text.take(1)
+    yield from read_json_call(text, name)
+    yield from text.skip("</function>")
+
 
 def read_json_calls(text: CallText, closes: str = "") -> Generator[None]:
     """Read a call, or a JSON list of calls, and the mark that closes them, which may be missing."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools.calls import CallText, fold_calls
+from mlx_llama.core.text.tools.calls import CallText, fold_calls, split_calls
 from mlx_llama.core.text.tools.describe import Tool
-from mlx_llama.core.text.tools.json_calls import read_json_calls
+from mlx_llama.core.text.tools.json_calls import FUNCTION, read_function, read_json_calls
 
 Messages = Sequence[Mapping[str, Any]]
 Offer = tuple[Messages, dict[str, Any]]  # messages, and variables of the template
@@ -42,7 +42,7 @@ class ToolFormat(ABC):
     variable = "tools"  # of the template: takes the descriptions
     is_bare = False  # an answer that begins with a brace may be a call
     is_open = False  # the prompt ends with the opening mark
-    calls_once = False  # trained on one call a message
+    calls_once = False  # trained on one call a message, which is all that templates print
     folds = False  # templates print no calls: they become text of their messages
     notice = ""  # about answers with tools
 
@@ -54,11 +54,12 @@ class ToolFormat(ABC):
 
     def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """Messages and further variables for `encode_messages` that offer tools to the model.
-
         Raises TemplateError for malformed messages.
         """
         if self.folds:
             messages = fold_calls(messages, self.write)
+        if self.calls_once:
+            messages = split_calls(messages)
         return messages, {self.variable: [tool.as_dict() for tool in tools]} if tools else {}
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
@@ -76,6 +77,8 @@ class ToolFormat(ABC):
 
     def read(self, text: CallText) -> Generator[None]:
         """Read the calls that begin here, behind `opens`; see `CallText`."""
+        if text.mark == FUNCTION:
+            return read_function(text)
         return read_json_calls(text, self.closes)
 
     def shown_specials(self, tokenizer: Tokenizer) -> frozenset[int]:
@@ -96,9 +99,8 @@ class ToolFormat(ABC):
         many: bool = False,
         answer: dict[str, Any] | None = None,
     ) -> str:
-        """A Lark grammar of one call of one of the tools, or of several in a row (`many`).
-
-        answer: a JSON schema that an answer without calls fits; None: there must be a call.
+        """A Lark grammar of one call of one of the tools, or of several in a row (`many`). answer:
+        a JSON schema that an answer without calls fits; None: there must be a call.
         """
         if not tools:
             raise OptionsError("tool_choice: there is no tool to call: give tools")

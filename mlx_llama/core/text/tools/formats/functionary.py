@@ -11,20 +11,10 @@ from collections.abc import Generator, Sequence
 from mlx_llama.core.text.template import JsonText, check_messages
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
-from mlx_llama.core.text.tools.json_calls import read_json_call
+from mlx_llama.core.text.tools.json_calls import FUNCTION, read_json_call
 from mlx_llama.core.text.tools.python_calls import INTERPRETERS, read_code
 
 from .base import Messages, Offer, Spell, ToolFormat, quote
-
-FUNCTION = "<function="
-
-
-def read_function(text: CallText) -> Generator[None]:
-    """Read a call behind `FUNCTION`."""
-    name = yield from text.until(">")
-    text.take(1)
-    yield from read_json_call(text, name)
-    yield from text.skip("</function>")
 
 
 class Functionary31(ToolFormat):
@@ -34,7 +24,7 @@ class Functionary31(ToolFormat):
     others = ("<|python_tag|>",)
 
     def read(self, text: CallText) -> Generator[None]:
-        return read_code(text) if text.mark in self.others else read_function(text)
+        return read_code(text) if text.mark in self.others else super().read(text)
 
     def spell_call(self, name: str, arguments: str, mark: Spell) -> str:
         return f"{quote(f'{FUNCTION}{name}>')} {arguments} {mark(self.closes)}"

@@ -5,13 +5,12 @@ to=functions.NAME before the channel, as its template writes it. <|call|> ends a
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
-from mlx_llama.core.text.tools.calls import CallText, NoCall, split_calls
-from mlx_llama.core.text.tools.describe import Tool
+from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.json_calls import read_json_call
 
-from .base import Messages, Offer, Spell, ToolFormat, quote
+from .base import Spell, ToolFormat, quote
 
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = (
@@ -26,9 +25,6 @@ class HarmonyCalls(ToolFormat):
     others = (f"{_CHANNEL}analysis to=functions.", " to=functions.")
     marks = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE)
     calls_once = True
-
-    def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
-        return super().offer(split_calls(messages), tools)
 
     def read(self, text: CallText) -> Generator[None]:
         name = _NAME.match((yield from text.until(_MESSAGE)))

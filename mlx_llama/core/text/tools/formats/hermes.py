@@ -5,49 +5,35 @@ Hermes, and <code>...</code> for an interpreter of Python.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.calls import CallText
 from mlx_llama.core.text.tools.describe import Tool
-from mlx_llama.core.text.tools.json_calls import read_json_calls
+from mlx_llama.core.text.tools.json_calls import FUNCTION
 from mlx_llama.core.text.tools.python_calls import INTERPRETERS, read_code
 
 from .base import Messages, Offer, ToolFormat
-from .functionary import FUNCTION, read_function
 
 
 class Hermes(ToolFormat):
     name = "hermes"
+    cue = "<tool_call>"
     others: tuple[str, ...] = (FUNCTION,)  # Hermes 2 Pro sometimes
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
         # formats with the same mark whose arguments are XML
         xml = "<function=", "<arg_key>", "<invoke"
-        return (
-            "<tool_call>" in source
-            and "arguments" in source
-            and not any(mark in source for mark in xml)
-        )
-
-    def read(self, text: CallText) -> Generator[None]:
-        if text.mark == FUNCTION:
-            return read_function(text)
-        return read_json_calls(text, self.closes)
+        is_json = "arguments" in source and not any(mark in source for mark in xml)
+        return is_json and super().matches(source, tokenizer)
 
 
 class SmolLM2(Hermes):
     name = "smollm"
+    cue = r"<tool_call>\s*\["
     others: tuple[str, ...] = ()
     is_list = True
-
-    def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        return (
-            super().matches(source, tokenizer)
-            and re.search(r"<tool_call>\s*\[", source) is not None
-        )
 
 
 class SmolLM3(Hermes):

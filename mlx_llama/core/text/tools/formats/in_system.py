@@ -84,9 +84,8 @@ class Generic(InSystem):
             )
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        return (_TOOLS.search(source) is not None) == self._has_tools and (
-            _NO_SYSTEM.search(source) is None
-        ) == self._has_system
+        has_tools, has_system = bool(_TOOLS.search(source)), not _NO_SYSTEM.search(source)
+        return (has_tools, has_system) == (self._has_tools, self._has_system)
 
     def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """As `InSystem`, with joined messages for templates whose roles must alternate."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools.calls import CallText, split_calls
+from mlx_llama.core.text.tools.calls import CallText
 from mlx_llama.core.text.tools.describe import Tool
-from mlx_llama.core.text.tools.json_calls import read_json_call
+from mlx_llama.core.text.tools.json_calls import FUNCTION, read_function, read_json_call
 from mlx_llama.core.text.tools.python_calls import read_code
 
 from .base import Messages, Offer, Spell, ToolFormat
-from .functionary import FUNCTION, read_function
 
 # The parameter of each tool that the template's builtin_tools name
 _BUILTIN = {"brave_search": "query", "wolfram_alpha": "query", "code_interpreter": "code"}
@@ -27,11 +26,8 @@ class Llama3(ToolFormat):
     is_bare = calls_once = True
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        # The words of the prompt, or the token of the vocabulary
-        return (
-            '"parameters": dictionary of argument name' in source
-            or self.opens in tokenizer.added_ids
-        )
+        words = '"parameters": dictionary of argument name'  # of the prompt
+        return words in source or self.opens in tokenizer.added_ids
 
     def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """A built-in tool is only named: the model knows it."""
@@ -40,9 +36,8 @@ class Llama3(ToolFormat):
             for tool in tools
             if list(tool.parameters.get("properties", {})) == [_BUILTIN.get(tool.name)]
         ]
-        messages, extras = super().offer(
-            split_calls(messages), [tool for tool in tools if tool.name not in builtin]
-        )
+        others = [tool for tool in tools if tool.name not in builtin]
+        messages, extras = super().offer(messages, others)
         return messages, {**extras, "builtin_tools": builtin} if builtin else extras
 
     def read(self, text: CallText) -> Generator[None]:
