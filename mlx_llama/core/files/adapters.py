@@ -309,9 +309,10 @@ def _fault(config: Path, name: str, value: object, text: str) -> CheckpointError
 
 class _Pattern:
     """A regular expression of PEFT's, which modules' names or their last parts match
-    (`get_pattern_key` in peft/utils/other.py). Keeps the set of positions reached, so that no
-    pattern of an untrusted file takes long. Raises ValueError for other forms than `_ITEM`'s in a
-    sequence.
+    (`get_pattern_key` in peft/utils/other.py).
+
+    Keeps the set of positions reached, so that no pattern of an untrusted file takes long. Raises
+    ValueError for other forms than `_ITEM`'s in a sequence.
     """
 
     _CHAR = r"(?:\\[.dw]|\[\^?[\w-]+\]|[\w.])"

@@ -320,9 +320,10 @@ def fit_scales(
     words: Any, x: Any, weights: Any, largest: Any, top: int | None
 ) -> Sequence[np.ndarray]:
     """Search inverse scales for the least squared error weighted by x * x; returns scales and the
-    inverse scales that gave the best values. The part that make_qx_quants and
-    quantize_row_iq4_nl_impl share. largest: values of each group. top: for codes -top .. top - 1;
-    None for IQ4_NUMBERS. weights: in place of x * x.
+    inverse scales that gave the best values.
+
+    The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group.
+    top: for codes -top .. top - 1; None for IQ4_NUMBERS. weights: in place of x * x.
     """
     number, total = words.number, words.total
     weights = x * x if weights is None else weights

@@ -158,10 +158,12 @@ def fetch(
     skip: tuple[str, ...] = _SKIP,
     local_only: bool = False,
 ) -> Path:
-    """The local folder of a hub model, downloaded with a progress bar if the cache lacks it. With
-    HF_HUB_OFFLINE=1 or local_only, or without the hub, search only the cache. Raises
-    CheckpointError: not on the hub, gated, no such revision, no network and not in the cache, disk
-    full.
+    """The local folder of a hub model, downloaded with a progress bar if the cache lacks it.
+
+    With HF_HUB_OFFLINE=1 or local_only, or without the hub, search only the cache.
+
+    Raises CheckpointError: not on the hub, gated, no such revision, no network and not in the
+    cache, disk full.
     """
     import huggingface_hub
 

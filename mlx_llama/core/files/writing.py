@@ -135,9 +135,11 @@ def replace_when_done(
     out: Path, nbytes: int, folder: bool, overwrites: bool = False
 ) -> Iterator[Path]:
     """Yield a temporary path beside `out`; rename it to `out` on success, remove it on errors.
-    overwrites: replace an existing file. Raises CheckpointError: `out` exists and must not be
-    replaced (a folder may replace an empty folder); the disk has less than `nbytes` free; an error
-    of the system while writing.
+
+    overwrites: replace an existing file.
+
+    Raises CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
+    folder); the disk has less than `nbytes` free; an error of the system while writing.
     """
     try:
         out = Path(os.path.abspath(os.path.expanduser(out)))

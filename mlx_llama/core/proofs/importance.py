@@ -40,6 +40,7 @@ def measure_importance(
 ) -> Importance:
     """Measure mean squares of the inputs of all layers' matrices over windows of a text, as
     llama-imatrix does: BOS takes the place of each window's first token if the tokenizer adds it.
+
     llm: on the cpu backend, without compiled kernels. Raises OptionsError for a shorter text.
     """
     window = min(window, llm.engine.context)
