@@ -403,7 +403,9 @@ class SentencePieceVocabulary(GGUFTokenizer):
 
 class ByteLevelVocabulary(GGUFTokenizer):
     """tokenizer.ggml.model "gpt2": regular expressions split a text into words, whose bytes are
-    merged by rank. library: vocabulary, merges and pre-tokenizer, without special tokens.
+    merged by rank.
+
+    library: vocabulary, merges and pre-tokenizer, without special tokens.
     """
 
     byte_level = True

@@ -37,9 +37,10 @@ def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
 
 
 def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
-    """Load a folder's tokenizer: tokenizer.json, else tekken.json, else tokenizer.model. Raises
-    TokenizerError: no such file, unreadable for its library, malformed settings beside it, or ids
-    beyond `config.vocab_size`.
+    """Load a folder's tokenizer: tokenizer.json, else tekken.json, else tokenizer.model.
+
+    Raises TokenizerError: no such file, unreadable for its library, malformed settings beside it,
+    or ids beyond `config.vocab_size`.
     """
     folder = Path(folder)
     for name in (_JSON, _TEKKEN):
@@ -81,7 +82,9 @@ class _Settings:
     @property
     def prefix_scheme(self) -> PrefixScheme:
         """Words that get a space in front: the "first" word, "always" those after special tokens
-        too, or "never". As transformers 5's LlamaTokenizer derives it.
+        too, or "never".
+
+        As transformers 5's LlamaTokenizer derives it.
         """
         if self.values.get("add_prefix_space") is False:
             return "never"
@@ -236,6 +239,7 @@ class _FastTokenizer(_FolderTokenizer):
 
     def _follow_llama_class(self, settings: _Settings, config: LlamaConfig) -> None:
         """Rebuild everything but vocabulary and merges if transformers 5's LlamaTokenizer does.
+
         Text after a special token then gets a space only if `legacy`.
         """
         library, declared = self._library, settings.values.get("tokenizer_class")
@@ -259,9 +263,11 @@ class _FastTokenizer(_FolderTokenizer):
         )
 
     def _add_special_tokens(self, settings: _Settings, unused: str | None) -> None:
-        """Add tokens that only the settings declare, or declare special. Where both files have a
-        token, transformers takes its id from tokenizer.json and its flags from the settings; a
-        token that either calls special is. unused: the text of a token to leave out.
+        """Add tokens that only the settings declare, or declare special.
+
+        Where both files have a token, transformers takes its id from tokenizer.json and its flags
+        from the settings; a token that either calls special is. unused: the text
+        of a token to leave out.
         """
         from tokenizers import AddedToken
 
@@ -424,7 +430,9 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
 
 def _check_charsmaps(text: str) -> None:
     """Check the sizes inside a Precompiled normalizer: the library trusts them, and aborts if
-    memory runs out. Raises ValueError: a charsmap is truncated.
+    memory runs out.
+
+    Raises ValueError: a charsmap is truncated.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:
@@ -550,8 +558,9 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             self._extra[token] = text
 
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
-        """Split at added tokens, and encode the text between them. As in transformers'
-        LlamaTokenizer, segments get a leading space by the prefix scheme.
+        """Split at added tokens, and encode the text between them.
+
+        As in transformers' LlamaTokenizer, segments get a leading space by the prefix scheme.
         """
         pattern = self._parsed_pattern if parse_special else self._plain_pattern
         if pattern is None:

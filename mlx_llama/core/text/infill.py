@@ -35,8 +35,10 @@ LONGEST = 32  # characters of a token, to encode no more of long texts than is k
 
 @dataclass(frozen=True)
 class Infill:
-    """The text between `prefix` and `suffix`. files: (name, text) of other files, the most relevant
-    last. beginning: of the answer, which is continued.
+    """The text between `prefix` and `suffix`.
+
+    files: (name, text) of other files, the most relevant last. beginning: of the answer, which is
+    continued.
     """
 
     prefix: str
@@ -59,8 +61,9 @@ class Infill:
     def encode(self, tokenizer: Tokenizer, context: int, max_tokens: int) -> list[int]:
         """Encode a prompt that leaves room in a context of so many tokens: for max_tokens, though
         no more than 512 or an eighth of the context where there are many files. The start of a long
-        prefix, the end of a long suffix and the first of many files are cut. Raises TokenizerError:
-        as `check`.
+        prefix, the end of a long suffix and the first of many files are cut.
+
+        Raises TokenizerError: as `check`.
         """
         self.check(tokenizer)
         fim, encode = tokenizer.fim_ids, tokenizer.encode

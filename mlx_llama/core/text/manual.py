@@ -135,8 +135,9 @@ class Index:
         return {match for matches in close for match in matches} or stems
 
     def score(self, wanted: Sequence[set[str]]) -> list[tuple[float, float]]:
-        """Return (BM25, covered share of the question's weight) of each text. wanted: a set of
-        stems for each word of the question, synonyms included.
+        """Return (BM25, covered share of the question's weight) of each text.
+
+        wanted: a set of stems for each word of the question, synonyms included.
         """
         total = len(self._counts)
         most = [max(self._frequency[stem] for stem in stems) for stems in wanted]

@@ -40,9 +40,10 @@ class Refusal(Exception):
 
 
 def answer(source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Render a template, or only compile it (values None). Returns ("text", the text), ("refusal",
-    the template's reason), or ("fault", a clause) for a template that is invalid, fails, or tries
-    something that the sandbox forbids.
+    """Render a template, or only compile it (values None).
+
+    Returns ("text", the text), ("refusal", the template's reason), or ("fault", a clause) for a
+    template that is invalid, fails, or tries something that the sandbox forbids.
     """
     if len(source) > MAX_SOURCE:
         return "fault", f"the template has {len(source)} characters, expected at most {MAX_SOURCE}"

@@ -56,7 +56,9 @@ def read_settings(model: bytes, number: int) -> dict[int, Any]:
 
 def read_fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the (field number, value) pairs of a message; a value is an int, or the bytes of a
-    text, message or float. The message must be valid: the library has parsed it before.
+    text, message or float.
+
+    The message must be valid: the library has parsed it before.
     """
     at = 0
 
@@ -81,9 +83,11 @@ def read_fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
-    """Serialise a BPE model with byte fallback, as sentencepiece's trainer would write it. The
-    model keeps text unchanged: it adds and removes no spaces, and shows them as U+2581. pieces:
-    (text, score, type) by id.
+    """Serialise a BPE model with byte fallback, as sentencepiece's trainer would write it.
+
+    The model keeps text unchanged: it adds and removes no spaces, and shows them as U+2581.
+
+    pieces: (text, score, type) by id.
     """
     parts = []
     for text, score, kind in pieces:

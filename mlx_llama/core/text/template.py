@@ -54,10 +54,13 @@ class ChatTemplate:
     """A chat template. Unknown ones render in a process with limited time and memory."""
 
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
-        """Compile a template. source: Jinja text. name: of the file or built-in, for errors.
-        variables: of the template, besides `messages` and `add_generation_prompt`; normally the
-        texts of the tokenizer's named tokens (bos_token, ...). Raises TemplateError: too long, or
-        not valid Jinja.
+        """Compile a template.
+
+        source: Jinja text. name: of the file or built-in, for errors. variables: of the template,
+        besides `messages` and `add_generation_prompt`; normally the texts of the tokenizer's named
+        tokens (bos_token, ...).
+
+        Raises TemplateError: too long, or not valid Jinja.
         """
         self.source, self.name, self.variables = source, name, dict(variables or {})
         self.notice = ""  # for the user
@@ -68,9 +71,12 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **extras: Any
     ) -> str:
-        """Render a conversation as the model's text. messages: see `Message`.
-        add_generation_prompt: end with the header of the assistant's next message. extras: further
-        variables of JSON's types, such as tools (`Tool.as_dict` each); they override `variables`.
+        """Render a conversation as the model's text.
+
+        messages: see `Message`. add_generation_prompt: end with the header of the assistant's next
+        message. extras: further variables of JSON's types, such as tools (`Tool.as_dict` each);
+        they override `variables`.
+
         Raises TemplateError: malformed messages; the template refuses the conversation, fails,
         violates the sandbox, or exceeds a limit.
         """
@@ -105,8 +111,9 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages; returns them with contents as text and arguments of calls as objects. Raises
-    TemplateError that names the malformed message and field.
+    """Check messages; returns them with contents as text and arguments of calls as objects.
+
+    Raises TemplateError that names the malformed message and field.
     """
     if not isinstance(messages, (list, tuple)):
         raise _unexpected("messages", messages, "a list of {'role', 'content'}")
@@ -191,9 +198,12 @@ class TemplateText(NamedTuple):
 
 def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
     """Read a folder's template: chat_template.jinja, else tokenizer_config.json's, else
-    chat_template.json's. None if it has none. Of several with names, take "default", else the first
-    that is not "tool_use". See NAMES for the others; beside chat_template.jinja they are in
-    additional_chat_templates. Raises TemplateError: there is one, but it cannot be read.
+    chat_template.json's. None if it has none.
+
+    Of several with names, take "default", else the first that is not "tool_use". See NAMES for the
+    others; beside chat_template.jinja they are in additional_chat_templates.
+
+    Raises TemplateError: there is one, but it cannot be read.
     """
     folder = Path(folder)
     if (folder / "chat_template.jinja").exists():
@@ -227,8 +237,10 @@ def _read_field(path: Path) -> TemplateText | None:
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
     """Read the template in a GGUF file's metadata, None for none. source: the file, for errors.
-    Further templates, of NAMES, are tokenizer.chat_template.NAME. Raises TemplateError: there is
-    one, but it is not text.
+
+    Further templates, of NAMES, are tokenizer.chat_template.NAME.
+
+    Raises TemplateError: there is one, but it is not text.
     """
     key = "tokenizer.chat_template"
     text = _check_text(metadata.get(key), source, key)
@@ -254,9 +266,11 @@ def _is_known(source: str) -> bool:
 
 
 def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
-    """Load the value of `template`: a name in `BUILTIN`, a Jinja file, or Jinja text. tokenizer:
-    its named tokens become variables of the template; None only checks the value. Raises
-    TemplateError: none of the three, or not valid Jinja.
+    """Load the value of `template`: a name in `BUILTIN`, a Jinja file, or Jinja text.
+
+    tokenizer: its named tokens become variables of the template; None only checks the value.
+
+    Raises TemplateError: none of the three, or not valid Jinja.
     """
     named = tokenizer.named if tokenizer else {}
     if value in BUILTIN:

@@ -58,8 +58,9 @@ class TemplateProcess:
             os.register_at_fork(after_in_child=self._forget)
 
     def request(self, source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
-        """Render a template, or only compile it (values None); returns as `sandbox.answer`. Raises
-        Stopped, and TypeError or ValueError for values that JSON cannot express.
+        """Render a template, or only compile it (values None); returns as `sandbox.answer`.
+
+        Raises Stopped, and TypeError or ValueError for values that JSON cannot express.
         """
         variables = json.dumps(values)
         longest = MAX_GROWTH + 16 * (len(source) + len(variables))

@@ -69,10 +69,12 @@ class Tokenizer(ABC):
     # Encoding
 
     def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
-        """Encode a text as token ids. add_bos: put BOS first if the tokenizer does (`adds_bos`). An
-        empty text always gets BOS, to start from. parse_special: parse special tokens; else they
-        are text. Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot
-        express.
+        """Encode a text as token ids.
+
+        add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text always gets BOS, to
+        start from. parse_special: parse special tokens; else they are text.
+
+        Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
         """
         _check(text)
         bos: list[int] = []
@@ -81,8 +83,9 @@ class Tokenizer(ABC):
         return bos + self._encode(text, parse_special) if text else bos
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Encode consecutive parts of a text; special tokens are parsed within a part alone. Raises
-        TokenizerError: as `encode`.
+        """Encode consecutive parts of a text; special tokens are parsed within a part alone.
+
+        Raises TokenizerError: as `encode`.
         """
         ids: list[int] = []
         for part in parts:
@@ -110,6 +113,7 @@ class Tokenizer(ABC):
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the first word loses its space.
+
         Raises TokenizerError: an id outside the model's vocabulary.
         """
         stream = self.stream(skip_special=skip_special)
@@ -122,15 +126,18 @@ class Tokenizer(ABC):
         starts_text: bool = True,
         shown: frozenset[int] = frozenset(),
     ) -> StreamDecoder:
-        """Make a decoder of streamed ids. skip_special: drop special tokens. starts_text: the first
-        id begins a text, so drop its leading space; False to continue a text. shown: special tokens
-        that are never dropped, such as those that open a tool call.
+        """Make a decoder of streamed ids.
+
+        skip_special: drop special tokens. starts_text: the first id begins a text, so drop its
+        leading space; False to continue a text. shown: special tokens that are never dropped, such
+        as those that open a tool call.
         """
         return StreamDecoder(self, skip_special, starts_text, shown)
 
     def piece(self, token: int) -> Piece | None:
-        """The bytes of a token id; None for padding of the model's vocabulary. Raises
-        TokenizerError: an id outside the model's vocabulary.
+        """The bytes of a token id; None for padding of the model's vocabulary.
+
+        Raises TokenizerError: an id outside the model's vocabulary.
         """
         if token not in self._pieces:
             if not 0 <= token < max(self._model_vocab, self.vocab_size):
@@ -165,8 +172,9 @@ class Tokenizer(ABC):
 
 @dataclass(eq=False)
 class StreamDecoder:
-    """Decodes streamed ids to whole characters; the joined pieces equal `Tokenizer.decode`. A
-    character that spans several tokens appears with the last of them. The cost per token is
+    """Decodes streamed ids to whole characters; the joined pieces equal `Tokenizer.decode`.
+
+    A character that spans several tokens appears with the last of them. The cost per token is
     constant.
     """
 
@@ -181,8 +189,9 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # byte level
 
     def push(self, token: int) -> str:
-        """Decode a token; returns "" while a character is unfinished. Raises TokenizerError: an id
-        outside the model's vocabulary.
+        """Decode a token; returns "" while a character is unfinished.
+
+        Raises TokenizerError: an id outside the model's vocabulary.
         """
         tokenizer = self.tokenizer
         known = tokenizer.texts.get(token) if self._started and not self._pending else None
@@ -278,8 +287,9 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def decode_byte_level(text: str) -> bytes:
-    """The bytes of a byte-level token. A token with any character outside the alphabet is plain
-    text (tokenizers, ByteLevel decoder).
+    """The bytes of a byte-level token.
+
+    A token with any character outside the alphabet is plain text (tokenizers, ByteLevel decoder).
     """
     alphabet = byte_alphabet()
     if all(char in alphabet for char in text):

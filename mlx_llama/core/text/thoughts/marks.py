@@ -6,8 +6,9 @@ from .base import State, Thought, ThoughtFormat, ThoughtParser
 
 
 class Marks(ThoughtFormat):
-    """A format with a mark before and one after the thought. lead, tail: before and after the end
-    mark. answer: marks around the answer, no part of it.
+    """A format with a mark before and one after the thought.
+
+    lead, tail: before and after the end mark. answer: marks around the answer, no part of it.
     """
 
     def __init__(

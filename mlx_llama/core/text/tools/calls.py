@@ -107,9 +107,10 @@ class NoCall(Exception):
 
 
 class CallText:
-    """Streamed text, split into calls and the rest. `ToolFormat.read` is a generator over it that
-    yields whenever it needs more text. It raises NoCall to turn `taken` back into text, or to leave
-    a call that has begun incomplete.
+    """Streamed text, split into calls and the rest.
+
+    `ToolFormat.read` is a generator over it that yields whenever it needs more text. It raises
+    NoCall to turn `taken` back into text, or to leave a call that has begun incomplete.
     """
 
     def __init__(self, tools: Sequence[Tool] = ()):

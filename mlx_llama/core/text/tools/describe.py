@@ -34,6 +34,7 @@ class Tool:
     @classmethod
     def of(cls, value: Any) -> Tool:
         """Build from a Python function, or from OpenAI's {"type": "function", "function": {...}}.
+
         Raises OptionsError that names the missing or wrong part.
         """
         if isinstance(value, Tool):
@@ -67,6 +68,7 @@ class Tool:
 
     def run(self, arguments: str) -> str:
         """Call the function with arguments as JSON; returns its result as JSON, a text as it is.
+
         Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and
         errors of the function.
         """

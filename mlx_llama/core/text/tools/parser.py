@@ -11,9 +11,10 @@ from .formats import ToolFormat
 
 
 class ToolParser(CallText):
-    """Splits streamed text into `text` and `calls`. Text that begins like a call and turns out to
-    be none is text again. White space after a call is dropped unless text follows. The split does
-    not depend on the pieces that the text comes in.
+    """Splits streamed text into `text` and `calls`.
+
+    Text that begins like a call and turns out to be none is text again. White space after a call is
+    dropped unless text follows. The split does not depend on the pieces that the text comes in.
     """
 
     def __init__(self, form: ToolFormat | None, tools: Sequence[Tool] = ()):

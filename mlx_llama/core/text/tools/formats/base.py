@@ -54,6 +54,7 @@ class ToolFormat(ABC):
 
     def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:
         """Messages and further variables for `encode_messages` that offer tools to the model.
+
         Raises TemplateError for malformed messages.
         """
         if self.folds:
@@ -99,8 +100,9 @@ class ToolFormat(ABC):
         many: bool = False,
         answer: dict[str, Any] | None = None,
     ) -> str:
-        """A Lark grammar of one call of one of the tools, or of several in a row (`many`). answer:
-        a JSON schema that an answer without calls fits; None: there must be a call.
+        """A Lark grammar of one call of one of the tools, or of several in a row (`many`).
+
+        answer: a JSON schema that an answer without calls fits; None: there must be a call.
         """
         if not tools:
             raise OptionsError("tool_choice: there is no tool to call: give tools")
