@@ -29,15 +29,20 @@ class Weights(BaseWeights):
 
     ops, runtime = ops, runtime
 
-    def __init__(self, checkpoint: Checkpoint, target: Target | None = None, *compilation: Any):
-        """Pack all panels. target: None for NumPy; compilation: as of `_compile`. Raises
-        OutOfMemoryError.
-        """
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        target: Target | None = None,
+        threads: int = 1,
+        bits: int = 16,
+        cache_bits: int | None = None,
+    ):
+        """Pack all panels. target: None for NumPy; the rest is `_compile`'s. Raises OutOfMemoryError."""
         super().__init__(checkpoint)
         self.code, self._panels = None, {}  # machine code of the compiled path
         self.rank = 0  # maximum rows of an adapter's first matrix in panels
         if target:
-            self._compile(target, *compilation)
+            self._compile(target, threads, bits, cache_bits)
 
     def _matrix(self, names: Sequence[str]) -> ops.Matrices:
         parts = self._parts(names)

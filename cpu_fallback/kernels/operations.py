@@ -26,12 +26,8 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
     for layout, x_layout in layouts_of:
         writers[kind_of("product", layout)] = _product, target, layout, x_layout
     for x_layout, source in packed:
-        writers[kind_of("pack", source, x_layout)] = (
-            _pack,
-            x_layout,
-            source,
-            tiles(target, x_layout),
-        )
+        sizes = tiles(target, x_layout)
+        writers[kind_of("pack", source, x_layout)] = _pack, x_layout, source, sizes
     if recipe.has_experts:
         for layout, x_layout in layouts_of:
             writers[kind_of("experts", layout)] = _experts, target, layout, x_layout, tile_sizes
