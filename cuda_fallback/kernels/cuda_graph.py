@@ -22,6 +22,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -199,11 +200,11 @@ class Runner:
     def forward(
         self,
         tokens: Tensor,
-        index_pos: int | Sequence[int],
+        index_pos: Any,
         cache: Cache,
-        rows: Sequence[int] | None = None,
-        all_positions: bool = False,
-        probe=None,
+        rows: Any,
+        all_positions: bool,
+        probe: Any,
     ) -> Tensor:
         """Logits [B, 1, V] after `tokens` [B, T], checked ids, or with `all_positions` [B, T, V].
 
