@@ -25,7 +25,11 @@ class SamplingBatch(BatchOptions):
         self._biases = [_make_bias(o) for o in self.options]
 
     def __call__(
-        self, logits: np.ndarray, positions: Sequence[int], recent=None, masks: Masks | None = None
+        self,
+        logits: np.ndarray,
+        positions: Sequence[int],
+        recent: np.ndarray | None = None,
+        masks: Masks | None = None,
     ) -> np.ndarray:
         if masks is None and self._is_plain:
             return np.array([[_choose(scores)] for scores in logits], np.int32)
@@ -53,8 +57,10 @@ class SamplingBatch(BatchOptions):
 
     def _seen(self, recent: np.ndarray | None) -> list[np.ndarray | None]:
         """By row, the recent tokens of its own window; None if it penalises none."""
-        rows = enumerate(self.windows)
-        return [recent[row, recent.shape[1] - size :] if size else None for row, size in rows]
+        return [
+            recent[row, recent.shape[1] - window :] if window else None
+            for row, window in enumerate(self.windows)
+        ]
 
 
 def _mask(logits: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray | Sequence[None]]:

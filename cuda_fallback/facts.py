@@ -52,8 +52,9 @@ def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
     if dtype == "bfloat16" and not facts.has_bfloat16:
         dtype = "float32" if checkpoint.config.exceeds_float16 else "float16"
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
-    nbytes = weights_nbytes(tensors, dtype, facts.gpu is not False)
-    return WeightsPlan(dtype, dtype if low_bit else "", nbytes)
+    return WeightsPlan(
+        dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False)
+    )
 
 
 def preferred_dtype(tensors: Iterable[Tensor | AffineWeight], stored: str) -> str:

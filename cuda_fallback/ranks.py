@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlx_llama.core.backends import shards
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.errors import BackendError
 
 from .sampling import SamplingBatch
@@ -90,7 +91,12 @@ class Vocabulary(shards.Vocabulary):
         return pairs[..., 1:].gather(0, winner)[0]
 
     def draw_rows(
-        self, sampling: SamplingBatch, logits: Tensor, positions: Sequence[int], recent, masks
+        self,
+        sampling: SamplingBatch,
+        logits: Tensor,
+        positions: Sequence[int],
+        recent: Tensor | None,
+        masks: Masks | None,
     ) -> Tensor:
         """`sampling` of this process's logits [B, V']."""
         if masks is not None or not sampling.kind.needs_best:

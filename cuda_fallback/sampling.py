@@ -31,7 +31,11 @@ class SamplingBatch(BatchOptions):
         self._indices: Tensor | None = None  # the same, one by one
 
     def __call__(
-        self, logits: Tensor, positions: Sequence[int], recent=None, masks: Masks | None = None
+        self,
+        logits: Tensor,
+        positions: Sequence[int],
+        recent: Tensor | None = None,
+        masks: Masks | None = None,
     ) -> Tensor:
         allowed, dry = logits.float(), None
         if masks is not None:

@@ -22,7 +22,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -200,11 +199,11 @@ class Runner:
     def forward(
         self,
         tokens: Tensor,
-        index_pos: Any,
+        index_pos: int | Sequence[int],
         cache: Cache,
-        rows: Any,
-        all_positions: bool,
-        probe: Any,
+        rows: Sequence[int] | None = None,
+        all_positions: bool = False,
+        probe=None,
     ) -> Tensor:
         """Logits [B, 1, V] after `tokens` [B, T], checked ids, or with `all_positions` [B, T, V].
 

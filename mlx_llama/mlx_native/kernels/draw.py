@@ -166,7 +166,12 @@ def choose_winner(pairs: mx.array) -> mx.array:
 
 
 def sample(
-    kind: Kind, logits: mx.array, positions: mx.array, recent, values: Values, words=None
+    kind: Kind,
+    logits: mx.array,
+    positions: mx.array,
+    recent: mx.array | None,
+    values: Values,
+    words: mx.array | None = None,
 ) -> mx.array:
     """`draw` behind a `mask` of `words` (see Masks), None for no grammar and no DRY; with the
     kind's log-probabilities as of `pack`.
