@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Weights(BaseWeights):
         bits: int = 16,
         cache_bits: int | None = None,
     ):
-        """Pack all panels. target: None for NumPy; the rest is `_compile`'s. Raises OutOfMemoryError."""
+        """Pack all panels. target: None for NumPy; others: see `_compile`. Raises OutOfMemoryError."""
         super().__init__(checkpoint)
         self.code, self._panels = None, {}  # machine code of the compiled path
         self.rank = 0  # maximum rows of an adapter's first matrix in panels
