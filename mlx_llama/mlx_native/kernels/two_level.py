@@ -203,8 +203,9 @@ def find_fault(layout: Layout, dtype: mx.Dtype) -> str:
 
 @functools.cache
 def _kernel(name: str, inputs: tuple[str, ...], source: str):
-    names = dict(input_names=list(inputs), output_names=["out"])
-    return mx.fast.metal_kernel(name=name, source=source, **names)
+    return mx.fast.metal_kernel(
+        name=name, input_names=list(inputs), output_names=["out"], source=source
+    )
 
 
 def _launch(kernel, inputs: list[mx.array], layout: Layout, dtype: mx.Dtype, **sizes) -> mx.array:
