@@ -37,7 +37,9 @@ class Weights(BaseWeights):
         bits: int = 16,
         cache_bits: int | None = None,
     ):
-        """Pack all panels. target: None for NumPy; others: see `_compile`. Raises OutOfMemoryError."""
+        """Pack all panels. target: None for NumPy; the others are as of `_compile`. Raises
+        OutOfMemoryError.
+        """
         super().__init__(checkpoint)
         self.code, self._panels = None, {}  # machine code of the compiled path
         self.rank = 0  # maximum rows of an adapter's first matrix in panels
