@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
+from mlx_llama.core.engine.engine import PromptTooLong
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TokenizerError, plain
 from mlx_llama.core.files.adapters import BASE
@@ -70,14 +71,6 @@ class Ask:
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class _PromptTooLong(ContextError):
-    """Encoding was stopped: the prompt has `count` tokens or more."""
-
-    def __init__(self, count: int):
-        super().__init__(f"the prompt has at least {count} tokens")
-        self.count = count
-
-
 class Failure(Refusal):
     """The end of an answer: a failed step, a timeout, shutdown, a rule that grew too complex."""
 
@@ -100,52 +93,41 @@ class Answers:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._is_notified = False
-        self._handles: list[Any] = []
-        self._tasks: list[Task] = []
         self._failure: Failure | None = None
         self.began = time.monotonic()
         text = f"the request took longer than {seconds:g} seconds (--timeout)"
         timeout = Failure(504, "timeout", message=text)
         self._timer = self._loop.call_later(seconds, self.stop, timeout)
         self.asks: Sequence[Ask] = ()
-        self.prompts: list[list[int]] = []
-        self.dropped: list[int] = []  # messages that no longer fitted, of each ask
+        self.tasks: list[Task] = []  # of the asks that are queued
         self.is_closed = False
 
     @property
     def completions(self) -> list[Completion]:
-        return [handle.completion for handle in self._handles]
+        return [task.handle.completion for task in self.tasks]
 
     @property
-    def slots(self) -> list[int]:
-        """The slot of each answer."""
-        return [task.slot for task in self._tasks]
+    def prompts(self) -> list[Sequence[int]]:
+        """Token ids of each prompt."""
+        return [task.request.prompt for task in self.tasks]
 
     def submit(self, asks: Sequence[Ask]) -> None:
-        """Encode the prompts and queue the requests. Runs outside the event loop. Raises
-        Refusal.
-        """
+        """Encode the prompts and queue the requests, outside the event loop. Raises Refusal."""
         self.asks = asks
-        prepared = [prepare(self.llm, ask, self._desk.settings) for ask in asks]
-        self.dropped = [dropped for _, dropped in prepared]
-        for request, _ in prepared:
-            self.prompts.append(list(request.prompt))
+        for request, dropped in [prepare(self.llm, ask, self.settings) for ask in asks]:
             if self.is_closed:
                 return
+            task = Task(self._desk.keeper.slots, request, dropped)
+            request = replace(request, notify=self._notify, on_admit=task.admit)
             try:
-                task = Task(self._desk.keeper.slots, request)
-                handle = self.llm.loop.submit(
-                    replace(request, notify=self._notify, on_admit=task.admit)
-                )
-                task.handle = handle
+                task.handle = self.llm.loop.submit(request)
             except LlamaError as error:
                 ask = asks[0]
                 values = {ask.field: ask.prompt} if isinstance(error, ContextError) else {}
                 raise refuse(error, ask.field, self.llm, values) from None
-            self._handles.append(handle)
-            self._tasks.append(task)
+            self.tasks.append(task)
             if self.is_closed:  # closed in between
-                handle.cancel()
+                task.handle.cancel()
 
     def _notify(self) -> None:
         # In the scheduler's thread. A pending wake-up covers all tokens until it runs.
@@ -162,8 +144,8 @@ class Answers:
         """Cancel the answers; the reader gets `failure`."""
         if self._failure is None:
             self._failure = failure
-        for handle in self._handles:
-            handle.cancel()
+        for task in self.tasks:
+            task.handle.cancel()
         self._news.set()
 
     async def batches(self, with_progress: bool = False) -> AsyncIterator[Batch]:
@@ -171,15 +153,13 @@ class Answers:
 
         with_progress: also yield batches without tokens while prompts are processed.
         """
-        processed = [0] * len(self._handles)
-        sent = [0] * len(self._handles)
-        unfinished = set(range(len(self._handles)))
-        last = [self.began] * len(self._handles)
-        metrics = self._desk.metrics
+        count, metrics = len(self.tasks), self._desk.metrics
+        processed, sent, last = [0] * count, [0] * count, [self.began] * count
+        unfinished = set(range(count))
         while unfinished:
             self._news.clear()
             for i in sorted(unfinished):
-                handle = self._handles[i]
+                handle = self.tasks[i].handle
                 is_last = handle.done  # read before the tokens, so that none is missed
                 completion = handle.completion
                 tokens = completion.tokens[sent[i] :]
@@ -202,7 +182,7 @@ class Answers:
                 elif with_progress and handle.processed > processed[i]:
                     processed[i] = handle.processed
                     yield Batch(i, (), False, handle.processed)
-            if unfinished and not any(self._handles[i].done for i in unfinished):
+            if unfinished and not any(self.tasks[i].handle.done for i in unfinished):
                 await self._news.wait()
 
     async def finish(self) -> list[Completion]:
@@ -217,8 +197,8 @@ class Answers:
             return
         self.is_closed = True
         self._timer.cancel()
-        for handle in self._handles:
-            handle.cancel()
+        for task in self.tasks:
+            task.handle.cancel()
         self._desk.release(self, outcome)
 
 
@@ -385,33 +365,29 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     fits: check that the prompt leaves room for an answer.
     """
     resolved, merged = _resolve(llm, ask, settings)
-    is_chat, seconds = _is_chat(ask.prompt), settings.compile_seconds
+    is_chat, seconds, context = _is_chat(ask.prompt), settings.compile_seconds, llm.engine.context
     faults = check_options(llm, resolved.options, merged, settings, is_chat, ask.note)
     prompt, dropped, eos = ToolPrompt([]), 0, None
     if isinstance(ask.prompt, Infill):
         eos = llm.engine.eos | ask.prompt.find_ends(llm.tokenizer)
-
-    def check_count(count: int) -> None:
-        if fits and count >= llm.engine.context:
-            raise _PromptTooLong(count)
-
+    check_count: Callable[..., None] = llm.engine.check_count if fits else lambda *count: None
     try:
         ask.toolbox.check(resolved.options)
         truncates = fits and (settings.truncates if ask.truncates is None else ask.truncates)
         prompt, dropped = _encode(llm, ask, resolved.options, check_count, truncates)
+        check_count(len(prompt.tokens), "")
         # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
             llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=seconds)
-    except _PromptTooLong as error:
-        raise _refuse_context(llm, ask, error.count, "at least ") from None
+    except PromptTooLong as error:
+        fault = Fault(ask.field, f"< {context} tokens", plain(str(error)))
+        if not faults or not prompt.tokens:  # a long prompt is not encoded
+            sizes: Any = {"n_prompt_tokens": error.count, "n_ctx": context}
+            raise Refusal(400, "context_length_exceeded", [fault], **sizes) from None
+        faults.append(fault)
     except LlamaError as error:
         fault = _describe(error, ask.field, llm, {**merged, ask.field: ask.prompt})
         faults += [fault] * (fault.field not in {fault.field for fault in faults})
-    if fits and len(prompt.tokens) >= llm.engine.context:
-        refusal = _refuse_context(llm, ask, len(prompt.tokens))
-        if not faults:
-            raise refusal
-        faults += refusal.faults
     if faults:
         raise Refusal(400, "invalid_value", faults)
     if dropped:
@@ -672,17 +648,6 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, values: Mapping[st
         text = re.sub(r"^messages\[\d+\]", field, text)
     constraint = _CONSTRAINTS.get(field) or _KINDS.get(type(error).__name__, "a valid value")
     return Fault(field, constraint, text, values.get(field))
-
-
-def _refuse_context(llm: LLM, ask: Ask, count: int, bound: str = "") -> Refusal:
-    context = llm.engine.context
-    message = (
-        f"the prompt has {bound}{count} tokens and the context holds {context}, answer "
-        f"included: shorten the prompt{plain(llm.engine.suggest_context())}"
-    )
-    fault = Fault(ask.field, f"< {context} tokens", message)
-    code = "context_length_exceeded"
-    return Refusal(400, code, [fault], n_prompt_tokens=count, n_ctx=context)
 
 
 async def until_gone(request: HttpRequest, work: Awaitable[Result]) -> Result:

@@ -25,6 +25,12 @@ from .request import Request, Sequence
 from .speculate import PromptLookup, Speculation
 
 
+class PromptTooLong(ContextError):
+    """A prompt leaves no room for an answer."""
+
+    count = 0  # its tokens, or a lower bound
+
+
 @dataclass
 class Engine:
     """One model on one backend, perhaps with a draft model."""
@@ -146,12 +152,14 @@ class Engine:
             )
 
     def check_count(self, count: int, bound: str = "at least ") -> None:
-        """Raise ContextError if `count` tokens leave no room for an answer. bound: its prefix."""
+        """Raise PromptTooLong if `count` tokens leave no room for an answer. bound: its prefix."""
         if count >= self.context:
-            raise ContextError(
+            error = PromptTooLong(
                 f"the prompt has {bound}{count} tokens and the context holds {self.context}, "
                 f"answer included: shorten the prompt{self.suggest_context()}"
             )
+            error.count = count
+            raise error
 
     def suggest_context(self) -> str:
         """End of a message: the option for a larger context, "" at the model's maximum."""
