@@ -27,12 +27,7 @@ from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Resolved, validate
 from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.tool_use import (
-    Toolbox,
-    ToolPrompt,
-    encode_with_tools,
-    render_with_tools,
-)
+from mlx_llama.core.generation.tool_use import Conversation, Toolbox, ToolPrompt
 from mlx_llama.core.generation.turns import fit_turns
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
@@ -478,21 +473,13 @@ def _encode(
         return ToolPrompt(tokens[1:] if is_double else tokens), 0
     if not _is_chat(ask.prompt):
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
-    messages, beginning, template, variables = _read_chat(llm, ask)
+    talk, beginning = _read_chat(llm, ask, options)
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
-    rest = list(itertools.dropwhile(lambda message: message["role"] == "system", messages))
-    systems = messages[: len(messages) - len(rest)]
+    rest = list(itertools.dropwhile(lambda message: message["role"] == "system", talk.messages))
+    systems = talk.messages[: len(talk.messages) - len(rest)]
 
     def encode(dropped: int) -> ToolPrompt:
-        return encode_with_tools(
-            llm.tokenizer,
-            template,
-            [*systems, *rest[dropped:]],
-            ask.toolbox,
-            options,
-            check_count,
-            variables,
-        )
+        return replace(talk, messages=[*systems, *rest[dropped:]]).encode(check_count)
 
     prompt, dropped = (
         fit_turns(encode, rest, llm.engine.context, options.max_tokens, begun=len(begun))
@@ -505,17 +492,14 @@ def _encode(
     return replace(prompt, tokens=[*prompt.tokens, *begun], thinking=thinking), dropped
 
 
-def _read_chat(
-    llm: LLM, ask: Ask
-) -> tuple[list[Mapping[str, Any]], str, ChatTemplate, dict[str, Any]]:
-    """Return the messages of a conversation, the beginning of its answer, its template and the
-    template's variables.
-    """
+def _read_chat(llm: LLM, ask: Ask, options: GenerationOptions) -> tuple[Conversation, str]:
+    """Return a conversation and the beginning of its answer."""
     messages, beginning = _split_beginning(ask.prompt)
     template = choose_template(llm, ask)
     if llm.template is None:
         ask.note("chat_template: chatml")
-    return messages, beginning, template, _pick_variables(template.source, ask)
+    talk = llm.tokenizer, template, messages, ask.toolbox, options
+    return Conversation(*talk, _pick_variables(template.source, ask)), beginning
 
 
 def choose_template(llm: LLM, ask: Ask) -> ChatTemplate:
@@ -528,10 +512,8 @@ def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> st
     """Render a conversation as `prepare` encodes it. adds_prompt: end with the header of the
     answer. Raises LlamaError and Refusal.
     """
-    messages, beginning, template, variables = _read_chat(llm, ask)
-    options = _resolve(llm, ask, settings)[0].options
-    prompt = llm.tokenizer, template, messages, ask.toolbox, options
-    return render_with_tools(*prompt, variables, adds_prompt) + beginning
+    talk, beginning = _read_chat(llm, ask, _resolve(llm, ask, settings)[0].options)
+    return talk.render(adds_prompt) + beginning
 
 
 def _is_chat(prompt: Any) -> bool:

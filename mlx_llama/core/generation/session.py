@@ -28,12 +28,12 @@ from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import check_turns, expand_path, read_session, write_session
 from .tool_use import (
     ROUNDS,
+    Conversation,
     Toolbox,
     ToolLoop,
     ToolPrompt,
     ToolStream,
     check_rounds,
-    encode_with_tools,
     write_answer,
 )
 from .turns import find_turns, fit_turns
@@ -441,9 +441,9 @@ class Session:
         system = [{"role": "system", "content": self.system}] if self.system else []
 
         def encode(dropped: int) -> ToolPrompt:
-            talk, made_by = [*system, *messages[dropped:]], (self.tokenizer, self.template)
-            checked = resolved.options, self.engine.check_count
-            return encode_with_tools(*made_by, talk, box, *checked)
+            kept, made_by = [*system, *messages[dropped:]], (self.tokenizer, self.template)
+            talk = Conversation(*made_by, kept, box, resolved.options)
+            return talk.encode(self.engine.check_count)
 
         context = self.engine.context
         max_tokens = resolved.options.max_tokens
