@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
@@ -110,7 +109,7 @@ class Conversation:
     messages: Sequence[Message]
     box: Toolbox
     options: GenerationOptions
-    variables: Mapping[str, Any] = MappingProxyType({})  # of the template, beside tools
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside tools
 
     def encode(self, check_count: Callable[[int], None] | None = None) -> ToolPrompt:
         """Encode the prompt. check_count: as for `encode_messages`, whose errors it raises."""
