@@ -196,11 +196,9 @@ def digest(job: Job) -> int:
 
 def perplexity(job: Job) -> int:
     """Measure the perplexity of a text on each backend."""
-    text = cli.read_text(job.args.perplexity)
-    tokens = job.checkpoint.tokenizer.encode(text, add_bos=True)
-    window = parse_number("--ctx-size", job.args.ctx_size, 2, job.made_for) or min(
-        WINDOW, job.made_for
-    )
+    tokens = job.checkpoint.tokenizer.encode(cli.read_text(job.args.perplexity), add_bos=True)
+    usual = min(WINDOW, job.made_for)
+    window = parse_number("--ctx-size", job.args.ctx_size, 2, job.made_for) or usual
     stride = parse_number("--stride", job.args.stride, 1, max(1, window - 1)) or max(1, window // 2)
     if len(tokens) < 2:
         raise ContextError(

@@ -45,9 +45,8 @@ def show(facts: dict[str, Any], reports: list[Report]) -> None:
         soft_wrap=True,
     )
     for report in reports:
-        table = Table(
-            title=f"{report.backend} ({report.device}, {report.dtype})", title_justify="left"
-        )
+        title = f"{report.backend} ({report.device}, {report.dtype})"
+        table = Table(title=title, title_justify="left")
         for name in ("probe", *_FIGURES, "where"):
             table.add_column(name, justify="left" if name in ("probe", "where") else "right")
         for kind, differences in group_by_kind(report).items():

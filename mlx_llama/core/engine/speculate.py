@@ -241,9 +241,8 @@ class Speculation:
         return tokens
 
     def _cut_after_eos(self, tokens: list[int]) -> list[int]:
-        return next(
-            (tokens[: i + 1] for i, token in enumerate(tokens) if token in self.writer.eos), tokens
-        )
+        eos = self.writer.eos
+        return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in eos), tokens)
 
 
 def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:
