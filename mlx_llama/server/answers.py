@@ -475,17 +475,10 @@ def _encode(
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
     talk, beginning = _read_chat(llm, ask, options)
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
-    rest = list(itertools.dropwhile(lambda message: message["role"] == "system", talk.messages))
-    systems = talk.messages[: len(talk.messages) - len(rest)]
-
-    def encode(dropped: int) -> ToolPrompt:
-        return replace(talk, messages=[*systems, *rest[dropped:]]).encode(check_count)
-
-    prompt, dropped = (
-        fit_turns(encode, rest, llm.engine.context, options.max_tokens, begun=len(begun))
-        if truncates
-        else (encode(0), 0)
-    )
+    if truncates:
+        prompt, dropped = fit_turns(talk, llm.engine, begun=len(begun))
+    else:
+        prompt, dropped = talk.encode(check_count), 0
     if not beginning:
         return prompt, dropped
     thinking = prompt.thinking and prompt.thinking.follow(beginning)

@@ -439,20 +439,14 @@ class Session:
     ) -> tuple[ToolPrompt, int]:
         """Drop the oldest turns until the prompt fits. Arguments and result as of fit_turns."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-
-        def encode(dropped: int) -> ToolPrompt:
-            kept, made_by = [*system, *messages[dropped:]], (self.tokenizer, self.template)
-            talk = Conversation(*made_by, kept, box, resolved.options)
-            return talk.encode(self.engine.check_count)
-
-        context = self.engine.context
-        max_tokens = resolved.options.max_tokens
-        prompt, dropped = fit_turns(encode, messages, context, max_tokens, first, begun)
+        made_by = self.tokenizer, self.template
+        talk = Conversation(*made_by, [*system, *messages], box, resolved.options)
+        prompt, dropped = fit_turns(talk, self.engine, first, begun)
         # The newest question alone may use the answer's room but for one token.
-        if (length := len(prompt.tokens) + begun) >= context:
+        if (length := len(prompt.tokens) + begun) >= self.engine.context:
             raise ContextError(
                 f"this message makes a prompt of {length} tokens and the context holds "
-                f"{context}, answer included: shorten it{self.engine.suggest_context()}"
+                f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}"
             )
         return prompt, dropped
 
