@@ -452,9 +452,9 @@ def _encode(
     check_count: called with token counts, early. truncates: drop the oldest turns until the prompt
     leaves room for an answer. Raises LlamaError.
     """
-    if not _is_chat(ask.prompt):
-        for name in ask.variables:
-            ask.note(f"chat_template_kwargs.{name}")
+    is_chat = _is_chat(ask.prompt)
+    for name in () if is_chat else ask.variables:
+        ask.note(f"chat_template_kwargs.{name}")
     if isinstance(ask.prompt, Infill):
         try:
             ask.prompt.check(llm.tokenizer)
@@ -463,15 +463,15 @@ def _encode(
             status = 501 if ask.field == "input_prefix" else 400
             fault = fault_of(ask.field, "a model with such tokens", str(error))
             raise Refusal(status, "not_supported", [fault]) from None
-        limits = llm.engine.context, options.max_tokens
-        return ToolPrompt(ask.prompt.encode(llm.tokenizer, *limits)), 0
+        tokens = ask.prompt.encode(llm.tokenizer, llm.engine.context, options.max_tokens)
+        return ToolPrompt(tokens), 0
     if isinstance(ask.prompt, str):
         check_count(llm.tokenizer.count_at_least(ask.prompt))
         # with special tokens and a single BOS, so that it may be a rendered template
         tokens = llm.tokenizer.encode(ask.prompt, add_bos=True, parse_special=True)
         is_double = tokens[:2] == [llm.tokenizer.bos_id] * 2
         return ToolPrompt(tokens[1:] if is_double else tokens), 0
-    if not _is_chat(ask.prompt):
+    if not is_chat:
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
     talk, beginning = _read_chat(llm, ask, options)
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []

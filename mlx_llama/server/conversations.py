@@ -20,7 +20,6 @@ from .fields import (
     Likeliest,
     Note,
     OptionFields,
-    Strict,
     look_up,
 )
 from .tooling import build_toolbox
@@ -184,7 +183,9 @@ class FunctionBody(Body):
     parameters: dict[str, Any] = Field(
         {"type": "object", "properties": {}}, description="JSON schema of an object"
     )
-    strict: Strict = None
+    strict: bool | None = Field(
+        None, description="has no effect: a required call always fits its schema"
+    )
 
     def described(self) -> dict[str, Any]:
         """Describe the tool for core."""

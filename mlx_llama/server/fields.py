@@ -47,9 +47,6 @@ Likeliest = Annotated[
 Count = Annotated[
     int, Field(ge=1, le=16, description="answers per prompt; with a seed, answer i uses seed + i")
 ]
-Strict = Annotated[
-    bool | None, Field(description="has no effect: a required call always fits its schema")
-]
 
 
 class Dialect(BaseModel):
