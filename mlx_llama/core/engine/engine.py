@@ -78,8 +78,8 @@ class Engine:
         decoder, stops = self._decode(request, constraint), Stops(options.stop)
         is_split = thinking and thinking.is_split
         thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
-        ends = eos, decoder, stops, options.stop_token_ids
-        writer = Writer(completion, options.max_tokens, limit, *ends, thoughts)
+        ends = eos, decoder, stops, options.stop_token_ids, thoughts, request.decode_seconds
+        writer = Writer(completion, options.max_tokens, limit, *ends)
         writer.add_notices(self.notices)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
