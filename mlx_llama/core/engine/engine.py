@@ -132,8 +132,7 @@ class Engine:
         shown = request.shown
         if request.thinking:
             shown |= self.tokenizer.find_special(request.thinking.form.marks)
-        more: dict[str, Any] = {"shown": shown} if shown else {}
-        return self.tokenizer.stream(starts_text=starts_text, **more)
+        return self.tokenizer.stream(starts_text=starts_text, shown=shown)
 
     # Checks
 
