@@ -137,11 +137,13 @@ class Guard:
 
     def _is_allowed(self, origin: str) -> bool:
         """True for an origin of --cors-origin, and for a local program if keys keep out others."""
-        listed, parts = self.settings.cors_origins, urlsplit(origin)
+        listed = self.settings.cors_origins
+        if "*" in listed or origin in listed:
+            return True
+        parts = urlsplit(origin)
         is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")  # at any port
-        is_listed = "*" in listed or origin in listed or (is_local and "localhost" in listed)
         is_app = is_local or parts.scheme in _APP_SCHEMES
-        return is_listed or (is_app and bool(self._keys))
+        return (is_local and "localhost" in listed) or (is_app and bool(self._keys))
 
     def _cors(self, headers: Headers, is_refused: bool) -> dict[str, str]:
         origin = headers.get("origin")
