@@ -32,7 +32,14 @@ _ANIMALS = (
     "squirrel|swan|tiger|turtle|unicorn|whale|wolf|zebra"
 )
 _ANIMAL = re.compile(rf"\b({_ANIMALS})s?\b", re.IGNORECASE)
-_COMMA = re.compile(rf"(?i),(?= (?!an? )(?:\w+ )?(?:{_ANIMALS})\b)")  # between adjectives
+# a comma between adjectives
+_COMMA = re.compile(rf",(?= (?!an? )(?:\w+ )?(?:{_ANIMALS})\b)", re.IGNORECASE)
+# a comma between heroes
+_LIST = re.compile(
+    rf",(?: and)? (?=(?:(?:an?|the|my|our|two|three) (?:[\w-]+ ){{0,2}})?(?:{_ANIMALS})s?\b"
+    r"|an? [\w-]+(?:,| and an? |[.!]?$))",
+    re.IGNORECASE,
+)
 _KIND = re.compile(rf"(?<!\bthe )\b({_ANIMALS}) (?:story|tale)\b", re.IGNORECASE)
 _DETERMINERS = frozenset(
     "a an the my our your his her its their one of few this that these those all another every"
