@@ -23,48 +23,72 @@ from mlx_llama.core.text.controls import show_controls
 
 from .view import describe_progress, rewraps_lines
 
+_ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
+_FENCE = re.compile(r"((?:\s*(?:[-*+]|\d{1,9}[.)])\s+)*\s*)(`{3,}(?=[^`]*$)|~{3,})")
 _ENTITY = re.compile(r"&#?\w+;")
 _FRAMES_PER_SECOND = 15
 _THOUGHT_LINES = 8  # of a thought on the screen
 
 
 class Blocks:
-    """Cuts streamed Markdown between top-level blocks, by whole lines: after blank lines and after
-    closed fences. Finished blocks and `rest` are the text.
+    """Cuts streamed Markdown between top-level blocks, by whole lines; in doubt, as in a list, a
+    fence or indented text, it does not cut. Finished blocks and `rest` are the text.
     """
-
-    parser = MarkdownIt("commonmark", {"html": False})
-    parser.enable("table").disable("reference").core.ruler.enableOnly(["normalize", "block"])
 
     def __init__(self):
         self.rest = ""  # the text after the last finished block
         self._scanned = 0  # characters of `rest` in lines that were examined
+        self._fence: tuple[str, int] | None = None  # the open code fence and its column
+        self._has_list = False  # the block contains a list
         self._is_blank = False  # the last line was empty
+        self._is_doubtful = False  # the end of a code block is uncertain: no more cuts
 
     def push(self, piece: str) -> list[str]:
         """Append `piece`; returns the blocks that it completes."""
         self.rest += piece
         blocks = []
         while (end := self.rest.find("\n", self._scanned) + 1) > 0:
-            cut = self._find_cut(self._scanned, end)
-            blocks += [self.rest[:cut]] if cut else []
-            self.rest, self._scanned = self.rest[cut:], end - cut
+            line = self.rest[self._scanned : end]
+            if self._begins_block(line):
+                blocks.append(self._cut(self._scanned))
+                end = len(line)
+            if self._ends_block(line):
+                blocks.append(self._cut(end))
+                end = 0
+            self._scanned = end
         return blocks
 
-    def _find_cut(self, start: int, end: int) -> int:
-        """The end of the blocks that the line from `start` to `end` finishes; 0 for none."""
-        line, was_blank = self.rest[start:end].strip(), self._is_blank
-        self._is_blank = not line
-        may_begin = was_blank and line and self.rest[:start].strip()
-        if not may_begin and not line.startswith(("```", "~~~")):
-            return 0
-        blocks = [token for token in self.parser.parse(self.rest[:end]) if not token.level]
-        number = len(re.findall(r"\r\n?|\n", self.rest[:start]))
-        if may_begin and any(token.map and token.map[0] == number for token in blocks):
-            return start
-        last = blocks[-1]
-        is_fence = last.type == "fence" and last.map[0] < number
-        return end if is_fence and last.content.count("\n") == last.map[1] - last.map[0] - 2 else 0
+    def _begins_block(self, line: str) -> bool:
+        blank, self._is_blank = self._is_blank, not self._fence and not line.strip()
+        continues = line[0].isspace() or (self._has_list and _ITEM.match(line))
+        if not blank or self._is_blank or continues or self._is_doubtful:
+            return False
+        return bool(self.rest[: self._scanned].strip())
+
+    def _ends_block(self, line: str) -> bool:
+        """Track a line's fence and list markers; True at the closing fence of a top-level block."""
+        bare = line.strip()
+        if self._fence:
+            mark, column = self._fence
+            indent = len(line) - len(line.lstrip())
+            if self._has_list and bare and indent < column:
+                self._is_doubtful = True  # the list may have ended here, and the fence with it
+            if bare[:1] == mark[0] and not bare.strip(mark[0]) and len(bare) >= len(mark):
+                if indent <= max(3, column):
+                    self._fence = None
+                    return not self._has_list and not self._is_doubtful
+                self._is_doubtful = self._is_doubtful or self._has_list
+            return False
+        self._has_list = self._has_list or bool(_ITEM.match(line))
+        fence = _FENCE.match(line.rstrip("\n"))
+        if fence and (self._has_list or len(fence[1]) <= 3):
+            self._fence = fence[2], len(fence[1])
+        return False
+
+    def _cut(self, at: int) -> str:
+        block, self.rest = self.rest[:at], self.rest[at:]
+        self._scanned, self._has_list, self._is_blank = 0, False, False
+        return block
 
 
 class _Table(markdown.TableElement):
