@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ COMMANDS = {
     "models": "list, fetch and remove models of the hub's cache",
     "parity": "check that the backends agree, and find where they differ",
 }
+HOMES = {"chat": "chat.repl"} | {name: f"{name}.command" for name in ("server", "bench", "parity")}
 # Names of ollama and llama.cpp
 _OTHER_NAMES = {"run": "chat", "list": "models", "pull": "models pull", "rm": "models rm"}
 _OTHER_NAMES |= {"convert": "quantize", "perplexity": "parity --perplexity"}
@@ -53,9 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
         remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
         print(f"error: there is no command {name!r}: {remedy}", file=sys.stderr)
         return 2
-    door = f"mlx_llama.{name}"
-    if importlib.util.find_spec(door).submodule_search_locations is not None:  # a package
-        door += ".__main__"
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         # An import would print a traceback, or swallow the interrupt.
@@ -63,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         from . import cli
 
-        run = importlib.import_module(door).main
+        run = importlib.import_module(f"mlx_llama.{HOMES.get(name, name)}").main
     finally:
         signal.signal(signal.SIGINT, before)
     return cli.run(run, arguments[1:])

@@ -64,9 +64,8 @@ def main(arguments: list[str]) -> int:
     from .core.files import gguf_export, quantize
     from .core.files.checkpoint import merge_adapter, open_checkpoint
 
-    checkpoint = open_checkpoint(
-        args.source, args.revision, [args.merge] if args.merge is not None else ()
-    )
+    adapters = () if args.merge is None else [args.merge]
+    checkpoint = open_checkpoint(args.source, args.revision, adapters)
     is_low_bit = bool(checkpoint.low_bit)
     if checkpoint.adapters:
         (adapter,) = checkpoint.adapters
@@ -156,9 +155,8 @@ def parse_scheme(
     modes = {f"mlx:{mode}": (*packing, mode) for mode, packing in quantize.FLOAT_MODES.items()}
     kinds = ["mlx", *modes, *(GGUF + name for name in gguf_export.TYPES)]
     if format not in kinds:
-        raise OptionsError(
-            f"--format {format!r:.60}: choose {', '.join(kinds[:-1])} or {kinds[-1]}"
-        )
+        *others, last = kinds
+        raise OptionsError(f"--format {format!r:.60}: choose {', '.join(others)} or {last}")
     if format != "mlx":
         for flag, value in (("--bits", bits), ("--group-size", group_size)):
             if value is not None:

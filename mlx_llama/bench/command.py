@@ -71,15 +71,10 @@ def parser() -> flags.Parser:
     return result
 
 
-def parse_numbers(
-    flag: str, value: str | list[str] | None, default: int, minimum: int
-) -> list[int]:
-    """Parse the values of a flag, lists with commas, into distinct whole numbers in their order.
-
-    Raises OptionsError that names the flag.
-    """
+def parse_numbers(flag: str, value: str | list[str] | None, minimum: int) -> list[int] | None:
+    """Distinct whole numbers of a flag's lists with commas. Raises OptionsError that names it."""
     if value is None:
-        return [default]
+        return None
     numbers = []
     for text in ",".join([value] if isinstance(value, str) else value).split(","):
         if not re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text):
@@ -105,18 +100,17 @@ def plan(
         if room is not None:
             last = max(0, min(room, PLOT_REACH) - max(generates))
             spread = sorted(set(np.linspace(0, last, PLOT_DEPTHS).astype(int).tolist()))
-    return [Case("pp", length, depth) for depth in depths for length in prompts] + [
-        Case("tg", length, depth) for depth in spread for length in generates
-    ]
+    prefills = [Case("pp", length, depth) for depth in depths for length in prompts]
+    return prefills + [Case("tg", length, depth) for depth in spread for length in generates]
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises LlamaError."""
     args = parser().parse_args(arguments)
-    prompts = parse_numbers("--prompt-tokens", args.prompt_tokens, 128, 1)
-    generates = parse_numbers("--generate-tokens", args.generate_tokens, 64, 2)
-    depths = None if args.depth is None else parse_numbers("--depth", args.depth, 0, 0)
-    row_counts = None if args.rows is None else parse_numbers("--rows", args.rows, 1, 1)
+    prompts = parse_numbers("--prompt-tokens", args.prompt_tokens, 1) or [128]
+    generates = parse_numbers("--generate-tokens", args.generate_tokens, 2) or [64]
+    depths = parse_numbers("--depth", args.depth, 0)
+    row_counts = parse_numbers("--rows", args.rows, 1)
     if row_counts and max(row_counts) > MOST_ROWS:
         raise OptionsError(f"--rows {max(row_counts)}: must be at most {MOST_ROWS}")
     if args.profile:
@@ -131,7 +125,7 @@ def main(arguments: list[str]) -> int:
             "--depth and --rows contradict each other: name the depth of all rows with "
             "--prompt-tokens"
         )
-    [repetitions, *more] = parse_numbers("--repetitions", args.repetitions, 3, 1)
+    [repetitions, *more] = parse_numbers("--repetitions", args.repetitions, 1)
     if more:
         raise OptionsError(f"--repetitions {args.repetitions}: must be one number")
     if args.json and args.output not in (None, "json"):

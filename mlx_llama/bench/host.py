@@ -71,9 +71,8 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
         backend.launch(*arrays)
         steps.append((*recorded, time.perf_counter() - started[0], time.thread_time() - started[1]))
 
-    waiting = SimpleNamespace(
-        **vars(backend.runtime) | {"launch": launch, "runs_ahead": lambda device: False}
-    )
+    changed = {"launch": launch, "runs_ahead": lambda device: False}
+    waiting = SimpleNamespace(**vars(backend.runtime) | changed)
     # Rows join one after the other, and the first token of each comes with its prompt.
     total = rows + SKIPPED + max(1, min(TOKENS, context - PROMPT - SKIPPED - rows))
     clocked = dataclasses.replace(backend, runtime=waiting)

@@ -24,9 +24,8 @@ def check(file: str) -> None:
     """Raise OptionsError without matplotlib, for a wrong suffix, or for a missing folder."""
     path = Path(os.path.expanduser(file))
     if path.suffix.lower() not in ENDINGS:
-        raise OptionsError(
-            f"--plot {file}: the name must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
-        )
+        *others, last = ENDINGS
+        raise OptionsError(f"--plot {file}: the name must end in {', '.join(others)} or {last}")
     if not path.parent.is_dir():
         raise OptionsError(f"--plot {file}: there is no folder {path.parent}: make it first")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):

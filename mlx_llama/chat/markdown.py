@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from rich import markdown
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.control import Control, ControlType
-from rich.segment import Segment
+from rich.segment import Segment, SegmentLines
 from rich.table import Table
 from rich.text import Text
 
@@ -135,9 +135,8 @@ class Rendered:
         lines = self._lines(console, options)
         if self.gap:
             lines.insert(0, [])
-        for line in lines[-max(1, console.height - 2) :] if self.tail else lines:
-            yield from line
-            yield Segment.line()
+        most = max(1, console.height - 2) if self.tail else len(lines)
+        yield SegmentLines(lines[-most:], new_lines=True)
 
     def _lines(self, console: Console, options: ConsoleOptions) -> list[list[Segment]]:
         try:
@@ -222,9 +221,8 @@ class Thinking:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = console.render_lines(self.text, options, pad=False)
-        for line in lines[-max(1, min(_THOUGHT_LINES, console.height - 2)) :]:
-            yield from line
-            yield Segment.line()
+        most = max(1, min(_THOUGHT_LINES, console.height - 2))
+        yield SegmentLines(lines[-most:], new_lines=True)
 
 
 class MarkdownView:

@@ -260,9 +260,8 @@ class CommandCompleter(Completer):
         elif name == "set":
             option, space, value = rest.lstrip().partition(" ")
             if not space:
-                yield from _matching(
-                    option, {name + " ": field.description for name, field in FIELDS.items()}
-                )
+                words = {name + " ": field.description for name, field in FIELDS.items()}
+                yield from _matching(option, words)
             elif (option := option_name(option)) in FIELDS:
                 values = {
                     option_value(self.chat.session, option): "current value",

@@ -98,7 +98,7 @@ def check(job: Job) -> int:
         rows.append(columns | probes | tokens | within)
     facts = {"trace": job.args.check, "recorded_from": golden.model, "tokens": len(golden.tokens)}
     columns = "backend device dtype worst tolerance"
-    return _finish(job, facts, rows, columns, report.describe_check)
+    return report.show_rows(job, facts, rows, columns, report.describe_check)
 
 
 def verify_cache(job: Job) -> int:
@@ -116,7 +116,7 @@ def verify_cache(job: Job) -> int:
         for way in cache_ways.compare_ways(llm, tokens, columns["tolerance"])
     ]
     columns = "backend dtype way relative tolerance"
-    return _finish(job, {"tokens": len(tokens)}, rows, columns, report.describe_way)
+    return report.show_rows(job, {"tokens": len(tokens)}, rows, columns, report.describe_way)
 
 
 def batch(job: Job) -> int:
@@ -138,7 +138,7 @@ def batch(job: Job) -> int:
     facts = {"prompts": len(prompts), "prompt_tokens": f"{min(lengths)} to {max(lengths)}"}
     facts["decoded"] = batches.STEPS + 1
     columns = "backend dtype rows start same_tokens same_bits relative promise"
-    code = _finish(job, facts, rows, columns, report.describe_batch)
+    code = report.show_rows(job, facts, rows, columns, report.describe_batch)
     if not job.args.json:
         for line in report.batch_verdicts(rows):
             print(line)
@@ -170,7 +170,7 @@ def repeat(job: Job) -> int:
         row["in_a_fresh_process"] = None if at is None else at >= count
         rows.append(row)
     columns = "backend device dtype runs"
-    return _finish(job, {"tokens": len(tokens)}, rows, columns, report.describe_repeat)
+    return report.show_rows(job, {"tokens": len(tokens)}, rows, columns, report.describe_repeat)
 
 
 def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
@@ -196,11 +196,9 @@ def digest(job: Job) -> int:
 
 def perplexity(job: Job) -> int:
     """Measure the perplexity of a text on each backend."""
-    text = cli.read_text(job.args.perplexity)
-    tokens = job.checkpoint.tokenizer.encode(text, add_bos=True)
-    window = parse_number("--ctx-size", job.args.ctx_size, 2, job.made_for) or min(
-        WINDOW, job.made_for
-    )
+    tokens = job.checkpoint.tokenizer.encode(cli.read_text(job.args.perplexity), add_bos=True)
+    usual = min(WINDOW, job.made_for)
+    window = parse_number("--ctx-size", job.args.ctx_size, 2, job.made_for) or usual
     stride = parse_number("--stride", job.args.stride, 1, max(1, window - 1)) or max(1, window // 2)
     if len(tokens) < 2:
         raise ContextError(
@@ -213,19 +211,7 @@ def perplexity(job: Job) -> int:
         rows.append(columns | {"perplexity": result.value, "nll": result.nll, "within": True})
     facts = {"text": job.args.perplexity, "tokens": len(tokens), "window": window}
     facts |= {"stride": stride, "stored": job.checkpoint.formats}
-    return _finish(job, facts, rows, "backend device dtype perplexity nll")
-
-
-def _finish(
-    job: Job,
-    facts: dict,
-    rows: list[dict],
-    columns: str,
-    remark: Callable[[dict], str] = lambda row: "",
-) -> int:
-    facts = {"model": job.checkpoint.name, **facts}
-    report.show_rows(job.args.json, facts, rows, columns.split(), remark)
-    return 0 if all(row["within"] for row in rows) else 1
+    return report.show_rows(job, facts, rows, "backend device dtype perplexity nll")
 
 
 # by name

@@ -17,7 +17,11 @@ from mlx_llama.core.proofs.differences import TOP, Difference
 from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
 from mlx_llama.core.system.files import write_file, writing
 
+from .job import Job
+
 COLUMNS = 64  # maximum number of columns of a picture; more positions share them
+Row = dict[str, Any]
+Remark = Callable[[Row], str]
 _FIGURES = ("max abs", "mean abs", "relative", "worst position", "cosine")
 
 
@@ -41,9 +45,8 @@ def show(facts: dict[str, Any], reports: list[Report]) -> None:
         soft_wrap=True,
     )
     for report in reports:
-        table = Table(
-            title=f"{report.backend} ({report.device}, {report.dtype})", title_justify="left"
-        )
+        title = f"{report.backend} ({report.device}, {report.dtype})"
+        table = Table(title=title, title_justify="left")
         for name in ("probe", *_FIGURES, "where"):
             table.add_column(name, justify="left" if name in ("probe", "where") else "right")
         for kind, differences in group_by_kind(report).items():
@@ -95,34 +98,34 @@ def logits_lines(report: Report) -> list[str]:
 
 
 def show_rows(
-    as_json: bool,
-    facts: dict[str, Any],
-    rows: list[dict[str, Any]],
-    columns: list[str],
-    remark: Callable[[dict[str, Any]], str],
-) -> None:
-    """Print a table with a line for each row, or one JSON object."""
-    if as_json:
+    job: Job, facts: Row, rows: list[Row], columns: str, remark: Remark = lambda row: ""
+) -> int:
+    """Print a table with a line for each row, or one JSON object. Returns the exit code."""
+    facts = {"model": job.checkpoint.name, **facts}
+    code = 0 if all(row["within"] for row in rows) else 1
+    if job.args.json:
         print(json.dumps(facts | {"rows": rows}))
-        return
+        return code
     from rich.table import Table
 
     console = _console()
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()), soft_wrap=True)
     table = Table()
-    for name in columns:
+    names = columns.split()
+    for name in names:
         table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
         table.add_row(
             *(
                 f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name])
-                for name in columns
+                for name in names
             )
         )
     console.print(table)
     for row in rows:
         if text := remark(row):
             console.print(text, soft_wrap=True)
+    return code
 
 
 def describe_check(row: dict[str, Any]) -> str:

@@ -2,7 +2,5 @@
 
 from mlx_llama.__main__ import start
 
-if __name__ == "__main__":  # before the import below: interrupted, it would end in a traceback
+if __name__ == "__main__":
     start("server")
-
-from .command import main as main

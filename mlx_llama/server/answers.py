@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
+from mlx_llama.core.engine.engine import PromptTooLong
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TokenizerError, plain
 from mlx_llama.core.files.adapters import BASE
@@ -26,12 +27,7 @@ from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Resolved, validate
 from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.tool_use import (
-    Toolbox,
-    ToolPrompt,
-    encode_with_tools,
-    render_with_tools,
-)
+from mlx_llama.core.generation.tool_use import Conversation, Toolbox, ToolPrompt
 from mlx_llama.core.generation.turns import fit_turns
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
@@ -70,14 +66,6 @@ class Ask:
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class _PromptTooLong(ContextError):
-    """Encoding was stopped: the prompt has `count` tokens or more."""
-
-    def __init__(self, count: int):
-        super().__init__(f"the prompt has at least {count} tokens")
-        self.count = count
-
-
 class Failure(Refusal):
     """The end of an answer: a failed step, a timeout, shutdown, a rule that grew too complex."""
 
@@ -100,52 +88,41 @@ class Answers:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._is_notified = False
-        self._handles: list[Any] = []
-        self._tasks: list[Task] = []
         self._failure: Failure | None = None
         self.began = time.monotonic()
         text = f"the request took longer than {seconds:g} seconds (--timeout)"
         timeout = Failure(504, "timeout", message=text)
         self._timer = self._loop.call_later(seconds, self.stop, timeout)
         self.asks: Sequence[Ask] = ()
-        self.prompts: list[list[int]] = []
-        self.dropped: list[int] = []  # messages that no longer fitted, of each ask
+        self.tasks: list[Task] = []  # of the asks that are queued
         self.is_closed = False
 
     @property
     def completions(self) -> list[Completion]:
-        return [handle.completion for handle in self._handles]
+        return [task.handle.completion for task in self.tasks]
 
     @property
-    def slots(self) -> list[int]:
-        """The slot of each answer."""
-        return [task.slot for task in self._tasks]
+    def prompts(self) -> list[Sequence[int]]:
+        """Token ids of each prompt."""
+        return [task.request.prompt for task in self.tasks]
 
     def submit(self, asks: Sequence[Ask]) -> None:
-        """Encode the prompts and queue the requests. Runs outside the event loop. Raises
-        Refusal.
-        """
+        """Encode the prompts and queue the requests, outside the event loop. Raises Refusal."""
         self.asks = asks
-        prepared = [prepare(self.llm, ask, self._desk.settings) for ask in asks]
-        self.dropped = [dropped for _, dropped in prepared]
-        for request, _ in prepared:
-            self.prompts.append(list(request.prompt))
+        for request, dropped in [prepare(self.llm, ask, self.settings) for ask in asks]:
             if self.is_closed:
                 return
+            task = Task(self._desk.keeper.slots, request, dropped)
+            request = replace(request, notify=self._notify, on_admit=task.admit)
             try:
-                task = Task(self._desk.keeper.slots, request)
-                handle = self.llm.loop.submit(
-                    replace(request, notify=self._notify, on_admit=task.admit)
-                )
-                task.handle = handle
+                task.handle = self.llm.loop.submit(request)
             except LlamaError as error:
                 ask = asks[0]
                 values = {ask.field: ask.prompt} if isinstance(error, ContextError) else {}
                 raise refuse(error, ask.field, self.llm, values) from None
-            self._handles.append(handle)
-            self._tasks.append(task)
+            self.tasks.append(task)
             if self.is_closed:  # closed in between
-                handle.cancel()
+                task.handle.cancel()
 
     def _notify(self) -> None:
         # In the scheduler's thread. A pending wake-up covers all tokens until it runs.
@@ -162,8 +139,8 @@ class Answers:
         """Cancel the answers; the reader gets `failure`."""
         if self._failure is None:
             self._failure = failure
-        for handle in self._handles:
-            handle.cancel()
+        for task in self.tasks:
+            task.handle.cancel()
         self._news.set()
 
     async def batches(self, with_progress: bool = False) -> AsyncIterator[Batch]:
@@ -171,15 +148,13 @@ class Answers:
 
         with_progress: also yield batches without tokens while prompts are processed.
         """
-        processed = [0] * len(self._handles)
-        sent = [0] * len(self._handles)
-        unfinished = set(range(len(self._handles)))
-        last = [self.began] * len(self._handles)
-        metrics = self._desk.metrics
+        count, metrics = len(self.tasks), self._desk.metrics
+        processed, sent, last = [0] * count, [0] * count, [self.began] * count
+        unfinished = set(range(count))
         while unfinished:
             self._news.clear()
             for i in sorted(unfinished):
-                handle = self._handles[i]
+                handle = self.tasks[i].handle
                 is_last = handle.done  # read before the tokens, so that none is missed
                 completion = handle.completion
                 tokens = completion.tokens[sent[i] :]
@@ -202,7 +177,7 @@ class Answers:
                 elif with_progress and handle.processed > processed[i]:
                     processed[i] = handle.processed
                     yield Batch(i, (), False, handle.processed)
-            if unfinished and not any(self._handles[i].done for i in unfinished):
+            if unfinished and not any(self.tasks[i].handle.done for i in unfinished):
                 await self._news.wait()
 
     async def finish(self) -> list[Completion]:
@@ -217,8 +192,8 @@ class Answers:
             return
         self.is_closed = True
         self._timer.cancel()
-        for handle in self._handles:
-            handle.cancel()
+        for task in self.tasks:
+            task.handle.cancel()
         self._desk.release(self, outcome)
 
 
@@ -385,33 +360,29 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     fits: check that the prompt leaves room for an answer.
     """
     resolved, merged = _resolve(llm, ask, settings)
-    is_chat, seconds = _is_chat(ask.prompt), settings.compile_seconds
+    is_chat, seconds, context = _is_chat(ask.prompt), settings.compile_seconds, llm.engine.context
     faults = check_options(llm, resolved.options, merged, settings, is_chat, ask.note)
     prompt, dropped, eos = ToolPrompt([]), 0, None
     if isinstance(ask.prompt, Infill):
         eos = llm.engine.eos | ask.prompt.find_ends(llm.tokenizer)
-
-    def check_count(count: int) -> None:
-        if fits and count >= llm.engine.context:
-            raise _PromptTooLong(count)
-
+    check_count: Callable[..., None] = llm.engine.check_count if fits else lambda *count: None
     try:
         ask.toolbox.check(resolved.options)
         truncates = fits and (settings.truncates if ask.truncates is None else ask.truncates)
         prompt, dropped = _encode(llm, ask, resolved.options, check_count, truncates)
+        check_count(len(prompt.tokens), "")
         # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
             llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=seconds)
-    except _PromptTooLong as error:
-        raise _refuse_context(llm, ask, error.count, "at least ") from None
+    except PromptTooLong as error:
+        fault = Fault(ask.field, f"< {context} tokens", plain(str(error)))
+        if not faults or not prompt.tokens:  # a long prompt is not encoded
+            sizes: Any = {"n_prompt_tokens": error.count, "n_ctx": context}
+            raise Refusal(400, "context_length_exceeded", [fault], **sizes) from None
+        faults.append(fault)
     except LlamaError as error:
         fault = _describe(error, ask.field, llm, {**merged, ask.field: ask.prompt})
         faults += [fault] * (fault.field not in {fault.field for fault in faults})
-    if fits and len(prompt.tokens) >= llm.engine.context:
-        refusal = _refuse_context(llm, ask, len(prompt.tokens))
-        if not faults:
-            raise refusal
-        faults += refusal.faults
     if faults:
         raise Refusal(400, "invalid_value", faults)
     if dropped:
@@ -481,9 +452,9 @@ def _encode(
     check_count: called with token counts, early. truncates: drop the oldest turns until the prompt
     leaves room for an answer. Raises LlamaError.
     """
-    if not _is_chat(ask.prompt):
-        for name in ask.variables:
-            ask.note(f"chat_template_kwargs.{name}")
+    is_chat = _is_chat(ask.prompt)
+    for name in () if is_chat else ask.variables:
+        ask.note(f"chat_template_kwargs.{name}")
     if isinstance(ask.prompt, Infill):
         try:
             ask.prompt.check(llm.tokenizer)
@@ -492,54 +463,36 @@ def _encode(
             status = 501 if ask.field == "input_prefix" else 400
             fault = fault_of(ask.field, "a model with such tokens", str(error))
             raise Refusal(status, "not_supported", [fault]) from None
-        limits = llm.engine.context, options.max_tokens
-        return ToolPrompt(ask.prompt.encode(llm.tokenizer, *limits)), 0
+        tokens = ask.prompt.encode(llm.tokenizer, llm.engine.context, options.max_tokens)
+        return ToolPrompt(tokens), 0
     if isinstance(ask.prompt, str):
         check_count(llm.tokenizer.count_at_least(ask.prompt))
         # with special tokens and a single BOS, so that it may be a rendered template
         tokens = llm.tokenizer.encode(ask.prompt, add_bos=True, parse_special=True)
         is_double = tokens[:2] == [llm.tokenizer.bos_id] * 2
         return ToolPrompt(tokens[1:] if is_double else tokens), 0
-    if not _is_chat(ask.prompt):
+    if not is_chat:
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
-    messages, beginning, template, variables = _read_chat(llm, ask)
+    talk, beginning = _read_chat(llm, ask, options)
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
-    rest = list(itertools.dropwhile(lambda message: message["role"] == "system", messages))
-    systems = messages[: len(messages) - len(rest)]
-
-    def encode(dropped: int) -> ToolPrompt:
-        return encode_with_tools(
-            llm.tokenizer,
-            template,
-            [*systems, *rest[dropped:]],
-            ask.toolbox,
-            options,
-            check_count,
-            variables,
-        )
-
-    prompt, dropped = (
-        fit_turns(encode, rest, llm.engine.context, options.max_tokens, begun=len(begun))
-        if truncates
-        else (encode(0), 0)
-    )
+    if truncates:
+        prompt, dropped = fit_turns(talk, llm.engine, begun=len(begun))
+    else:
+        prompt, dropped = talk.encode(check_count), 0
     if not beginning:
         return prompt, dropped
     thinking = prompt.thinking and prompt.thinking.follow(beginning)
     return replace(prompt, tokens=[*prompt.tokens, *begun], thinking=thinking), dropped
 
 
-def _read_chat(
-    llm: LLM, ask: Ask
-) -> tuple[list[Mapping[str, Any]], str, ChatTemplate, dict[str, Any]]:
-    """Return the messages of a conversation, the beginning of its answer, its template and the
-    template's variables.
-    """
+def _read_chat(llm: LLM, ask: Ask, options: GenerationOptions) -> tuple[Conversation, str]:
+    """Return a conversation and the beginning of its answer."""
     messages, beginning = _split_beginning(ask.prompt)
     template = choose_template(llm, ask)
     if llm.template is None:
         ask.note("chat_template: chatml")
-    return messages, beginning, template, _pick_variables(template.source, ask)
+    talk = llm.tokenizer, template, messages, ask.toolbox, options
+    return Conversation(*talk, _pick_variables(template.source, ask)), beginning
 
 
 def choose_template(llm: LLM, ask: Ask) -> ChatTemplate:
@@ -552,10 +505,8 @@ def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> st
     """Render a conversation as `prepare` encodes it. adds_prompt: end with the header of the
     answer. Raises LlamaError and Refusal.
     """
-    messages, beginning, template, variables = _read_chat(llm, ask)
-    options = _resolve(llm, ask, settings)[0].options
-    prompt = llm.tokenizer, template, messages, ask.toolbox, options
-    return render_with_tools(*prompt, variables, adds_prompt) + beginning
+    talk, beginning = _read_chat(llm, ask, _resolve(llm, ask, settings)[0].options)
+    return talk.render(adds_prompt) + beginning
 
 
 def _is_chat(prompt: Any) -> bool:
@@ -672,17 +623,6 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, values: Mapping[st
         text = re.sub(r"^messages\[\d+\]", field, text)
     constraint = _CONSTRAINTS.get(field) or _KINDS.get(type(error).__name__, "a valid value")
     return Fault(field, constraint, text, values.get(field))
-
-
-def _refuse_context(llm: LLM, ask: Ask, count: int, bound: str = "") -> Refusal:
-    context = llm.engine.context
-    message = (
-        f"the prompt has {bound}{count} tokens and the context holds {context}, answer "
-        f"included: shorten the prompt{plain(llm.engine.suggest_context())}"
-    )
-    fault = Fault(ask.field, f"< {context} tokens", message)
-    code = "context_length_exceeded"
-    return Refusal(400, code, [fault], n_prompt_tokens=count, n_ctx=context)
 
 
 async def until_gone(request: HttpRequest, work: Awaitable[Result]) -> Result:

@@ -194,9 +194,8 @@ def _adapt_message(message: Any, note: Note) -> Any:
     kept = []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind in ("thinking", "redacted_thinking", "server_tool_use") or str(kind).endswith(
-            "_tool_result"
-        ):
+        thoughts = ("thinking", "redacted_thinking")
+        if kind in (*thoughts, "server_tool_use") or str(kind).endswith("_tool_result"):
             note(f"messages[].content[].{kind:.40}")
         else:
             kept.append(_adapt_block(block, note))

@@ -85,8 +85,8 @@ class OpenAIWriter(Writer):
         """Write the prompt as the model saw it, if the body asks for it."""
         if not self.body.verbose:
             return {}
-        prompt = reader.answers.prompts[reader.index]
-        return {"__verbose": {"prompt": reader.llm.tokenizer.decode(prompt, skip_special=False)}}
+        prompt = reader.llm.tokenizer.decode(reader.prompt, skip_special=False)
+        return {"__verbose": {"prompt": prompt}}
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Write an event."""

@@ -111,9 +111,7 @@ def main(arguments: list[str]) -> int:
         llm.engine.check_rule(checked)
         return llm
 
-    return serve(
-        settings, load_checked, bind_all(settings), parsed.ssl_key_file, parsed.ssl_cert_file
-    )
+    return serve(settings, load_checked, bind_all(settings))
 
 
 def make_settings(parsed: argparse.Namespace) -> Settings:
@@ -148,6 +146,8 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         api_keys=_read_keys(parsed),
         cors_origins=tuple(origin.rstrip("/") for origin in parsed.cors_origin),
         allowed_hosts=tuple(parsed.allowed_host),
+        key_file=parsed.ssl_key_file,
+        certificate_file=parsed.ssl_cert_file,
         options={name: getattr(checked, name) for name in wanted},
         truncates=parsed.truncation == "auto",
         queue=parse_number("--queue", parsed.queue, 0, 1e6),

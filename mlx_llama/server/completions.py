@@ -112,9 +112,9 @@ class CompletionWriter(OpenAIWriter):
         """Return the prompt to repeat before an answer."""
         if not self.body.echo:
             return ""
-        prompt, ids = reader.answers.asks[reader.index].prompt, reader.answers.prompts[reader.index]
+        prompt = reader.ask.prompt
         prompt = prompt.prefix if isinstance(prompt, Infill) else prompt
-        return prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(ids)
+        return prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(reader.prompt)
 
     def choice(self, reader: Reader) -> dict[str, Any]:
         text = self.opening(reader) + reader.completion.text
@@ -136,8 +136,8 @@ class CompletionWriter(OpenAIWriter):
         entries = [entry._replace(start=offset + entry.start) for entry in listed]
         if self.body.echo:
             if has_prompt:
-                prompt = reader.answers.prompts[reader.index]
-                entries[:0] = pair_prompt(llm.tokenizer, prompt, completion.prompt_logprobs)
+                rates = completion.prompt_logprobs
+                entries[:0] = pair_prompt(llm.tokenizer, reader.prompt, rates)
             # As in vLLM, an end token has an entry too: lm-eval drops the last one.
             end, ends = offset + len(completion.text), llm.engine.eos
             entries += [Entry(int(t), t.logprobs, b"", end) for t in tokens if t in ends]
@@ -147,8 +147,8 @@ class CompletionWriter(OpenAIWriter):
         """Write vLLM's field prompt_logprobs, if the body asks for it."""
         if (count := self.body.prompt_logprobs) is None:
             return {}
-        prompt, rates = reader.answers.prompts[reader.index], reader.completion.prompt_logprobs
-        return {"prompt_logprobs": write_prompt_logprobs(reader.llm, prompt, rates, count)}
+        rates = reader.completion.prompt_logprobs
+        return {"prompt_logprobs": write_prompt_logprobs(reader.llm, reader.prompt, rates, count)}
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if reader in self.waiting:

@@ -20,18 +20,12 @@ from .fields import (
     Likeliest,
     Note,
     OptionFields,
-    Strict,
-    TemplateVariables,
     look_up,
 )
 from .tooling import build_toolbox
 
 MESSAGES = Field(min_length=1, max_length=2048)
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
-Documents = Annotated[
-    list[dict[str, Any]],
-    Field(max_length=2048, description="texts to answer from, for templates that show them"),
-]
 
 
 # Messages
@@ -169,13 +163,13 @@ def adapt_parts(owner: dict[str, Any], name: str, kind: str) -> None:
     """Turn the text parts of all APIs in a list `owner[name]` into parts of the type `kind`."""
     if not isinstance(parts := owner.get(name), list):
         return
-    adapted = owner[name] = [
-        {"type": kind, "text": part} if isinstance(part, str) else part for part in parts
-    ]
-    for i, part in enumerate(adapted):
-        texts = ("text", "input_text", "output_text", "refusal")
-        if isinstance(part, dict) and part.get("type") in texts:
+    adapted, texts = list(parts), ("text", "input_text", "output_text", "refusal")
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            adapted[i] = {"type": kind, "text": part}
+        elif isinstance(part, dict) and part.get("type") in texts:
             adapted[i] = {**part, "type": kind, "text": part.get("text", part.get("refusal"))}
+    owner[name] = adapted
 
 
 # Tools
@@ -189,7 +183,9 @@ class FunctionBody(Body):
     parameters: dict[str, Any] = Field(
         {"type": "object", "properties": {}}, description="JSON schema of an object"
     )
-    strict: Strict = None
+    strict: bool | None = Field(
+        None, description="has no effect: a required call always fits its schema"
+    )
 
     def described(self) -> dict[str, Any]:
         """Describe the tool for core."""
@@ -381,8 +377,12 @@ class Conversing(AnswerFields):
         description="auto: drop the oldest turns of a conversation that outgrew the context, and "
         "keep the system message; default: the server's --truncation",
     )
-    chat_template_kwargs: TemplateVariables = {}
-    documents: Documents = []
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="variables of the chat template, such as enable_thinking"
+    )
+    documents: list[dict[str, Any]] = Field(
+        [], max_length=2048, description="texts to answer from, for templates that show them"
+    )
     tools: Sequence[Any]  # with a method `described`
 
     @classmethod

@@ -113,14 +113,9 @@ _TYPES = {  # others: invalid_request_error
 
 def write_openai(refusal: Refusal) -> dict[str, Any]:
     """Write an error for OpenAI's clients."""
-    kinds = {
-        404: "invalid_request_error",
-        503: "server_error",
-        # llama-server's type, beside OpenAI's code
-        "context_length_exceeded": "exceed_context_size_error",
-    }
-    kind = kinds.get(refusal.code) or kinds.get(refusal.status) or _TYPES.get(refusal.status)
-    kind = kind or "invalid_request_error"
+    kinds: dict[Any, str] = _TYPES | {404: "invalid_request_error", 503: "server_error"}
+    kinds["context_length_exceeded"] = "exceed_context_size_error"  # llama-server's type
+    kind = kinds.get(refusal.code) or kinds.get(refusal.status, "invalid_request_error")
     param = refusal.faults[0].field or None if refusal.faults else None
     error = {"message": refusal.message, "type": kind, "param": param, "code": refusal.code}
     return {"error": error | refusal.extras, "errors": _write_faults(refusal)}
@@ -194,9 +189,8 @@ def collect_faults(
             constraint, message = _describe(error)
             value = error["input"] if field and error["type"] != "missing" else None
             faults[field] = Fault(field, constraint, f"{field or 'body'}: {message}", value)
-        elif error["type"].endswith("_type") and faults[field].constraint not in ("required",):
-            # A union: name every allowed type.
-            constraint, _ = _describe(error)
+        elif error["type"].endswith("_type") and faults[field].constraint != "required":
+            constraint, _ = _describe(error)  # a union: name every allowed type
             other = faults[field]
             if other.constraint in _TYPE_NAMES.values() or " or " in other.constraint:
                 names = dict.fromkeys([*other.constraint.split(" or "), constraint])
@@ -217,11 +211,8 @@ def rename_fault(fault: Fault, names: Mapping[str, str]) -> Fault:
     head = re.split(r"[.\[]", fault.field)[0]
     if head not in names:
         return fault
-    return replace(
-        fault,
-        field=names[head] + fault.field[len(head) :],
-        message=fault.message.replace(head, names[head], 1),
-    )
+    message = fault.message.replace(head, names[head], 1)
+    return replace(fault, field=names[head] + fault.field[len(head) :], message=message)
 
 
 def _describe_foreign(

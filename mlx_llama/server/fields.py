@@ -39,9 +39,6 @@ Note = Callable[[str], None]  # reports an ignored place in the body
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: report the first fault only
-TemplateVariables = Annotated[
-    dict[str, Any], Field(description="variables of the chat template, such as enable_thinking")
-]
 ModelName = Annotated[str | None, Field(max_length=512)]
 Likeliest = Annotated[
     int | None,
@@ -49,9 +46,6 @@ Likeliest = Annotated[
 ]
 Count = Annotated[
     int, Field(ge=1, le=16, description="answers per prompt; with a seed, answer i uses seed + i")
-]
-Strict = Annotated[
-    bool | None, Field(description="has no effect: a required call always fits its schema")
 ]
 
 

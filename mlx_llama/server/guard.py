@@ -126,7 +126,7 @@ class Guard:
                 raise Refusal(403, "origin_not_allowed", message="pages of other sites are refused")
             return
         is_same = urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
-        if is_same or self._is_listed(origin) or self._is_local_app(origin):
+        if is_same or self._is_allowed(origin):
             return
         scope["origin_refused"] = True
         text = (
@@ -135,22 +135,20 @@ class Guard:
         )
         raise Refusal(403, "origin_not_allowed", message=text)
 
-    def _is_listed(self, origin: str | None) -> bool:
-        """True for an origin that --cors-origin allows."""
+    def _is_allowed(self, origin: str) -> bool:
+        """True for an origin of --cors-origin, and for a local program if keys keep out others."""
         listed = self.settings.cors_origins
-        is_local = origin is not None and "localhost" in listed and _is_local(origin)
-        return is_local or origin in listed or "*" in listed
-
-    def _is_local_app(self, origin: str) -> bool:
-        """True for a page of a local program, if keys keep out strangers' pages."""
-        is_app = urlsplit(origin).scheme in _APP_SCHEMES
-        return bool(self._keys) and (is_app or _is_local(origin))
+        if "*" in listed or origin in listed:
+            return True
+        parts = urlsplit(origin)
+        is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")  # at any port
+        is_app = is_local or parts.scheme in _APP_SCHEMES
+        return (is_local and "localhost" in listed) or (is_app and bool(self._keys))
 
     def _cors(self, headers: Headers, is_refused: bool) -> dict[str, str]:
         origin = headers.get("origin")
-        is_listed = self._is_listed(origin)
         # Let any page read a refusal: the browser's console shows the remedy.
-        if origin is None or not (is_listed or is_refused or self._is_local_app(origin)):
+        if origin is None or not (is_refused or self._is_allowed(origin)):
             return {}
         return {
             "Access-Control-Allow-Origin": origin,
@@ -289,11 +287,6 @@ def _host_name(host: str) -> str:
     """Return the name in a Host header, without port and brackets."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     return name.lower().rstrip(".")
-
-
-def _is_local(origin: str) -> bool:
-    """True for an origin on this machine, at any port."""
-    return urlsplit(origin).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _is_address(host: str) -> bool:

@@ -120,13 +120,12 @@ class LlamaWriter(Writer):
     def receipt(self, reader: Reader, is_streamed: bool = False) -> dict[str, Any]:
         """Write the final object, without the content of a stream."""
         body, completion = self.body, reader.completion
-        prompt, ids = reader.answers.asks[reader.index].prompt, reader.answers.prompts[reader.index]
-        tokens = [] if is_streamed else completion.tokens
+        prompt, tokens = reader.ask.prompt, [] if is_streamed else completion.tokens
         full = {
             "index": reader.index,
             "content": "" if is_streamed else completion.text,
             "tokens": list(map(int, tokens)) if body.return_tokens else [],
-            "id_slot": reader.answers.slots[reader.index],
+            "id_slot": reader.task.slot,
             "stop": True,
             "model": self.name,
             "tokens_predicted": len(completion.tokens),
@@ -134,7 +133,7 @@ class LlamaWriter(Writer):
             "generation_settings": write_settings(completion.options, body),
             "prompt": prompt
             if isinstance(prompt, str)
-            else reader.llm.tokenizer.decode(ids, skip_special=False),
+            else reader.llm.tokenizer.decode(reader.prompt, skip_special=False),
             "has_new_line": "\n" in completion.text,
             "truncated": False,
             "stop_type": _STOP_TYPES.get(completion.finish_reason or "", "none"),
@@ -152,7 +151,7 @@ class LlamaWriter(Writer):
             "content": content,
             "tokens": list(tokens),
             "stop": False,
-            "id_slot": reader.answers.slots[reader.index],
+            "id_slot": reader.task.slot,
             "tokens_predicted": reader.count if tokens else 0,
             "tokens_evaluated": reader.completion.prompt_tokens,
         }

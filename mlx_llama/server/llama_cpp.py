@@ -127,7 +127,6 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
         "n_ctx_train": llm.model.config.max_position_embeddings,
         "modalities": {"vision": False, "audio": False},
         "chat_template": llm.template.source if llm.template else "",
-        # thoughts can be turned on and off
         "thinking_switch": bool(llm.template and has_switch(llm.template.source)),
         "bos_token": named.get("bos_token", ""),
         "eos_token": named.get("eos_token", ""),

@@ -307,12 +307,12 @@ def write_usage(readers: Sequence[Reader]) -> dict[str, Any]:
     completions = [reader.completion for reader in readers]
     prompts: dict[tuple[int, ...], Completion] = {}
     for reader in readers:  # later choices reuse the first one's prefix
-        prompts.setdefault(tuple(reader.answers.prompts[reader.index]), reader.completion)
+        prompts.setdefault(tuple(reader.prompt), reader.completion)
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
     reused = sum(completion.reused_tokens for completion in prompts.values())
     thought = sum(completion.reasoning_tokens for completion in completions)
-    dropped = readers[0].answers.dropped[readers[0].index]
+    dropped = readers[0].task.dropped
     return {
         "prompt_tokens": read,
         "completion_tokens": written,

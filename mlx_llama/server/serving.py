@@ -45,16 +45,8 @@ class Server(uvicorn.Server):
             self.force_exit = True
 
 
-def serve(
-    settings: Settings,
-    load: Callable[[], LLM],
-    listening: Sequence[socket.socket],
-    key_file: str | None = None,
-    certificate_file: str | None = None,
-) -> int:
-    """Serve until a signal; returns the exit code. Raises LlamaError if the model cannot be
-    loaded.
-    """
+def serve(settings: Settings, load: Callable[[], LLM], listening: Sequence[socket.socket]) -> int:
+    """Serve until a signal; returns the exit code. Raises LlamaError for a failed load."""
     servers: list[Server] = []
 
     def end() -> None:
@@ -62,13 +54,13 @@ def serve(
 
     app = make_app(settings, load, end)
     try:
-        config = make_config(app, settings, key_file, certificate_file)
+        config = make_config(app, settings)
         config.load()
     except OSError as error:
-        files = f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}"
+        files = f"--ssl-key-file {settings.key_file}, --ssl-cert-file {settings.certificate_file}"
         raise LlamaError(f"{files}: cannot be used ({error})") from None
     servers.append(Server(config, app, settings.shutdown_seconds))
-    cli.say(describe(settings, listening[0].getsockname()[1], certificate_file is not None))
+    cli.say(describe(settings, listening[0].getsockname()[1]))
     addresses = [each.getsockname()[0] for each in listening]
     is_local = all(address.startswith(("127.", "::1")) for address in addresses)
     if not settings.api_keys and not is_local:
@@ -77,18 +69,12 @@ def serve(
             "set keys with --api-key-file"
         )
     servers[0].run(sockets=list(listening))
-    failure = app.state.keeper.error
-    if failure is not None:
+    if (failure := app.state.keeper.error) is not None:
         raise failure
     return 0
 
 
-def make_config(
-    app: FastAPI,
-    settings: Settings,
-    key_file: str | None = None,
-    certificate_file: str | None = None,
-) -> uvicorn.Config:
+def make_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """Build uvicorn's settings."""
     return uvicorn.Config(
         app,
@@ -99,8 +85,8 @@ def make_config(
         ws="none",
         h11_max_incomplete_event_size=settings.max_header,
         timeout_graceful_shutdown=int(settings.shutdown_seconds + SPARE_SECONDS),
-        ssl_keyfile=key_file,
-        ssl_certfile=certificate_file,
+        ssl_keyfile=settings.key_file,
+        ssl_certfile=settings.certificate_file,
     )
 
 
@@ -139,9 +125,9 @@ def bind(settings: Settings) -> socket.socket:
     return listening
 
 
-def describe(settings: Settings, port: int, is_https: bool) -> str:
+def describe(settings: Settings, port: int) -> str:
     """Write the line with the server's first address."""
     host = settings.host.split(",")[0]
     host = f"[{host}]" if ":" in host else host
     key = "; clients need an API key" if settings.api_keys else ""
-    return f"listening on http{'s' if is_https else ''}://{host}:{port}{key}"
+    return f"listening on http{'s' if settings.certificate_file else ''}://{host}:{port}{key}"

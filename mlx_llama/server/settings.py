@@ -17,8 +17,9 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # names besides localhost, `host` and IP addresses
-    # generation options by name, for requests that do not set them
-    options: Mapping[str, Any] = field(default_factory=dict)
+    key_file: str | None = None  # for https
+    certificate_file: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of generation: defaults by name
 
     truncates: bool = False  # drop the oldest turns of a conversation that outgrew the context
     queue: int = 64  # requests that wait for a row; more get 503

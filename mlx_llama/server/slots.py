@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
-from mlx_llama.core.engine.request import Handle, Request
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.engine.rows import common_prefix
 
 NO_SLOT = -1
@@ -15,11 +16,12 @@ MIN_SHARED = 8  # tokens that two texts of a conversation share; templates share
 class Task:
     """A request and its slot, which it has from its admission to its end."""
 
-    def __init__(self, slots: Slots, request: Request):
+    def __init__(self, slots: Slots, request: Request, dropped: int = 0):
         self.slots, self.request = slots, request
+        self.dropped = dropped  # messages that no longer fitted the prompt
         self.number = next(slots.numbers)  # order of submission
         self.slot = NO_SLOT
-        self.handle: Handle | None = None  # once it is submitted
+        self.handle: Any = None  # its Handle, once it is submitted
 
     @property
     def is_running(self) -> bool:

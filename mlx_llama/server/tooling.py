@@ -45,15 +45,16 @@ class Reader:
 
     def __init__(self, answers: Answers, index: int, splits: bool = True):
         """splits: False for an answer that is all text."""
-        ask = answers.asks[index]
-        toolbox = self.toolbox = ask.toolbox
         self.answers, self.index, self.llm = answers, index, answers.llm
-        self.completion: Completion = answers.completions[index]
+        self.ask, self.task = answers.asks[index], answers.tasks[index]
+        self.prompt: Sequence[int] = self.task.request.prompt
+        toolbox = self.toolbox = self.ask.toolbox
+        self.completion: Completion = self.task.handle.completion
         self.text = self.thought = ""  # so far
         self.count = 0  # tokens so far
         self.processed = -1  # tokens of the prompt that were reported
         self.parser: ToolParser | None = None
-        source = choose_template(self.llm, ask).source
+        source = choose_template(self.llm, self.ask).source
         self.may_think = bool(find_thoughts(source))  # the answer may begin with a thought
         self._is_forced = bool(toolbox.forced)
         if splits and toolbox.offered:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlx_llama import cli
-from mlx_llama.__main__ import COMMANDS
+from mlx_llama.__main__ import COMMANDS, HOMES
 from mlx_llama.cli.spelling import spell_command, spell_flags, spell_options
 from mlx_llama.core.errors import OptionsError, plain
 
@@ -101,14 +101,10 @@ def test_core_knows_no_command_line(folder):
 
 
 def test_names_in_cores_messages_are_options_of_commands():
-    homes = {"chat": "mlx_llama.chat.repl"} | {
-        name: f"mlx_llama.{name}.command" for name in ("server", "bench", "parity")
-    }
     known: set[str] = set()
     for name in COMMANDS:
-        parser: argparse.ArgumentParser = importlib.import_module(
-            homes.get(name, f"mlx_llama.{name}")
-        ).parser()
+        home = importlib.import_module(f"mlx_llama.{HOMES.get(name, name)}")
+        parser: argparse.ArgumentParser = home.parser()
         known |= {action.dest.removeprefix("option:") for action in parser._actions}
     messages = [
         text

@@ -37,10 +37,8 @@ class Device:
         """Launch a step over `tokens` [B, T], which continue the rows; see Model.step."""
         lengths = self.cache.lengths
         starts = [lengths[row] for row in rows] if len(rows) > 1 else lengths[rows[0]]
-        masked = {"masks": masks} if masks else {}
-        return self._launch(
-            self.model.step(tokens, starts, self.cache, sampling, rows=rows, **masked), writers
-        )
+        sampled = self.model.step(tokens, starts, self.cache, sampling, rows=rows, masks=masks)
+        return self._launch(sampled, writers)
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
         """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""

@@ -25,6 +25,12 @@ from .request import Request, Sequence
 from .speculate import PromptLookup, Speculation
 
 
+class PromptTooLong(ContextError):
+    """A prompt leaves no room for an answer."""
+
+    count = 0  # its tokens, or a lower bound
+
+
 @dataclass
 class Engine:
     """One model on one backend, perhaps with a draft model."""
@@ -72,8 +78,8 @@ class Engine:
         decoder, stops = self._decode(request, constraint), Stops(options.stop)
         is_split = thinking and thinking.is_split
         thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
-        ends = eos, decoder, stops, options.stop_token_ids
-        writer = Writer(completion, options.max_tokens, limit, *ends, thoughts)
+        ends = eos, decoder, stops, options.stop_token_ids, thoughts, request.decode_seconds
+        writer = Writer(completion, options.max_tokens, limit, *ends)
         writer.add_notices(self.notices)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
@@ -126,8 +132,7 @@ class Engine:
         shown = request.shown
         if request.thinking:
             shown |= self.tokenizer.find_special(request.thinking.form.marks)
-        more: dict[str, Any] = {"shown": shown} if shown else {}
-        return self.tokenizer.stream(starts_text=starts_text, **more)
+        return self.tokenizer.stream(starts_text=starts_text, shown=shown)
 
     # Checks
 
@@ -146,12 +151,14 @@ class Engine:
             )
 
     def check_count(self, count: int, bound: str = "at least ") -> None:
-        """Raise ContextError if `count` tokens leave no room for an answer. bound: its prefix."""
+        """Raise PromptTooLong if `count` tokens leave no room for an answer. bound: its prefix."""
         if count >= self.context:
-            raise ContextError(
+            error = PromptTooLong(
                 f"the prompt has {bound}{count} tokens and the context holds {self.context}, "
                 f"answer included: shorten the prompt{self.suggest_context()}"
             )
+            error.count = count
+            raise error
 
     def suggest_context(self) -> str:
         """End of a message: the option for a larger context, "" at the model's maximum."""

@@ -142,13 +142,12 @@ class Sequence:
         with self.lock:
             if self.is_cancelled:
                 return False
-            is_last, seconds = False, self.request.decode_seconds
+            is_last = False
             if self.constraint:
                 self.constraint.accept(token)
                 is_last = self.constraint.is_finished
             self.tokens.append(token)
-            is_late = seconds is not None and self.writer.is_late(now, seconds)
-            self.writer.push(token, now, is_last, logprobs, is_late)
+            self.writer.push(token, now, is_last, logprobs)
         return not self.writer.is_finished
 
     def take_all(self, tokens: abc.Sequence[int], now: float) -> bool:

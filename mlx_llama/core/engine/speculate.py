@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -165,23 +166,20 @@ class Pace:
         return f"speculation was switched off: {share}"
 
 
+@dataclass(eq=False)
 class Speculation:
-    """Drafts of one answer, if it has a drafter, and their acceptance, counted in its completion.
+    """Drafts of one answer, if it has a drafter; its completion counts the accepted ones."""
 
-    kind: "none", "prompt" or "model", as requested. width: maximum positions of a verification.
-    """
+    drafter: PromptLookup | ModelDrafts | None
+    writer: Writer
+    width: int = 16  # maximum positions of a verification
+    kind: str = "none"  # "none", "prompt" or "model", as requested
 
-    def __init__(
-        self,
-        drafter: PromptLookup | ModelDrafts | None,
-        writer: Writer,
-        width: int = 16,
-        kind: str = "none",
-    ):
-        self.drafter = drafter
-        self.writer = writer
-        self.kind = drafter.kind if drafter else kind
-        self.pace = Pace(min(drafter.max_drafts if drafter else MAX_MODEL_DRAFTS, width - 1))
+    def __post_init__(self) -> None:
+        most = MAX_MODEL_DRAFTS
+        if self.drafter:
+            self.kind, most = self.drafter.kind, self.drafter.max_drafts
+        self.pace = Pace(min(most, self.width - 1))
 
     @property
     def wants_model(self) -> bool:
@@ -241,9 +239,8 @@ class Speculation:
         return tokens
 
     def _cut_after_eos(self, tokens: list[int]) -> list[int]:
-        return next(
-            (tokens[: i + 1] for i, token in enumerate(tokens) if token in self.writer.eos), tokens
-        )
+        eos = self.writer.eos
+        return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in eos), tokens)
 
 
 def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:

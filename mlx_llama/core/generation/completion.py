@@ -192,6 +192,7 @@ class Writer:
     stops: Stops = field(default_factory=lambda: Stops(()))
     stop_tokens: Collection[int] = ()
     thoughts: ThoughtParser | None = None  # splits them off the text; None: all is text
+    decode_seconds: float | None = None  # limit after the first token, from a line break on
 
     def __post_init__(self) -> None:
         self.stop_tokens = frozenset(self.stop_tokens) - self.eos
@@ -223,21 +224,13 @@ class Writer:
         """Note that a chunk of the prompt was launched at `now`."""
         self.completion.prefill_seconds = now - (self._started or 0.0)
 
-    def is_late(self, now: float, seconds: float) -> bool:
-        """True if the first token is older than `seconds` and the text has a line break."""
-        is_old = bool(self.completion.tokens) and now - self._first > seconds
-        return is_old and "\n" in self.completion.text
-
     def push(
-        self,
-        token: int,
-        now: float,
-        is_last: bool = False,
-        logprobs: TokenLogprobs | None = None,
-        is_late: bool = False,
+        self, token: int, now: float, is_last: bool = False, logprobs: TokenLogprobs | None = None
     ) -> None:
-        """Append a token read at `now`. is_last: its grammar ends. is_late: its time is up."""
-        completion = self.completion
+        """Append a token read at `now`. is_last: its grammar ends."""
+        completion, seconds = self.completion, self.decode_seconds
+        is_old = seconds is not None and bool(completion.tokens) and now - self._first > seconds
+        is_late = is_old and "\n" in completion.text
         if not completion.tokens:
             self._first = now
             completion.prefill_seconds = now - (self._started or 0.0)

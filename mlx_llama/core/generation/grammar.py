@@ -275,9 +275,8 @@ class _Vocabulary:
         ids: list[int] = []
         at = 0
         while at < len(data):
-            length = next(
-                (n for n in range(self._longest, 0, -1) if data[at : at + n] in self._ids), 0
-            )
+            lengths = range(self._longest, 0, -1)
+            length = next((n for n in lengths if data[at : at + n] in self._ids), 0)
             if not length:  # a vocabulary without this byte; llguidance then forces nothing
                 return []
             ids.append(self._ids[data[at : at + length]])

@@ -47,7 +47,7 @@ from .guide import Guide
 from .hooks import Hooks, split_hooks, takes_two
 from .options import ALIASES, Defaults, Options, Resolved
 from .session import Messages, Session, Stream
-from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
+from .tool_use import ROUNDS, Conversation, Toolbox, ToolLoop, ToolStream
 
 Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
@@ -311,8 +311,8 @@ class LLM:
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)
         made_by = self.tokenizer, self.require_template()
-        checked = resolved.options, self.engine.check_count
-        prompt = encode_with_tools(*made_by, messages, box, *checked)
+        talk = Conversation(*made_by, messages, box, resolved.options)
+        prompt = talk.encode(self.engine.check_count)
         handle = self.loop.prepare(prompt.request(resolved, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 

@@ -241,9 +241,8 @@ class GenerationOptions(_StructureOptions):
     def _list_stops(cls, value, info):
         if info.field_name != "stop" and value in ("none", ["none"], ("none",)):
             return ()
-        if isinstance(value, (list, tuple)) and any(
-            isinstance(item, (int, np.integer)) for item in value
-        ):
+        items = value if isinstance(value, (list, tuple)) else ()
+        if any(isinstance(item, (int, np.integer)) for item in items):
             raise ValueError("texts; token ids are for stop_token_ids")
         return (value,) if isinstance(value, str) else value
 
@@ -253,9 +252,8 @@ class GenerationOptions(_StructureOptions):
         if isinstance(value, int):
             return (value,)
         parts = [value] if isinstance(value, str) else value
-        if not isinstance(parts, (list, tuple, set, frozenset, np.ndarray)) or any(
-            isinstance(part, bool) for part in parts
-        ):
+        is_list = isinstance(parts, (list, tuple, set, frozenset, np.ndarray))
+        if not is_list or any(isinstance(part, bool) for part in parts):
             raise ValueError("token ids")
         words = [part.split(",") if isinstance(part, str) else [part] for part in parts]
         return tuple(itertools.chain(*words))

@@ -28,12 +28,12 @@ from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import check_turns, expand_path, read_session, write_session
 from .tool_use import (
     ROUNDS,
+    Conversation,
     Toolbox,
     ToolLoop,
     ToolPrompt,
     ToolStream,
     check_rounds,
-    encode_with_tools,
     write_answer,
 )
 from .turns import find_turns, fit_turns
@@ -439,20 +439,14 @@ class Session:
     ) -> tuple[ToolPrompt, int]:
         """Drop the oldest turns until the prompt fits. Arguments and result as of fit_turns."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-
-        def encode(dropped: int) -> ToolPrompt:
-            talk, made_by = [*system, *messages[dropped:]], (self.tokenizer, self.template)
-            checked = resolved.options, self.engine.check_count
-            return encode_with_tools(*made_by, talk, box, *checked)
-
-        context = self.engine.context
-        max_tokens = resolved.options.max_tokens
-        prompt, dropped = fit_turns(encode, messages, context, max_tokens, first, begun)
+        made_by = self.tokenizer, self.template
+        talk = Conversation(*made_by, [*system, *messages], box, resolved.options)
+        prompt, dropped = fit_turns(talk, self.engine, first, begun)
         # The newest question alone may use the answer's room but for one token.
-        if (length := len(prompt.tokens) + begun) >= context:
+        if (length := len(prompt.tokens) + begun) >= self.engine.context:
             raise ContextError(
                 f"this message makes a prompt of {length} tokens and the context holds "
-                f"{context}, answer included: shorten it{self.engine.suggest_context()}"
+                f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}"
             )
         return prompt, dropped
 

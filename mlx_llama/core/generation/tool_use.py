@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
@@ -97,81 +96,65 @@ class ToolPrompt:
         return Request([*self.tokens, *begun], resolved, begun=len(begun), **fields, **more)
 
 
-def encode_with_tools(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    box: Toolbox,
-    options: GenerationOptions,
-    check_count: Callable[[int], None] | None = None,
-    variables: Mapping[str, Any] = MappingProxyType({}),
-) -> ToolPrompt:
-    """Encode a conversation that may offer tools, and have calls and results. check_count: as for
-    `encode_messages`, whose errors it raises. variables: of the template, beside tools.
+@dataclass(frozen=True)
+class Conversation:
+    """Messages that may offer tools, and have calls and results, and what writes their prompt.
 
     options: their schema is that of an answer without calls, where tools are offered; without tools
     the options enforce it. Their thoughts are switched in the template.
     """
-    template, messages, variables, form = _offer(
-        tokenizer, template, messages, box, options, variables
-    )
-    rule: Rule | None = None
-    written = form.written_marks() if form else ()
-    more: Any = {"check_count": check_count, "written": written, **variables}
-    tokens = encode_messages(tokenizer, template, messages, **more)
-    has_rule = bool(box.forced) or Rule.of(options) is not None
-    tokens, thinking = Thinking.begin(tokenizer, template.source, tokens, options, has_rule)
-    if form is None or not box.offered:
-        is_guide = digest(template.source) == GUIDE and not has_rule
-        is_asked = is_guide and bool(messages) and messages[-1]["role"] == "user"
-        if is_asked and (story := begin_story(messages[-1]["content"])):
-            thinking = Thinking.force(tokenizer.encode(story, add_bos=False))
-        return ToolPrompt(tokens, thinking=thinking)
-    many = box.many and not form.calls_once
-    if box.forced or options.schema:
-        answer = None if box.forced or options.schema is None else options.schema.as_dict()
-        text = form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
-        rule = Rule("tools", text)
-    return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer), thinking)
 
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    messages: Sequence[Message]
+    box: Toolbox
+    options: GenerationOptions
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside tools
 
-def render_with_tools(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    box: Toolbox,
-    options: GenerationOptions,
-    variables: Mapping[str, Any],
-    adds_prompt: bool = True,
-) -> str:
-    """The text that `encode_with_tools` encodes. adds_prompt: with the beginning of the answer."""
-    template, messages, variables, _ = _offer(
-        tokenizer, template, messages, box, options, variables
-    )
-    text = template.render(messages, adds_prompt, **variables)
-    if adds_prompt:  # the end of a thought that is not wanted
-        tokens = tokenizer.encode(text, parse_special=True)
-        closed, _ = Thinking.begin(tokenizer, template.source, tokens, options, False)
-        text += tokenizer.decode(closed[len(tokens) :], skip_special=False)
-    return text
+    def encode(self, check_count: Callable[[int], None] | None = None) -> ToolPrompt:
+        """Encode the prompt. check_count: as for `encode_messages`, whose errors it raises."""
+        tokenizer, box, options = self.tokenizer, self.box, self.options
+        template, messages, variables, form = self._offer()
+        written = form.written_marks() if form else ()
+        more: Any = {"check_count": check_count, "written": written, **variables}
+        tokens = encode_messages(tokenizer, template, messages, **more)
+        has_rule = bool(box.forced) or Rule.of(options) is not None
+        tokens, thinking = Thinking.begin(tokenizer, template.source, tokens, options, has_rule)
+        if form is None or not box.offered:
+            is_guide = digest(template.source) == GUIDE and not has_rule
+            is_asked = is_guide and bool(messages) and messages[-1]["role"] == "user"
+            if is_asked and (story := begin_story(messages[-1]["content"])):
+                thinking = Thinking.force(tokenizer.encode(story, add_bos=False))
+            return ToolPrompt(tokens, thinking=thinking)
+        rule, many = None, box.many and not form.calls_once
+        if box.forced or options.schema:
+            answer = None if box.forced or options.schema is None else options.schema.as_dict()
+            text = form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
+            rule = Rule("tools", text)
+        return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer), thinking)
 
+    def render(self, adds_prompt: bool = True) -> str:
+        """The text that `encode` encodes. adds_prompt: with the beginning of the answer."""
+        template, messages, variables, _ = self._offer()
+        text = template.render(messages, adds_prompt, **variables)
+        if adds_prompt:  # the end of a thought that is not wanted
+            tokens = self.tokenizer.encode(text, parse_special=True)
+            source = template.source
+            closed, _ = Thinking.begin(self.tokenizer, source, tokens, self.options, False)
+            text += self.tokenizer.decode(closed[len(tokens) :], skip_special=False)
+        return text
 
-def _offer(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    box: Toolbox,
-    options: GenerationOptions,
-    variables: Mapping[str, Any],
-) -> tuple[ChatTemplate, Sequence[Message], Mapping[str, Any], ToolFormat | None]:
-    """Choose the template; write the tools into its messages and variables, in its format."""
-    template = template.choose(bool(box.offered))
-    variables = set_switches(template.source, options, variables)
-    if not box.offered and not mentions_tools(messages):
-        return template, messages, variables, None
-    form = find_format(template.source, tokenizer)
-    messages, extras = form.offer(messages, box.offered)
-    return template, messages, {**variables, **extras}, form
+    def _offer(
+        self,
+    ) -> tuple[ChatTemplate, Sequence[Message], Mapping[str, Any], ToolFormat | None]:
+        """Choose the template; write the tools into its messages and variables, in its format."""
+        template = self.template.choose(bool(self.box.offered))
+        variables = set_switches(template.source, self.options, self.variables)
+        if not self.box.offered and not mentions_tools(self.messages):
+            return template, self.messages, variables, None
+        form = find_format(template.source, self.tokenizer)
+        messages, extras = form.offer(self.messages, self.box.offered)
+        return template, messages, {**variables, **extras}, form
 
 
 def write_answer(text: str, completion: Completion) -> dict[str, Any]:

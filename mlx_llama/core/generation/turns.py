@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.errors import ContextError
 
-from .tool_use import ToolPrompt
+from .tool_use import Conversation, ToolPrompt
 
 # Tokens of a long paragraph. Small contexts keep that much free for an answer, at most half.
 _ANSWER_ROOM = 256
@@ -20,30 +22,28 @@ def find_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def fit_turns(
-    encode: Callable[[int], ToolPrompt],
-    messages: Sequence[Mapping[str, Any]],
-    context: int,
-    max_tokens: int,
-    first: int = 0,
-    begun: int = 0,
+    talk: Conversation, engine: Engine, first: int = 0, begun: int = 0
 ) -> tuple[ToolPrompt, int]:
-    """Drop the oldest turns until the prompt leaves room for an answer. Returns the prompt, which
-    may be too long with the newest question alone, and the number of dropped messages.
+    """Drop the oldest turns, but no leading system message, until the prompt leaves room for an
+    answer. Returns the prompt, which may be too long with the newest question alone, and the number
+    of dropped messages. Raises as `Conversation.encode`.
 
-    encode: encodes the messages from an index on, with the system prompt; may raise ContextError
-    early. messages: without the system prompt. first: number of messages dropped already. begun:
-    tokens of the answer after the prompt.
+    first: number of messages dropped already. begun: tokens of the answer after the prompt.
     """
+    context, max_tokens = engine.context, talk.options.max_tokens
     # Keep a quarter of the context free for the answer (up to half of a short context), or
     # max_tokens if that is less.
     room = context - max(1, min(max_tokens, max(context // 4, min(context // 2, _ANSWER_ROOM))))
+    lead = int(talk.messages[0].get("role") == "system")
+    system, messages = talk.messages[:lead], talk.messages[lead:]
     turns = find_turns(messages) or [0]
     first = first if first <= turns[-1] else 0
     prompts: dict[int, ToolPrompt] = {}
 
     def fits(dropped: int, limit: int) -> bool:
         try:
-            prompts[dropped] = encode(dropped)
+            kept = replace(talk, messages=[*system, *messages[dropped:]])
+            prompts[dropped] = kept.encode(engine.check_count)
         except ContextError:
             if dropped >= turns[-1]:
                 raise

@@ -344,7 +344,7 @@ class ToyTokenizer:
 
     byte_level, dropped_space, bos_id, special_ids, notices = True, None, None, {"X": 49}, ()
 
-    def stream(self, *, skip_special=True, starts_text=True):
+    def stream(self, *, skip_special=True, starts_text=True, shown=frozenset()):
         return ToyDecoder()
 
     def token_bytes(self):

@@ -64,11 +64,12 @@ def test_a_repr_is_one_short_line():
 def test_an_answer_is_late_only_with_a_line_break(llm):
     """As llama.cpp's t_max_predict_ms: counted from the first token."""
     for text, wanted in (("a\nbcdef", "length"), ("abcdef", None)):
-        writer = Writer(Completion(), decoder=llm.tokenizer.stream(starts_text=True))
+        decoder = llm.tokenizer.stream(starts_text=True)
+        writer = Writer(Completion(), decoder=decoder, decode_seconds=3.5)
         for i, token in enumerate(llm.tokenizer.encode(text)):
             if writer.is_finished:
                 break
-            writer.push(token, 100.0 + i, is_late=writer.is_late(100.0 + i, 3.5))
+            writer.push(token, 100.0 + i)
         assert writer.completion.finish_reason == wanted
         count = 5 if wanted == "length" else len(llm.tokenizer.encode(text))
         assert len(writer.completion.tokens) == count

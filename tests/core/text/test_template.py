@@ -22,7 +22,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.tool_use import Toolbox, encode_with_tools
+from mlx_llama.core.generation.tool_use import Conversation, Toolbox
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import (
@@ -369,7 +369,7 @@ def test_requests_with_tools_or_documents_use_the_template_named_for_them(stored
     llm, tools = open_checkpoint(folder), tuple(read_tools([TOOL]))
     for choice in ("auto", "none"):
         box, options = Toolbox(tools, choice), GenerationOptions()
-        prompt = encode_with_tools(llm.tokenizer, llm.template, USER, box, options)
+        prompt = Conversation(llm.tokenizer, llm.template, USER, box, options).encode()
         text = llm.tokenizer.decode(prompt.tokens)
         assert ("<tools>" in text, text.startswith("[")) == (choice == "auto", choice == "none")
 
