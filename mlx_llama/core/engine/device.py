@@ -37,7 +37,8 @@ class Device:
         """Launch a step over `tokens` [B, T], which continue the rows; see Model.step."""
         lengths = self.cache.lengths
         starts = [lengths[row] for row in rows] if len(rows) > 1 else lengths[rows[0]]
-        sampled = self.model.step(tokens, starts, self.cache, sampling, rows=rows, masks=masks)
+        masked = {"masks": masks} if masks else {}
+        sampled = self.model.step(tokens, starts, self.cache, sampling, rows=rows, **masked)
         return self._launch(sampled, writers)
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
