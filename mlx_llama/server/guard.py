@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -125,7 +125,7 @@ class Guard:
             if is_foreign and scope["path"] not in PUBLIC:
                 raise Refusal(403, "origin_not_allowed", message="pages of other sites are refused")
             return
-        is_same = urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+        is_same = _split(origin).netloc.lower() == headers.get("host", "").lower()
         if is_same or self._is_allowed(origin):
             return
         scope["origin_refused"] = True
@@ -140,7 +140,7 @@ class Guard:
         listed = self.settings.cors_origins
         if "*" in listed or origin in listed:
             return True
-        parts = urlsplit(origin)
+        parts = _split(origin)
         is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")  # at any port
         is_app = is_local or parts.scheme in _APP_SCHEMES
         return (is_local and "localhost" in listed) or (is_app and bool(self._keys))
@@ -295,3 +295,11 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _split(origin: str) -> SplitResult:
+    """Split an origin; a malformed one, such as http://[, has no parts."""
+    try:
+        return urlsplit(origin)
+    except ValueError:
+        return urlsplit("")
