@@ -29,7 +29,9 @@ def test_a_name_of_another_is_refused(host, status, guide):
     assert done.status_code == status, done.text
 
 
-OTHERS = "https://evil.example null http://127.0.0.1:1 http://localhost:{port} file:// http://[".split()
+OTHERS = (
+    "https://evil.example null http://127.0.0.1:1 http://localhost:{port} file:// http://[".split()
+)
 
 
 @pytest.mark.parametrize(
