@@ -137,13 +137,9 @@ class Family:
         """Fields of config.json that the family refuses, as `neutral`."""
         reason = f"{self.name} has no such biases"
         # transformers' class ignores the field; a config that sets it is of another model.
-        refused: dict[str, tuple[Any, str]] = {
-            name: (False, reason)
-            for name, decided in zip(
-                ("attention_bias", "mlp_bias"), (self.attention_biases[0], self.mlp_bias)
-            )
-            if decided is False
-        }
+        biases = {"attention_bias": self.attention_biases[0], "mlp_bias": self.mlp_bias}
+        absent = [name for name, decided in biases.items() if decided is False]
+        refused: dict[str, tuple[Any, str]] = dict.fromkeys(absent, (False, reason))
         if not self.partial_rotation:
             refused["partial_rotary_factor"] = (1, "only whole heads are rotated")
         return refused | dict(self.neutral)

@@ -121,16 +121,13 @@ class ToolFormat(ABC):
 
     def rules(self, tools: Sequence[Tool], mark: Spell, many: bool) -> list[str]:
         """Lark rules of `calls`. mark: spells a mark, as a token if it is a special one."""
-        calls = [
-            self.spell_call(tool.name, f"arguments_{number}", mark)
-            for number, tool in enumerate(tools)
-        ]
-        rules = [f"calls: {self.spell_calls(mark, many)}", "call: " + "\n    | ".join(calls)]
+        calls, rules = list[str](), [f"calls: {self.spell_calls(mark, many)}"]
         for number, tool in enumerate(tools):
             schema: dict[str, Any] = {"additionalProperties": False, **tool.parameters}
             schema |= {"type": "object", "x-guidance": JSON_OPTIONS}
             rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
-        return rules
+            calls.append(self.spell_call(tool.name, f"arguments_{number}", mark))
+        return [*rules, "call: " + "\n    | ".join(calls)]
 
     def spell_call(self, name: str, arguments: str, mark: Spell) -> str:
         """The rule of one tool's call. arguments: the rule of its arguments."""
