@@ -345,27 +345,24 @@ class _Part:
         for i in range(entries):
             key = self._text(f"key of metadata entry {i}")
             if not key or key in self.metadata:
-                raise self.corrupt(
-                    f"metadata key {show(key)} {'occurs twice' if key else 'is empty'}"
-                )
+                fault = "occurs twice" if key else "is empty"
+                raise self.corrupt(f"metadata key {show(key)} {fault}")
             self.metadata[key] = self._value(key, self._number(_NUMBERS[4], key))
         self.number, self.count = self._split("split.no", 0), self._split("split.count", 1) or 1
         self.tensors = self._read_tensors(report)
 
     def corrupt(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path}: {what}; the file is truncated or corrupt, fetch it again"
-        )
+        fault = f"{what}; the file is truncated or corrupt, fetch it again"
+        return CheckpointError(f"{self.path}: {fault}")
 
     # Each read advances self._at, never past the end of the file.
 
     def _take(self, nbytes: int, what: str) -> int:
         """Offset of the next `nbytes` bytes, which are skipped."""
-        begin = self._at
-        if nbytes > self._size - begin:
+        begin, left = self._at, self._size - self._at
+        if nbytes > left:
             raise self.corrupt(
-                f"{what} takes {nbytes} bytes at byte {begin}, expected at most "
-                f"{self._size - begin}"
+                f"{what} takes {nbytes} bytes at byte {begin}, expected at most {left}"
             )
         self._at = begin + nbytes
         return begin
@@ -431,10 +428,8 @@ class _Part:
         the string before it ends exactly there. The rest of the stretch, from the first mismatch,
         is walked string by string.
         """
-        if count > (self._size - self._at) // 8:
-            raise self.corrupt(
-                f"{what} has {count} strings, expected at most {(self._size - self._at) // 8}"
-            )
+        if count > (most := (self._size - self._at) // 8):
+            raise self.corrupt(f"{what} has {count} strings, expected at most {most}")
         data, unpack = np.frombuffer(self.data, np.uint8), struct.Struct("<Q").unpack_from
         runs: list[np.ndarray] = []
         left, at = count, self._at
@@ -460,10 +455,8 @@ class _Part:
                 left -= 1
             runs.append(np.frombuffer(walked, np.int64) if walked else np.empty(0, np.int64))
             if at > self._size or (left and at + 8 > self._size):
-                raise self.corrupt(
-                    f"{what}[{count - left}] is text beyond the end of the file at byte "
-                    f"{self._size}"
-                )
+                text = f"{what}[{count - left}] is text"
+                raise self.corrupt(f"{text} beyond the end of the file at byte {self._size}")
         self._at = at
         return np.concatenate([*runs, np.array([at])])
 
