@@ -127,7 +127,8 @@ def wrap(line: str, width: int) -> list[str]:
         indent, line = margin + 2, " " * margin + re.sub("  +", "  ", line.strip())
     console = Console(width=width)
     first = Text(line).wrap(console, width)[0].plain
-    later = Text(line[len(first) :].lstrip()).wrap(console, width - indent)
+    rest = line[len(first) :].lstrip()
+    later = Text(rest).wrap(console, width - indent) if rest else ()
     return [first.rstrip(), *(" " * indent + part.plain.rstrip() for part in later)]
 
 

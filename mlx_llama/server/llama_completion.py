@@ -18,7 +18,7 @@ from mlx_llama.core.text.infill import Infill
 from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import SWITCHED_OFF, AnswerFields
 from .faults import TEXT_ONLY
-from .fields import Body, Count, OptionFields, look_up
+from .fields import Body, Count, OptionFields, look_up, note
 from .replies import PING_SECONDS, Events, Writer, choices_of, desk_of, reply, write_timings
 from .schemas import serves
 from .tooling import Piece, Reader, list_entries
@@ -111,6 +111,8 @@ class LlamaWriter(Writer):
 
     def __init__(self, request: Request, body: LlamaCompletionRequest):
         super().__init__(request, body)
+        if body.id_slot >= 0:
+            note(request, "id_slot")
         self.shows_progress, self.ping = body.return_progress, body.sse_ping_interval
 
     def whole(self, readers: Sequence[Reader]) -> Any:

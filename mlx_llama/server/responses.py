@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
 from pydantic import Field, model_validator
@@ -83,7 +83,7 @@ class ResponsesRequest(OpenAIFields):
     prompt_field: ClassVar = "input"
     format_field: ClassVar = "text.format"
 
-    input: str | list[InputItem] = MESSAGES
+    input: str | Annotated[list[InputItem], MESSAGES]
     instructions: str = ""
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import signal
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,8 +41,9 @@ class Server(uvicorn.Server):
             desk.is_draining = True
             # A signal may interrupt any code: leave the rest to the event loop.
             desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
-        elif sig == signal.SIGTERM:
+        else:
             self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # tracebacks of what it cancels
 
 
 def serve(settings: Settings, load: Callable[[], LLM], listening: Sequence[socket.socket]) -> int:

@@ -948,6 +948,7 @@ def test_columns_of_a_list_stay_where_they_fit():
     ]
     assert chat_terminal.wrap("word " * 3 + "x" * 30, 20) == ["word word word", "x" * 20, "x" * 10]
     assert chat_terminal.wrap("", 20) == [""]
+    assert chat_terminal.wrap("  /exit" + " " * 20 + "leave", 30) == ["  /exit  leave"]
 
 
 # In a terminal

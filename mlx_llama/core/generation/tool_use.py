@@ -60,11 +60,12 @@ class Toolbox:
     def check(self, options: GenerationOptions) -> None:
         """Raise OptionsError for a choice that names no tool, and for options that forbid calls."""
         if self.choice not in ("none", "auto") and not self.forced:
-            names = ", ".join(tool.name for tool in self.tools) or "no tools"
-            raise OptionsError(
-                f"tool_choice: {show(self.choice)} is none of auto, none, required and the tools' "
-                f"names ({names})"
+            known = "auto, none, required and the tools' names"
+            names = ", ".join(tool.name for tool in self.tools)
+            problem = (
+                f"is none of {known} ({names})" if names else "needs tools, and there are none"
             )
+            raise OptionsError(f"tool_choice: {show(self.choice)} {problem}")
         for name in ("regex", "grammar") if self.offered else ():
             if getattr(options, name) is not None:
                 raise OptionsError(

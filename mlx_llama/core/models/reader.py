@@ -56,10 +56,9 @@ class Reader:
         is_gguf: bool = False,
     ):
         if not isinstance(raw, dict):
-            raise ConfigError(
-                f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named "
-                "fields"
-            )
+            name = prefix.removesuffix(".") or "config"
+            expected = "expected an object with named fields"
+            raise ConfigError(f"{source}: {name} is {show(raw)}, {expected}")
         self.raw, self.source, self.prefix, self.is_gguf = raw, source, prefix, is_gguf
         self.remedy = "correct the file, or take the model's own"
         if is_gguf:

@@ -92,6 +92,7 @@ def test_the_bytes_of_stacks_are_foretold(base, tmp_path):
         ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
         ({"lora_alpha": "high"}, "lora_alpha is 'high'"),
+        ({"r": 5}, "r is 5, but "),
         ({"alpha_pattern": {"(a+)+b": 3}}, "alpha_pattern is"),
         ({"alpha_pattern": {"[z-a]": 3}}, "alpha_pattern is"),
         ({"alpha_pattern": {"a{2}": 3}}, "alpha_pattern is"),

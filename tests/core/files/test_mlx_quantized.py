@@ -219,6 +219,7 @@ PLACE = f"quantization.{QUERY}"
 OUTSIDE = "model.layers.2.self_attn.q_proj"
 MXFP8 = {"bits": 4, "group_size": 32, "mode": "mxfp8"}
 BAD_FIELDS = {
+    "a text": ("x", ["quantization is 'x'", "an object"]),
     "bits 7": (GOOD | {"bits": 7}, ["quantization.bits", "7", "2, 3, 4, 5, 6, 8"]),
     "bits 1": (GOOD | {"bits": 1}, ["quantization.bits", "1"]),
     "bits text": (GOOD | {"bits": "4"}, ["quantization.bits", "'4'"]),

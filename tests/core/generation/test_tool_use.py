@@ -71,7 +71,7 @@ def test_choices(llm):
     assert auto.finish().prompt_tokens > none.completion.prompt_tokens + 100
     for tools, choice, options, reason in (
         ([add], "sub", {}, "'sub' is none of auto, none, required"),
-        ([], "required", {}, "no tools"),
+        ([], "required", {}, "'required' needs tools, and there are none"),
         ([add], "auto", {"regex": "a"}, "option `regex`: forbids every call"),
     ):
         with pytest.raises(OptionsError, match=reason):
@@ -189,7 +189,7 @@ def test_tools_of_the_loop_are_functions(llm):
             call()
     for tools, choice, reason in (
         ([add], "sub", "'sub' is none of"),
-        ([], "required", "no tools"),
+        ([], "required", "needs tools"),
         ([5], "auto", "neither a function"),
     ):
         with pytest.raises(OptionsError, match=reason):

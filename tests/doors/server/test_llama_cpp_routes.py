@@ -141,6 +141,9 @@ def test_documented_values_that_switch_a_field_off_change_nothing(guide, llm):
     wanted = llm.generate("Once upon", max_tokens=6).text
     prompt = {"prompt_string": "Once upon"}
     assert guide.ask(ROUTE, prompt=prompt, n_predict=6, **OFF)["content"] == wanted
+    chosen = guide.post(ROUTE, prompt=prompt, n_predict=6, id_slot=3)  # the server chooses
+    assert chosen.json()["content"] == wanted
+    assert chosen.headers["x-mlx-llama-noted"] == "id_slot"
     newer = "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split()
     done = guide.ask(ROUTE, prompt=["Once upon", prompt], n_predict=6, samplers=newer)
     assert [answer["content"] for answer in done] == [wanted, wanted]

@@ -246,6 +246,12 @@ def test_completions_without_a_version_have_both_forms(guide):
     assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
+def test_a_text_as_input_may_be_as_long_as_the_context(guide, endless):
+    assert endless.ask("/v1/responses", input="a" * 5000, max_output_tokens=1)["output"]
+    done = guide.post("/v1/responses", input="a" * 5000)
+    assert done.json()["error"]["code"] == "context_length_exceeded", done.text
+
+
 def test_responses(guide, llm):
     wanted = llm.generate(QUESTION).text
     response = guide.respond(input="Who are you?")

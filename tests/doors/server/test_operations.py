@@ -258,6 +258,17 @@ def test_sigterm_stops_those_that_run_too_long(tmp_path, roomy):
         server.process.wait(20)
 
 
+def test_a_second_signal_ends_all_at_once(tmp_path, roomy):
+    with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(fetch, server, "POST", ROUTE, **LONG, stream=True)
+        server.wait(lambda: server.metric("rows_running") == 1)
+        server.process.send_signal(signal.SIGINT)
+        server.wait(lambda: "force quit" in server.text())
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(20)
+        stream.exception()
+
+
 def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy):
     with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(32) as pool:
         job = server.ask("/v1/jobs", **LONG)["job_id"]
