@@ -106,7 +106,7 @@ class AnthropicChoice(Body):
     @model_validator(mode="after")
     def _check_name(self):
         if (self.type == "tool") != (self.name is not None):
-            raise ValueError("the type tool needs a name, and others have none")
+            raise ValueError("type tool needs a name; other types have none")
         return self
 
 

@@ -77,7 +77,7 @@ class Message(Body):
         if self.reasoning_content and self.role != "assistant":
             raise ValueError("only the assistant can have reasoning_content")
         if (self.role == "tool") != bool(self.tool_call_id):
-            raise ValueError("the role tool needs tool_call_id, and others have none")
+            raise ValueError("role tool needs tool_call_id; other roles have none")
         return self
 
     def plain(self) -> dict[str, Any]:

@@ -185,9 +185,6 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     return await _reply(request, body, ask)
 
 
-# The model
-
-
 def _facts(request: Request) -> dict[str, Any]:
     """Return the model's facts, and its `details` as Ollama writes them."""
     desk = desk_of(request)
@@ -222,7 +219,6 @@ class ShowRequest(Body):
     """POST /api/show."""
 
     renamed: ClassVar = {"name": "model"}
-
     model: ModelName = None
 
 

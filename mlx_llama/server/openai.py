@@ -46,7 +46,9 @@ class ResponseFormat(SchemaBody):
     @model_validator(mode="after")
     def _check(self):
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("the type json_schema needs json_schema, and others have none")
+            raise ValueError(
+                "type json_schema needs the field json_schema; other types have no such field"
+            )
         if self.schema_ is not None and self.type != "json_object":
             raise ValueError("only the type json_object has a schema")
         return self

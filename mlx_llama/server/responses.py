@@ -38,7 +38,7 @@ class TextFormat(NamedSchema):
     @model_validator(mode="after")
     def _check(self):
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("the type json_schema needs a schema, and others have none")
+            raise ValueError("type json_schema needs a schema; other types have none")
         return self
 
 
