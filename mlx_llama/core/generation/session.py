@@ -309,7 +309,7 @@ class Session:
         def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
             nonlocal dropped, prompt
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
-            if dropped and not self.dropped:  # told once
+            if dropped and not self.dropped:  # said once
                 notices = [*notices, self._describe_dropped(dropped)]
             return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
 
