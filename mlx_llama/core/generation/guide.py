@@ -33,6 +33,7 @@ class Guide:
         self._encode_question = encode_question
         self._compute = compute
         self._sorry = encode("Sorry")[-1]  # begins all its doubts
+        self._once = encode("Once")[-1]  # begins all its stories
 
     def read(self, text: str) -> Subject:
         """The subject of a text."""
@@ -48,6 +49,8 @@ class Guide:
         if begin_story(question):
             return ""
         subject = self.read(question)
+        if max(subject.likely, key=subject.likely.__getitem__) == self._once:
+            return ""
         pointers = write_pointers(
             [match.passage for match in load_manual().find(question, subject)]
         )
