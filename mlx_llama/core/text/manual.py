@@ -102,7 +102,8 @@ class Passage(NamedTuple):
         text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", self.text)  # links lead nowhere here
         text = text.replace("\\|", "|")  # of a table's cell
         if len(text) > length:
-            text = f"{text[:length].rsplit(' ', 1)[0]} ..."
+            text = text[:length].rsplit(" ", 1)[0]
+            text += "` ..." if text.count("`") % 2 else " ..."  # a cut in code ends it
         return f"{self.page}, {self.title}: {text}"
 
 

@@ -169,3 +169,5 @@ def test_a_long_passage_is_shortened():
     shown = Passage("a.md", "A", "words of a long sentence " * 40).quote()
     assert shown.startswith("a.md, A: words of a long") and shown.endswith(" ...")
     assert len(shown) < 330
+    shown = Passage("a.md", "A", "words of `code " + "words " * 80).quote()
+    assert shown.endswith("words` ...")
