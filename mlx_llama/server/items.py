@@ -52,7 +52,7 @@ class InputItem(Body):
     id: str = Field(default="", max_length=512)
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
     call_id: str = Field(default="", max_length=4096)
-    name: str = Field(default="", max_length=64)
+    name: str = Field(default="", max_length=128)
     arguments: str | None = None
     output: str | list[InputPart] | None = None
 
