@@ -133,7 +133,7 @@ def test_a_low_bit_folder_has_the_logits_of_mlx_lm(backend, tmp_path):
         ("attention", {"n_heads_in_group": 4, "window_length": 8}, "window_length is 8"),
         ("ffn", {"replace_with_linear": True, "ffn_mult": 1.0}, "which this package lacks"),
         ("ffn", {}, "block_configs[1].ffn.ffn_mult is missing"),
-        ("ffn", None, "block_configs[1].ffn. is None, expected an object"),
+        ("ffn", None, "block_configs[1].ffn is None, expected an object"),
     ],
 )
 def test_a_layer_that_does_not_run_is_named(at, value, message):
