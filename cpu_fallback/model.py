@@ -31,8 +31,9 @@ class Llama(BaseLlama):
     def load(
         cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: str = "cpu"
     ) -> Llama:
-        """Build the model, in plain NumPy if `compile` is False. Raises BackendError for an option
-        that is not available here, OutOfMemoryError.
+        """Build the model: `compile` False means plain NumPy; True and `batch_invariant` require
+        compiled kernels. Raises BackendError for an option that is not available here,
+        OutOfMemoryError.
         """
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import CallView, checked_tokens
@@ -23,6 +24,7 @@ from .cache import Cache
 from .kernels.cuda_graph import Capture, Runner
 from .kernels.state import StateView
 from .ranks import Ranks
+from .sampling import SamplingBatch
 from .weights import Weights
 
 
@@ -138,7 +140,13 @@ class Llama(BaseLlama):
         return super()._compute(tokens, *call)
 
     def _step(
-        self, tokens: Tensor, index_pos: Any, cache: Any, sampling: Any, rows: Any, masks: Any
+        self,
+        tokens: Tensor,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        sampling: SamplingBatch,
+        rows: Sequence[int] | None,
+        masks: Masks | None,
     ) -> Tensor:
         """As `step`. Several rows of more than one token are computed one by one, unless all are
         batch-invariant anyway. masks are called when the forward is queued. Raises ContextError

@@ -21,7 +21,12 @@ _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is
 
 
 class Weights(BlockWeights):
-    """Layers of torch's tensors. dtype: of activations and of weights that are not packed."""
+    """Layers of torch's tensors.
+
+    dtype: of activations and of weights that are not packed; the argument is a dtype's name or
+    "auto" for the stored one. Raises OutOfMemoryError before anything is read where a GPU has less
+    memory free than the weights take; so does each reading that runs out of memory.
+    """
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
     block_fields = tuple("bits group_size offset has_biases two_level scale_dtype table".split())
@@ -30,7 +35,6 @@ class Weights(BlockWeights):
     def __init__(
         self, checkpoint: Checkpoint, dtype: str, device: torch.device, ranks: Ranks | None = None
     ):
-        """dtype: a name, or "auto" for the stored one. Raises OutOfMemoryError, also later."""
         super().__init__(checkpoint, device, ranks)
         checkpoint = self.checkpoint
         preferred = facts.preferred_dtype(self.tensors.values(), checkpoint.dtype)

@@ -3,11 +3,18 @@ attention.py, elements.py, products.py and tokens.py. Importing it requires the 
 
 Values that change from token to token are read from device memory (state.py), so a captured step
 needs nothing from the host. Each row of a batch has separate programs. The tests compare each
-function with the operation of its name in ops.py, or of the cache or the sampling.
+function with torch's operations:
+
+    add_rms_norm   ops.add_rms_norm                 multiply, multiply_gated   ops.linear, ops.gated_linear
+    norm_heads     ops.norm_heads                   rotate, gate               ops.rope, ops.gate
+    store_rotated  ops.rope_and_store               attend                     ops.attend
+    recent         Cache.recent                     add_noise                  sampling.gumbel added to the scores
+    read_keys      View.new_keys                    adapt                      ops.adapt
+    xielu          ops.xielu
 
 Sums are float32, in an order that depends on the sizes and the row's position alone: bit-identical
 in every run, whatever else is in the batch, at every capacity of the cache.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

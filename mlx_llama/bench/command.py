@@ -72,7 +72,9 @@ def parser() -> flags.Parser:
 
 
 def parse_numbers(flag: str, value: str | list[str] | None, minimum: int) -> list[int] | None:
-    """Distinct whole numbers of a flag's lists with commas. Raises OptionsError that names it."""
+    """Parse the values of a flag, lists with commas, into distinct whole numbers in their order;
+    None without the flag. Raises OptionsError that names it.
+    """
     if value is None:
         return None
     numbers = []

@@ -31,6 +31,7 @@ FOREIGN_FLAGS = {
         "--cache-bits": "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",
         "--max-tokens": "--max-new-tokens",
         "--max-rows": "--max-num-seqs",
+        "--device": "--gpu",
         "--stop-token-ids": "--extra-eos-token",
         "--system-prompt": "--system",
         "--ignore-chat-template": "-no-cnv --no-conversation",
@@ -160,6 +161,8 @@ class Parser(argparse.ArgumentParser):
                 f"there is no flag {n} (did you mean {near}?)" for n, near in suggestions.items()
             ]
             raise OptionsError("; ".join(parts))
+        if unknown and "unrecognized" not in message:
+            message = f"unrecognized arguments: {' '.join(unknown)}"
         raise OptionsError(f"{message} (see --help)")
 
     def _is_unknown(self, argument: str) -> bool:
@@ -172,10 +175,19 @@ class Parser(argparse.ArgumentParser):
         """The flag that was probably meant, "" for none."""
         if FOREIGN_FLAGS.get(flag) in self._option_string_actions:
             return FOREIGN_FLAGS[flag]
-        name = flag.replace("_", "-")
-        known = self._option_string_actions if len(flag) > 2 else ()
-        near = [other for other in known if other.startswith(name)]
-        near += difflib.get_close_matches(name, known, 1, SIMILAR)
+        name, known = flag.replace("_", "-"), self._option_string_actions
+        if len(name) < 4:
+            return ""
+
+        def is_near(other: str) -> bool:
+            is_longer = other.startswith(name) or other.endswith(name[1:])
+            return is_longer or (len(other) > 3 and name.startswith(other))
+
+        def rank(other: str) -> tuple[bool, int]:  # names before aliases, long ones first
+            return known[other].option_strings[0] != other, -len(other)
+
+        near = difflib.get_close_matches(name, known, 1, SIMILAR)
+        near += sorted(filter(is_near, known), key=rank)
         return near[0] if near else ""
 
 

@@ -355,7 +355,8 @@ class Desk:
 
 def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[Request, int]:
     """Encode an ask's prompt and resolve its options for the scheduler. Returns the request and the
-    number of messages dropped from its prompt. Raises Refusal with every fault.
+    number of messages dropped from its prompt. Raises Refusal with every fault; tools' schemas are
+    not compiled for a prompt that is too long.
 
     fits: check that the prompt leaves room for an answer.
     """
@@ -602,6 +603,7 @@ _KINDS = {
     "TemplateError": "a conversation that the chat template accepts",
     "TokenizerError": "a text that can be encoded",
     "ContextError": "a prompt that fits the model",
+    "PromptTooLong": "a prompt that fits the model",
     "SessionError": "a saved cache of this model",
 }
 

@@ -83,7 +83,7 @@ class ResponsesRequest(OpenAIFields):
     prompt_field: ClassVar = "input"
     format_field: ClassVar = "text.format"
 
-    input: str | Annotated[list[InputItem], MESSAGES]
+    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputItem], MESSAGES]
     instructions: str = ""
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []

@@ -70,6 +70,7 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: Sequence[socke
             "set keys with --api-key-file"
         )
     servers[0].run(sockets=list(listening))
+    logging.getLogger("uvicorn.error").disabled = False
     if (failure := app.state.keeper.error) is not None:
         raise failure
     return 0

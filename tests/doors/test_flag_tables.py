@@ -46,6 +46,8 @@ MEANT = """
 -t 4 --max-model-len 9 | there is no flag --max-model-len (did you mean --ctx-size?)
 --load PATH | there is no flag --load (did you mean --model?)
 --ctx 512 | there is no flag --ctx (did you mean --ctx-size?)
+--max 5 | there is no flag --max (did you mean --max-tokens?)
+--model-path-of x | there is no flag --model-path-of (did you mean --model?)
 --history h.txt | unrecognized arguments: --history h.txt (see --help)
 --zzz | unrecognized arguments: --zzz (see --help)
 -f x.txt | unrecognized arguments: -f x.txt (see --help)

@@ -293,6 +293,7 @@ def test_a_passage_of_the_pages_stands_beside_its_answer(llm, eight_bits):
     chat = llm.chat(max_tokens=5)
     assert chat.send(question).see_also == done.see_also
     assert not chat.send("Tell me a story, please.").see_also
+    assert chat.send("How do I save a story about dragons?").see_also  # it begins with "Sorry"
     assert not chat.send("Hello!").see_also and "see_also" not in done.receipt()
     assert not eight_bits.ask(question, max_tokens=5).see_also
 

@@ -118,7 +118,7 @@ def missing(name: str) -> str:
 
 
 def import_file(name: str, file: str) -> ModuleType:
-    """A file of a backend, such as `ranks` or `facts`, which imports no framework."""
+    """Import a file of a backend; `facts` alone needs no framework."""
     return importlib.import_module(f"{PACKAGES[name]}.{file}")
 
 

@@ -274,12 +274,16 @@ def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
         raise _fault(config, "init_lora_weights", start, f"which also changes the base: {remedy}")
     alpha = _number(settings, "lora_alpha", 8, config)
     alphas = _patterns(settings, "alpha_pattern", config)
-    expected = None if settings.get("rank_pattern") else settings.get("r")
+    expected = None
+    if "r" in settings and not settings.get("rank_pattern"):
+        expected = _number(settings, "r", 8, config)
     is_stabilised = settings.get("use_rslora") is True
 
     def scale(module: str, rank: int) -> float:
         if expected not in (None, rank):
-            raise _fault(config, "r", expected, f"but {show(module)} has rank {rank}; {_FETCH}")
+            raise _fault(
+                config, "r", settings["r"], f"but {show(module)} has rank {rank}; {_FETCH}"
+            )
         name = module.removeprefix(_PEFT_PREFIX)
         matches = (value for pattern, value in alphas if pattern.matches(name))
         return next(matches, alpha) / (math.sqrt(rank) if is_stabilised else rank)

@@ -219,7 +219,7 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
 
 def find_local(name: str) -> Path:
     """Find the folder or .gguf file at a path, or the only GGUF model in a folder. Raises
-    CheckpointError: no such path, or several GGUF models.
+    CheckpointError: no such path, no model in the folder, or several GGUF models.
     """
     path = Path(os.path.expanduser(name))
     # unlike pathlib, os.path does not raise for long names, NUL and ~nobody

@@ -49,7 +49,8 @@ class Guide:
         if begin_story(question):
             return ""
         subject = self.read(question)
-        if max(subject.likely, key=subject.likely.__getitem__) == self._once:
+        likeliest = max(subject.likely, key=subject.likely.__getitem__)
+        if likeliest == self._once and subject.confidence > subject.doubt:
             return ""
         pointers = write_pointers(
             [match.passage for match in load_manual().find(question, subject)]

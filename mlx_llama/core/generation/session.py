@@ -146,7 +146,7 @@ class Session:
         self._sending, self._lock = make_lock(), make_lock()
         self._speculate: str | None = None  # the option of the newest answer
         # the last answer: text, tokens, finish reason
-        self._answer: tuple[str, list[int], str | None] = "", [], ""
+        self._answer: tuple[str, list[int] | None, str | None] = "", None, ""
         # the last answer's prompt and options
         self._asked: tuple[list[int], GenerationOptions] | None = None
         # the newest stream has the last answer's prompt and options, so it gives its tokens
@@ -258,7 +258,9 @@ class Session:
                     "an answer in a conversation with tools cannot be continued: ask again"
                 )
             text, tokens, reason = self._answer
-            if text != self.messages[-1]["content"]:  # of another model, or from a file
+            if (
+                tokens is None or text != self.messages[-1]["content"]
+            ):  # of a file or a model before
                 tokens, reason = self._encode_answer(), ""
             if reason in ("eos", "stop"):
                 raise SessionError(
@@ -424,6 +426,8 @@ class Session:
             self._settle()
             self.messages = [message.model_dump() for message in saved.messages]
             self.dropped, self.last = saved.dropped, None
+            text = self.messages[-1]["content"] if self.messages else ""
+            self._answer = (text, None, "length") if saved.is_cut else ("", None, "")
             self.system, self.options = saved.system, saved.options
         if self.identify_cache and os.path.lexists(cache_path(path)):
             try:

@@ -36,8 +36,8 @@ _ANIMAL = re.compile(rf"\b({_ANIMALS})s?\b", re.IGNORECASE)
 _COMMA = re.compile(rf",(?= (?!an? )(?:\w+ )?(?:{_ANIMALS})\b)", re.IGNORECASE)
 # a comma between heroes
 _LIST = re.compile(
-    rf",(?: and)? (?=(?:(?:an?|the|my|our|two|three) (?:[\w-]+ ){{0,2}})?(?:{_ANIMALS})s?\b"
-    r"|an? [\w-]+(?:,| and an? |[.!]?$))",
+    rf",(?: and)? (?=(?:(?:an?|the|my|our|two|three) (?:[\w-]+ ){{0,2}})?(?:{_ANIMALS})s?"
+    r"(?:,| and |[.!]?$))|, and (?=an? [\w-]+[.!]?$)",
     re.IGNORECASE,
 )
 _KIND = re.compile(rf"(?<!\bthe )\b({_ANIMALS}) (?:story|tale)\b", re.IGNORECASE)

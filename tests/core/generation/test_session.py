@@ -20,6 +20,7 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.generation.session_file import read_session
 from mlx_llama.core.text.template import encode_messages
 
 
@@ -242,6 +243,18 @@ def test_an_answer_that_goes_on_is_the_one_that_was_never_cut(options, llm):
     assert completion.text == whole.text
     assert completion.reused_tokens >= completion.prompt_tokens - 1
     check_consistency(chat)
+
+
+def test_a_file_knows_that_its_last_answer_was_cut(llm, tmp_path):
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    for max_tokens in (3, 60):
+        chat, other = llm.chat(), llm.chat()
+        chat.send("Who are you?", max_tokens=max_tokens)
+        chat.save(first)
+        other.load(first)
+        other.save(second)
+        is_cut = chat.last.finish_reason == "length"
+        assert [read_session(path).is_cut for path in (first, second)] == [is_cut] * 2
 
 
 def test_an_answer_goes_on_in_a_full_context(llm):
