@@ -246,10 +246,7 @@ def test_completions_without_a_version_have_both_forms(guide):
     assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
-def test_a_text_as_input_may_be_as_long_as_the_context(guide, endless):
-    assert endless.ask("/v1/responses", input="a" * 5000, max_output_tokens=1)["output"]
-    done = guide.post("/v1/responses", input="a" * 5000)
-    assert done.json()["error"]["code"] == "context_length_exceeded", done.text
+def test_limits_of_the_input_of_responses(guide):
     say = {"role": "user", "content": "a"}
     for given, fault in (("", "at least 1"), ([], "at least 1 item"), ([say] * 2049, "2048 items")):
         assert fault in guide.post("/v1/responses", input=given).json()["error"]["message"]

@@ -281,6 +281,39 @@ BODIES = {
 }
 
 
+def with_text(text: str) -> dict[str, dict]:
+    """A body with a text, for each route that answers one."""
+    messages = [{"role": "user", "content": text}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+    item = {"role": "user", "content": [{"type": "input_text", "text": text}]}
+    return {
+        CHAT: {"messages": messages},
+        f"{CHAT} parts": {"messages": parts},
+        "/v1/messages": {"messages": messages},
+        "/v1/messages parts": {"messages": parts},
+        "/v1/messages system": {"messages": [{"role": "user", "content": "hi"}], "system": text},
+        "/v1/responses": {"input": text},
+        "/v1/responses item": {"input": [item]},
+        "/v1/responses instructions": {"input": "hi", "instructions": text},
+        "/v1/completions": {"prompt": text},
+        "/completion": {"prompt": text},
+        "/api/chat": {"messages": messages, "stream": False},
+        "/api/generate": {"prompt": text, "stream": False},
+        "/v1/jobs": {"prompt": text},
+    }
+
+
+@pytest.mark.parametrize("way", with_text(""))
+def test_the_context_alone_limits_a_text(way, guide, endless):
+    path, body = way.split()[0], with_text("ab " * 4000)[way]
+    limit = {"options": {"num_predict": 1}} if "/api" in path else {"max_tokens": 1}
+    limit = {"max_output_tokens": 1} if "responses" in path else limit
+    done = endless.post(path, **body, **limit)
+    assert done.status_code < 300, done.text[:300]
+    refused = guide.post(path, **body, **limit)
+    assert refused.status_code == 400 and "context" in refused.text, refused.text[:300]
+
+
 @pytest.mark.parametrize("line", REFUSED.strip().splitlines())
 def test_a_field_that_makes_no_sense_is_refused_by_name_before_anything_is_computed(line, guide):
     body, _, field = line.partition(" | ")
