@@ -85,7 +85,7 @@ class StateView(View):
             width = words + kind.has_dry * config.vocab_size
             self.masks = torch.zeros((rows, width), dtype=torch.int32, device=device)
             self.masks[:, :words] = -1
-        # of rows that pad the batch
+        # written to by rows that pad the batch
         self._scratch = Storage.allocate(config, 1, dtype, bits, device)
 
     def point(

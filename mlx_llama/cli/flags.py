@@ -57,7 +57,7 @@ NEEDLESS_FLAGS = (
     (("-co", "--color", "--simple-io", "--log-disable"), 0, "stdout holds the answer alone"),
     (("--trust-remote-code",), 0, "code from a checkpoint never runs"),
 )
-SIMILAR = 0.8  # least similarity of a misspelt flag, as difflib's ratio; the dashes count
+SIMILAR = 0.8  # minimum difflib ratio for a suggested flag, dashes included
 # Listed first in --help.
 COMMON = "model backend ctx_size max_tokens temperature top_p seed system_prompt prompt".split()
 PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"

@@ -196,7 +196,7 @@ def collect_faults(
                 names = dict.fromkeys([*other.constraint.split(" or "), constraint])
                 joined = " or ".join(names)
                 faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
-        elif faults[field].constraint in _TYPE_NAMES.values():  # of a branch that is not meant
+        elif faults[field].constraint in _TYPE_NAMES.values():  # of a union's other branch
             constraint, message = _describe(error)
             faults[field] = Fault(field, constraint, f"{field}: {message}", error["input"])
     # A part that is no text has no other faults.

@@ -43,7 +43,7 @@ class Server(uvicorn.Server):
             desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
         else:
             self.force_exit = True
-            logging.getLogger("uvicorn.error").disabled = True  # tracebacks of what it cancels
+            logging.getLogger("uvicorn.error").disabled = True  # cancelled tasks are no errors
 
 
 def serve(settings: Settings, load: Callable[[], LLM], listening: Sequence[socket.socket]) -> int:

@@ -258,9 +258,8 @@ class Session:
                     "an answer in a conversation with tools cannot be continued: ask again"
                 )
             text, tokens, reason = self._answer
-            if (
-                tokens is None or text != self.messages[-1]["content"]
-            ):  # of a file or a model before
+            # read from a file, or written by another model
+            if tokens is None or text != self.messages[-1]["content"]:
                 tokens, reason = self._encode_answer(), ""
             if reason in ("eos", "stop"):
                 raise SessionError(

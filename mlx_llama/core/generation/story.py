@@ -127,7 +127,7 @@ def _begin(words: list[str]) -> str:
 
 
 def _read_other(phrase: str) -> str:
-    """Another hero of a story, "" for none."""
+    """A further hero of a story with its article; "" for none."""
     determiners, noun, _ = _read_phrase(phrase.split())
     if not 1 <= len(noun) <= 3 or not all(map(_PLAIN.fullmatch, noun)):
         return ""

@@ -99,7 +99,7 @@ class ToolPrompt:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages that may offer tools, and have calls and results, and what writes their prompt.
+    """Messages, which may contain tool calls and results, with all that renders their prompt.
 
     options: their schema is that of an answer without calls, where tools are offered; without tools
     the options enforce it. Their thoughts are switched in the template.

@@ -103,7 +103,7 @@ class Passage(NamedTuple):
         text = text.replace("\\|", "|")  # of a table's cell
         if len(text) > length:
             text = text[:length].rsplit(" ", 1)[0]
-            text += "` ..." if text.count("`") % 2 else " ..."  # a cut in code ends it
+            text += "` ..." if text.count("`") % 2 else " ..."  # close code that was cut
         return f"{self.page}, {self.title}: {text}"
 
 
