@@ -96,11 +96,7 @@ def launch(*arrays: Tensor) -> None:
         tokens._arrival = _Arrival(tokens)
 
 
-def read(token: Tensor) -> int:
-    return read_all(token)[0]
-
-
-def read_all(*tokens: Tensor) -> list[int]:
+def read(*tokens: Tensor) -> list[int]:
     arrivals = [vars(part).get("_arrival") for part in tokens]
     if None in arrivals:
         return torch.cat([part.reshape(-1) for part in tokens]).tolist()

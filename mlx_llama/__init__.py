@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .core import errors
     from .core.backends.load_options import LoadOptions
     from .core.backends.logprobs import TokenLogprobs
-    from .core.engine.engine import Engine
+    from .core.engine.builder import RequestBuilder
     from .core.engine.loop import Loop
     from .core.engine.request import Handle
     from .core.errors import (
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _HOMES = {
     "backends.load_options": "LoadOptions", "backends.logprobs": "TokenLogprobs",
-    "engine.engine": "Engine", "engine.loop": "Loop", "engine.request": "Handle",
+    "engine.builder": "RequestBuilder",
+    "engine.loop": "Loop", "engine.request": "Handle",
     "errors": "errors LlamaError BackendError CheckpointError ConfigError ContextError "
     "NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
@@ -77,11 +78,12 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 # those that a user starts from, then those that signatures name
 __all__ = [
     "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
-    "CheckpointError", "ConfigError", "ContextError", "Defaults", "Engine", "Entry",
+    "CheckpointError", "ConfigError", "ContextError", "Defaults", "Entry",
     "GenerationOptions", "Guide", "Handle", "Identity", "Infill", "LlamaError", "LoadOptions",
     "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece", "OnProgress", "Options",
-    "OptionsError", "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError",
-    "TemplateError", "Thought", "Token", "TokenLogprobs", "Tokenizer", "TokenizerError",
+    "OptionsError", "OutOfMemoryError", "Prompt", "RequestBuilder", "Resolved", "Schema",
+    "SessionError", "TemplateError", "Thought", "Token", "TokenLogprobs", "Tokenizer",
+    "TokenizerError",
     "ToolCall", "ToolDelta", "ToolLoop", "ToolStream", "Toolbox", "TraceError",
 ]  # fmt: skip
 

@@ -97,12 +97,9 @@ class Clocked:
 
     def __init__(self, backend: Any, model: Any):
         self._model = model
-        self.seconds: dict[str, list[float]] = {
-            name: [] for name in ("step", "launch", "read", "read_all")
-        }
+        self.seconds: dict[str, list[float]] = {name: [] for name in ("step", "launch", "read")}
         watched = {
-            name: self._timed(name, getattr(backend.runtime, name))
-            for name in ("launch", "read", "read_all")
+            name: self._timed(name, getattr(backend.runtime, name)) for name in ("launch", "read")
         }
         self.backend = dataclasses.replace(
             backend, runtime=SimpleNamespace(**vars(backend.runtime) | watched)
@@ -123,7 +120,7 @@ class Clocked:
 
     def waits(self) -> int:
         """Number of reads, at which the host waits for the device."""
-        return len(self.seconds["read"]) + len(self.seconds["read_all"])
+        return len(self.seconds["read"])
 
     def host_seconds(self) -> float:
         """Median seconds of host time per decoded token, without the prompt's launches."""

@@ -81,7 +81,11 @@ def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
     """A scheduler whose model costs nothing."""
     checkpoint = open_checkpoint()
     runtime = SimpleNamespace(
-        free_memory=lambda device: None, dtype_name=str, is_out_of_memory=lambda error: False
+        free_memory=lambda device: None,
+        dtype_name=str,
+        is_out_of_memory=lambda error: False,
+        launch=lambda *arrays: None,
+        read=lambda *tokens: np.concatenate(tokens)[:, 0].tolist(),
     )
     backend = SimpleNamespace(
         name="stub",
@@ -90,9 +94,6 @@ def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
         runtime=runtime,
         runs_ahead=runs_ahead,
         sampling_batch=tuple,
-        launch=lambda *arrays: None,
-        read=lambda token: int(token[0, 0]),
-        read_all=lambda *tokens: np.concatenate(tokens)[:, 0].tolist(),
     )
     return Loop(
         backend,
@@ -112,7 +113,7 @@ def measure(rows: int, ticks: int, wants_text: bool, runs_ahead: bool) -> dict[s
         loop.submit(Request([5 + row] * PROMPT, resolve(options), wants_text=wants_text))
         for row in range(rows)
     ]
-    while len(loop.scheduler.queues.running) < rows:
+    while len(loop.scheduler.running) < rows:
         loop.tick()
     seconds = []
     for _ in range(ticks):

@@ -62,13 +62,13 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
 
     def launch(*arrays: Any) -> None:
         if model.recorded is None:
-            backend.launch(*arrays)
+            backend.runtime.launch(*arrays)
             return
         recorded, model.recorded = model.recorded, None
         if len(steps) == SKIPPED:
             counts.append(backend.runtime.primitives(*arrays))
         started = time.perf_counter(), time.thread_time()
-        backend.launch(*arrays)
+        backend.runtime.launch(*arrays)
         steps.append((*recorded, time.perf_counter() - started[0], time.thread_time() - started[1]))
 
     changed = {"launch": launch, "runs_ahead": lambda device: False}

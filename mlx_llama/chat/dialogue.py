@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_llama import cli
-from mlx_llama.core.engine.engine import Engine
+from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.session import Session, Stream
@@ -197,7 +197,7 @@ def describe_thought(completion: Completion) -> str:
     return f"thought for {completion.reasoning_tokens} tokens: /show thoughts"
 
 
-def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
+def describe_end(completion: Completion, engine: RequestBuilder) -> Iterator[str]:
     """Remarks on how an answer ended."""
     if completion.finish_reason == "interrupted":
         yield "stopped"

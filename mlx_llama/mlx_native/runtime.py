@@ -67,11 +67,7 @@ def launch(*arrays: mx.array) -> None:
     mx.async_eval(*arrays)
 
 
-def read(token: mx.array) -> int:
-    return token.item()
-
-
-def read_all(*tokens: mx.array) -> list[int]:
+def read(*tokens: mx.array) -> list[int]:
     joined = tokens[0]
     if len(tokens) > 1:
         joined = mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
-from mlx_llama.core.engine.engine import PromptTooLong
+from mlx_llama.core.engine.builder import PromptTooLong
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TokenizerError, plain
 from mlx_llama.core.files.adapters import BASE

@@ -47,7 +47,7 @@ class Keeper:
         self.error: Exception | None = None
         self.done = self.total = 0  # bytes of weights, while loading
         self.loads = 0
-        self._set_asides = 0  # of unloaded models
+        self._preemptions = 0  # of unloaded models
         self.name = ""
         # scales by name; requests may use the names as the model's
         self.adapters: dict[str, float] = {}
@@ -104,9 +104,9 @@ class Keeper:
         self.done, self.total = done, total
 
     @property
-    def set_asides(self) -> int:
+    def preemptions(self) -> int:
         """Number of requests set aside while memory was short, of all models so far."""
-        return self._set_asides + (self.llm.loop.set_asides if self.llm else 0)
+        return self._preemptions + (self.llm.loop.preemptions if self.llm else 0)
 
     def require(self) -> LLM:
         """Return the model. Raises Refusal if it is loading, unloaded or has failed."""
@@ -152,7 +152,7 @@ class Keeper:
         if llm is not None:
             self.facts = self._describe_model(llm)
             llm.loop.close()
-            self._set_asides += llm.loop.set_asides
+            self._preemptions += llm.loop.preemptions
             del llm
             gc.collect()
         self.state = state  # last: memory is free when pollers see the state

@@ -58,17 +58,17 @@ class Metrics:
         yield _gauge("active", "requests running or waiting", desk.active)
         yield _gauge("ready", "1 if the model is loaded", desk.keeper.state == "ready")
         yield CounterMetricFamily(
-            "mlx_llama_set_asides",
+            "mlx_llama_preemptions",
             "requests preempted while memory was short, and recomputed later",
-            value=desk.keeper.set_asides,
+            value=desk.keeper.preemptions,
         )
         llm = desk.keeper.llm
         if llm is None:
             return
         scheduler = llm.loop.scheduler
         yield _gauge("rows", "rows of the cache", scheduler.max_rows)
-        yield _gauge("rows_running", "rows with a running request", len(scheduler.queues.admitted))
-        yield _gauge("queue", "requests that wait for a row", len(scheduler.queues.waiting))
+        yield _gauge("rows_running", "rows with a running request", len(scheduler.admitted))
+        yield _gauge("queue", "requests that wait for a row", len(scheduler.waiting))
         yield _gauge("cache_bytes", "bytes of keys and values", scheduler.cache.nbytes)
         if scheduler.rows.budget is not None:
             yield _gauge(

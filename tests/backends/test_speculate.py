@@ -136,7 +136,7 @@ def test_drafts_end_with_the_context(kind, loaded):
 def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
     model = loaded(variant)[0].model
     options = GenerationOptions(**{"seed": 0} | SAMPLING[sampling])
-    sampler, read = backend.sampling_batch([options]), backend.runtime.read_all
+    sampler, read = backend.sampling_batch([options]), backend.runtime.read
     text = [9, 8, 7, 9, 8, 7, 9, 9, 30, 31, 9, 8, 7]
     single, several = model.make_cache(64), model.make_cache(64)
     for cache in (single, several):

@@ -169,7 +169,7 @@ def test_host(loaded, monkeypatch):
         loaded.model, "step", lambda *rest, **named: (order.append("step"), step(*rest, **named))[1]
     )
     monkeypatch.setattr(
-        loaded.backend.runtime, "read", lambda token: (order.append("read"), read(token))[1]
+        loaded.backend.runtime, "read", lambda *tokens: (order.append("read"), read(*tokens))[1]
     )
     host = bench_host.measure_host(loaded, 256)
     assert order == ["step", "read"] * (len(order) // 2)  # with a step ahead, launches would wait

@@ -99,7 +99,6 @@ def whole(runs_ahead: bool = False, primitives=None) -> Loaded:
         | {
             "launch": toy.launch,
             "read": toy.read,
-            "read_all": toy.read_all,
             "runs_ahead": lambda device: toy.runs_ahead,
             "device_name": str,
             "bandwidth": lambda device: 1e9,

@@ -169,4 +169,4 @@ class Follower:
         self._launched.append((backend, sampled))
         if len(self._launched) > IN_FLIGHT:
             earlier, tokens = self._launched.popleft()
-            earlier.read_all(tokens)
+            earlier.runtime.read(tokens)

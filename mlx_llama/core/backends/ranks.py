@@ -241,7 +241,7 @@ def launch(
     options = {name: value for name, value in options.items() if value}
     arguments = (*first, cache) if sampling is None else (*first, cache, sampling)
     result = getattr(model, method)(*arguments, **options)
-    backend.launch(result, *(cache.arrays() if method == "forward" else ()))
+    backend.runtime.launch(result, *(cache.arrays() if method == "forward" else ()))
     return result
 
 

@@ -22,7 +22,7 @@ from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.gpus import has_gpu_driver
 
 from . import ranks
-from .interface import Array, Model, SamplingBatch
+from .interface import Model, SamplingBatch
 from .load_options import LoadOptions
 
 PACKAGES = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
@@ -98,15 +98,6 @@ class Backend:
     def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:
         """Sampling of one token per row. options: of each row."""
         return self.sampling.SamplingBatch(options, self.device)
-
-    def launch(self, *arrays: Array) -> None:
-        self.runtime.launch(*arrays)
-
-    def read(self, token: Array) -> int:
-        return self.runtime.read(token)
-
-    def read_all(self, *tokens: Array) -> list[int]:
-        return self.runtime.read_all(*tokens)
 
 
 def missing(name: str) -> str:

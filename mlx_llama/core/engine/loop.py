@@ -19,7 +19,7 @@ from typing import Any
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import MAX_ROWS
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.engine.engine import Engine
+from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.errors import SessionError
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ class Loop:
         kept_rows: int = KEPT_ROWS,
         home: Home | None = None,
     ):
-        self.engine = Engine(backend, model, tokenizer, eos, context, draft)
+        self.engine = RequestBuilder(backend, model, tokenizer, eos, context, draft)
         self.max_rows = max_rows
         self._limits = cache_memory, max_rows, kept_rows
         self.call = home.call if home else _call_here
@@ -88,9 +88,9 @@ class Loop:
         return self._scheduler or self.call(self._make_scheduler)
 
     @property
-    def set_asides(self) -> int:
+    def preemptions(self) -> int:
         """Requests whose row was freed while memory was short."""
-        return self._scheduler.queues.set_asides if self._scheduler else 0
+        return self._scheduler.preemptions if self._scheduler else 0
 
     def _make_scheduler(self) -> Scheduler:
         with self._setup:
@@ -107,7 +107,7 @@ class Loop:
         """As `submit`, but the handle queues the request at its first use."""
         self._check_process()
         self.engine.check(request)
-        self.scheduler.memory.check(len(request.prompt))
+        self.scheduler.rows.check_fits(len(request.prompt))
         return Handle(self.engine.begin(request), self)
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -115,7 +115,7 @@ class Loop:
         self._check_process()
         sequence.number = next(self._numbers)
         sequence.writer.submitted = time.perf_counter()
-        if sequence.limit == 0 and not sequence.rated:
+        if sequence.limit == 0 and not sequence.logprob_prompt_tokens:
             sequence.writer.end("length")
             sequence.finish()
             return
@@ -144,7 +144,7 @@ class Loop:
 
     def _queue_arrived(self) -> None:
         while self._arrived:
-            self.scheduler.queues.waiting.append(self._arrived.popleft())
+            self.scheduler.waiting.append(self._arrived.popleft())
 
     def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None:
         """Wait for news of a request: run a tick, or await one where another thread ticks."""
@@ -174,7 +174,7 @@ class Loop:
 
     def _sweep(self) -> None:
         self._queue_arrived()
-        self.scheduler.queues.sweep()
+        self.scheduler.sweep()
 
     # A thread of the loop
 
@@ -196,8 +196,8 @@ class Loop:
             self.tick()
 
     def _has_work(self) -> bool:
-        queues = self._scheduler and self._scheduler.queues
-        return bool(self._arrived or (queues and (queues.waiting or queues.admitted)))
+        scheduler = self._scheduler
+        return bool(self._arrived or (scheduler and (scheduler.waiting or scheduler.admitted)))
 
     def close(self) -> None:
         """Stop the thread, end all requests as interrupted and free the rows."""

@@ -22,7 +22,7 @@ from mlx_llama.core.generation.thinking import AnyConstraint, Thinking
 from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.thoughts import TextPieces, Thought
 
-from .speculate import Speculation
+from .drafts import Speculation
 
 NO_ROW = -1
 TWO_READERS = "another thread is reading this answer: use one request per thread"
@@ -61,9 +61,9 @@ class Request:
 
 
 class Status(enum.Enum):
-    """The stage of a request. Only the loop changes it, in queues.py and `Sequence.finish`."""
+    """The stage of a request. Only the loop changes it, in scheduler.py and `Sequence.finish`."""
 
-    WAITING = enum.auto()  # for a row: new, or set aside while memory is short
+    WAITING = enum.auto()  # for a row: new, or preempted while memory is short
     PREFILLING = enum.auto()  # its prompt is computed chunk by chunk
     RUNNING = enum.auto()  # its first step was launched
     ENDED = enum.auto()
@@ -116,25 +116,25 @@ class Sequence:
     @property
     def needs_token(self) -> bool:
         """True if the host may compute masks or penalties from the last token before a step."""
-        return self.dry is not None or self.free < 2
+        return self.dry is not None or self.unconstrained_ahead < 2
 
     @property
-    def free(self) -> float:
+    def unconstrained_ahead(self) -> float:
         """Number of next tokens that are certainly not constrained."""
         return self.constraint.free if self.constraint else math.inf
 
     @property
-    def rated(self) -> int:
+    def logprob_prompt_tokens(self) -> int:
         """Tokens at the beginning of the prompt whose chunks also give log-probabilities."""
         return 0 if self.request.prompt_logprobs is None else self.prompt_length - 1
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Number of tokens that may still be generated."""
         return self.limit + len(self.request.prompt) - len(self.tokens)
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
-        """Append a token read at busy second `now` (see Clock); False if the answer ends here.
+        """Append a token read at busy second `now` (Scheduler); False if the answer ends here.
         Raises NumericalError for -1, by which a step reports logits that are not finite.
         """
         if token < 0:

@@ -13,8 +13,14 @@ from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
+MIN_RESERVE = 256 << 20  # bytes left for activations, growing storage and other programs
 MIN_COPY = 8  # tokens of a prefix that are worth a copy
 BLOCK = 64  # tokens compared at a time
+
+
+def default_budget(free: int) -> int:
+    """Bytes of a KV cache, of `free` bytes beside the weights; a tenth stays free."""
+    return max(0, free - max(free // 10, MIN_RESERVE))
 
 
 @dataclass(eq=False)
@@ -44,6 +50,16 @@ class Rows:
     def nbytes_for(self, length: int) -> int:
         nbytes, drafts = self.cache.nbytes_for(length), self.drafts
         return nbytes + drafts.nbytes_for(min(length, drafts.capacity)) if drafts else nbytes
+
+    def check_fits(self, length: int) -> None:
+        """Raise ContextError for a prompt of `length` tokens that never fits."""
+        needed, budget = self.nbytes_for(length + 1), self.budget
+        if budget is not None and needed > budget:
+            raise ContextError(
+                f"the KV cache of the prompt's {length} tokens takes {needed / 1e6:.1f} MB, and "
+                f"the cache may take {budget / 1e6:.1f} MB: shorten the prompt, raise "
+                "`cache_memory`, or close other programs"
+            )
 
     def growth(self, ends: Mapping[int, int]) -> int:
         """Bytes to allocate so that each row has room up to its end."""

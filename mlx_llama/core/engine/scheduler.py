@@ -8,42 +8,44 @@ be on the host, has separate steps.
 from __future__ import annotations
 
 import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+
+from mlx_llama.core.backends.interface import Array, SamplingBatch
 from mlx_llama.core.backends.logprobs import unpack
-from mlx_llama.core.engine.engine import Engine
+from mlx_llama.core.engine.builder import RequestBuilder
+from mlx_llama.core.errors import ContextError
+from mlx_llama.core.generation.dry import write_columns
 from mlx_llama.core.system.interrupts import interruptible
 
-from .device import Device
-from .memory import Memory, default_budget
-from .queues import Queues
+from .drafts import ModelDrafts
 from .request import NO_ROW, Sequence, Status
-from .rows import Rows
-from .speculate import ModelDrafts
-from .steps import Step, Steps, group
+from .rows import Rows, default_budget
 
 SHARED_CHUNK = 512  # maximum number of prompt tokens per tick while others run
 PORTION = 256  # positions of an answer that admission reserves
 TILE = 32  # positions of a chunk; the CPU's kernels take as long for fewer
 STEPS = 4  # duration of a tick with a chunk, in steps, at most
 WEIGHT = 0.25  # of a new measurement in the running average
-RATED_CHUNK = 128  # maximum number of prompt tokens whose logits are computed together
+LOGPROB_CHUNK = 128  # maximum number of prompt tokens whose logits are computed together
 
 
-class Clock:
-    """Counts busy seconds, in which a tick runs; not the time that consumers spend on a token."""
+@dataclass
+class Step:
+    """A launched step."""
 
-    def __init__(self) -> None:
-        self._idle = 0.0
-        self._stopped = time.perf_counter()
+    sequences: list[Sequence]
+    # on the device: int32 [B, 1], or [B, C] with log-probabilities, or [1, T] after each draft
+    sampled: Array
+    drafts: list[int] = field(default_factory=list)
 
-    def start(self) -> None:
-        self._idle += time.perf_counter() - self._stopped
-
-    def stop(self) -> None:
-        self._stopped = time.perf_counter()
-
-    def now(self) -> float:
-        return time.perf_counter() - self._idle
+    @property
+    def tokens(self) -> Array:
+        """The sampled tokens alone, int32 [B, 1] on the device, as the next step's input."""
+        return self.sampled if self.sampled.shape[1] == 1 else self.sampled[:, :1]
 
 
 class Chunks:
@@ -75,146 +77,232 @@ def _average(known: float | None, new: float) -> float:
 
 
 class Scheduler:
-    """Serves requests with the rows of a model, on one thread at a time. Parameters: see Loop."""
+    """Serves requests with the rows of a model, on one thread at a time. Parameters: see Loop.
 
-    def __init__(self, engine: Engine, cache_memory: int | None, max_rows: int, kept_rows: int):
-        backend, model, draft = engine.backend, engine.model, engine.draft
-        runtime, count, drafts = backend.runtime, max_rows + kept_rows, None
-        if cache_memory is None and (free := runtime.free_memory(backend.device)) is not None:
+    Only this class and `Sequence.finish` change a request's status.
+    """
+
+    def __init__(self, builder: RequestBuilder, cache_memory: int | None, rows: int, kept: int):
+        backend, model, draft = builder.backend, builder.model, builder.draft
+        self.runtime, drafts = backend.runtime, None
+        if cache_memory is None and (free := self.runtime.free_memory(backend.device)) is not None:
             cache_memory = default_budget(free)
-        self.backend, self.model, self.max_rows = backend, model, max_rows
-        self.cache = model.make_cache(engine.context, count)
+        self.backend, self.model, self.max_rows = backend, model, rows
+        self.runs_ahead = backend.runs_ahead
+        self.cache = model.make_cache(builder.context, rows + kept)
         self.drafts: list[ModelDrafts] = []  # by row
         if draft:
             # Beyond trained positions a draft model guesses badly; dynamic rope forbids trimming.
             trained = draft.config.max_position_embeddings
-            drafts = draft.make_cache(min(engine.context, trained), count)
-            device = Device(backend, draft, drafts)
-            self.drafts = [ModelDrafts(device, row) for row in range(count)]
-        limits = cache_memory, kept_rows, runtime.is_out_of_memory
+            drafts = draft.make_cache(min(builder.context, trained), rows + kept)
+            self.drafts = [
+                ModelDrafts(self.runtime, draft, drafts, row) for row in range(rows + kept)
+            ]
+        limits = cache_memory, kept, self.runtime.is_out_of_memory
         self.rows = Rows(model.config, self.cache, drafts, *limits)
-        self.queues = Queues(model, self.rows)
-        self.steps = Steps(backend, model, self.cache)
-        self.memory = Memory(self.queues, self.steps)
-        self.clock = Clock()
+        # Requests that have not ended, by status
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: Sequence | None = None
+        self.running: list[Sequence] = []  # in the order of admission
+        self.preemptions = 0  # rows freed for lack of memory, to be computed again
+        self.launched: list[Step] = []  # launched and not read yet
+        # the last step read: its tokens on the device are the input of the same rows' next step
+        self._last: Step | None = None
+        # options of the last rows that shared a step
+        self._batch: tuple[list[Sequence], SamplingBatch] | None = None
+        self._is_short = False  # until the youngest request is preempted: no step may run ahead
+        self._idle, self._stopped = 0.0, time.perf_counter()
         self._chunks = Chunks(SHARED_CHUNK)
+
+    @property
+    def admitted(self) -> list[Sequence]:
+        """Requests that have a row."""
+        return [*self.running, self.prefilling] if self.prefilling else [*self.running]
+
+    def _now(self) -> float:
+        """Busy seconds, in which a tick runs; not the time that consumers spend on a token."""
+        return time.perf_counter() - self._idle
 
     def tick(self) -> bool:
         """Admit, prefill, step, read. False: there was nothing to do."""
-        self.clock.start()
+        self._idle += time.perf_counter() - self._stopped
         try:
             return self._tick()
         except Exception as error:  # a bug must not end the loop
-            self.steps.forget()
-            for sequence in self.queues.admitted:
-                self.queues.end(sequence, error)
+            self._drop_steps()
+            for sequence in self.admitted:
+                self.end(sequence, error)
             return True
         except BaseException:  # Ctrl-C in a prompt: the consumer cancels its request
-            self._forget_steps()
+            self.forget_steps()
             raise
         finally:
-            self.clock.stop()
+            self._stopped = time.perf_counter()
 
     def _tick(self) -> bool:
-        self.queues.sweep()
+        self.sweep()
         self._admit()
-        queues = self.queues
-        if not queues.running and not queues.prefilling:
-            self.steps.launched = []
-            return bool(queues.waiting)
-        started, is_stepping = time.perf_counter(), bool(queues.running)
+        if not self.running and not self.prefilling:
+            self.launched = []
+            return bool(self.waiting)
+        started, is_stepping = time.perf_counter(), bool(self.running)
         prompt_tokens = self._prefill()
         self._launch()
-        launched, self.steps.launched = self.steps.launched, []
-        if self.backend.runs_ahead:
-            self._run_ahead(launched)
-        for step in launched:
+        steps, self.launched = self.launched, []
+        if self.runs_ahead:
+            self._run_ahead(steps)
+        for step in steps:
             if not self._read(step):
                 break  # the others were forgotten with it
         self._chunks.note(time.perf_counter() - started, prompt_tokens, is_stepping)
-        if self.backend.runs_ahead:
+        if self.runs_ahead:
             self._launch(may_wait=False)  # the device works while consumers look at the tokens
         return True
 
     def close(self) -> None:
         """End all requests as interrupted and free the rows."""
-        for sequence in [*self.queues.waiting, *self.queues.admitted]:
+        for sequence in [*self.waiting, *self.admitted]:
             sequence.writer.interrupt()
-            self.queues.end(sequence)
-        self.steps.forget()
+            self.end(sequence)
+        self._drop_steps()
         self.rows.drop_all()
 
-    # Admission
+    # Admission and end
 
     def _admit(self) -> None:
         """Give the next request a row, if memory has room for its prompt and some of its answer."""
-        queues, rows = self.queues, self.rows
-        if queues.prefilling or not queues.waiting or len(queues.running) >= self.max_rows:
+        if self.prefilling or not self.waiting or len(self.running) >= self.max_rows:
             return
-        sequence = queues.waiting[0]
+        sequence, rows = self.waiting[0], self.rows
         tokens, length = sequence.tokens, len(sequence.tokens)
         wishes = sequence.request.reuses, sequence.adapter
         try:
-            claimed = rows.claim(tokens, length + min(PORTION, sequence.left), *wishes)
-            if claimed is None and not queues.running:
+            claimed = rows.claim(tokens, length + min(PORTION, sequence.remaining), *wishes)
+            if claimed is None and not self.running:
                 claimed = rows.claim(tokens, length, *wishes)
                 if claimed is None:
-                    self.memory.refuse(sequence)
+                    self._refuse(sequence)
             if claimed is None:
                 return
-            queues.admit(sequence, claimed[0])
+            self._remove(sequence)
+            sequence.row, sequence.status = claimed[0], Status.PREFILLING
+            self.prefilling = sequence
             if sequence.request.on_admit:
                 sequence.request.on_admit(tokens)
-            sequence.writer.start(self.clock.now(), min(claimed[1], sequence.prompt_length))
+            sequence.writer.start(self._now(), min(claimed[1], sequence.prompt_length))
             sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
             if self.drafts and sequence.speculation.wants_model:
                 drafts, chunk = self.drafts[sequence.row], self._chunk_size(sequence)
                 sequence.speculation.begin(drafts, tokens, sequence.sampling, chunk)
             if rows.has_one_length(length):
                 trained = self.model.config.max_position_embeddings
-                text = (
-                    "no prefix is reused: this model's dynamic rope rotates keys of a text beyond"
+                sequence.writer.add_notices(
+                    [
+                        f"no prefix is reused: with dynamic RoPE scaling the keys of a text beyond "
+                        f"{trained} tokens depend on its length"
+                    ]
                 )
-                sequence.writer.add_notices([f"{text} {trained} tokens by angles of its length"])
         except Exception as error:
-            queues.end(sequence, error)
+            self.end(sequence, error)
+
+    def _refuse(self, sequence: Sequence) -> None:
+        """End a request that does not fit alone. Raises ContextError if it never ran."""
+        length = len(sequence.tokens)
+        if length > sequence.prompt_length:
+            self._end_full(sequence)
+            return
+        self.cache.check_memory({self.rows.free[-1]: length})
+        self.rows.check_fits(length)
+        raise ContextError(
+            "memory has no room for the prompt's KV cache: shorten the prompt, or close other "
+            "programs"
+        )
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Free a request's row and queue it first. It is computed again, with the same tokens."""
+        self.preemptions += 1
+        self._remove(sequence)
+        self.waiting.appendleft(sequence)
+        row, sequence.row, sequence.status = sequence.row, NO_ROW, Status.WAITING
+        sequence.speculation.leave_row()
+        self.rows.release(row)
+
+    def end(self, sequence: Sequence, error: Exception | None = None) -> None:
+        """End a request. Its row stays as a prefix, or is freed after an error. Idempotent."""
+        if sequence.status is Status.ENDED:
+            return
+        self._remove(sequence)
+        row, sequence.row = sequence.row, NO_ROW
+        try:
+            if row != NO_ROW:
+                (self.rows.keep if error is None else self.rows.release)(row)
+        finally:
+            # compiling or capturing a step may have added some
+            sequence.writer.add_notices(self.model.notices)
+            sequence.finish(error)
+
+    def _end_full(self, sequence: Sequence) -> None:
+        """End an answer for which the KV cache is full."""
+        length = len(sequence.tokens)
+        sequence.writer.end(
+            "context",
+            f"the answer ends because the KV cache is full: its {length} tokens take "
+            f"{self.rows.nbytes_for(length) / 1e6:.1f} MB; raise `cache_memory` or close other "
+            "programs",
+        )
+        self.end(sequence)
+
+    def sweep(self) -> None:
+        """End the requests that were cancelled."""
+        for sequence in [s for s in (*self.waiting, *self.admitted) if s.is_cancelled]:
+            self.end(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence is self.prefilling:
+            self.prefilling = None
+        else:
+            self.running.remove(sequence)
 
     # Prefill
 
     def _prefill(self) -> int:
         """Launch a chunk of the prompt, or the step of the first token. Returns its size."""
-        sequence = self.queues.prefilling
+        sequence = self.prefilling
         if sequence is None:
             return 0
         start, tokens = self.cache.lengths[sequence.row], sequence.tokens
         end = min(start + self._choose_chunk(sequence, start), len(tokens))
-        is_rated = start < sequence.rated
-        if is_rated:
-            end = min(end, start + RATED_CHUNK, sequence.rated)
+        rated = sequence.logprob_prompt_tokens
+        if start < rated:
+            end = min(end, start + LOGPROB_CHUNK, rated)
         try:
             with interruptible():  # a chunk may take long
                 sequence.speculation.prefill(end)
-                if is_rated:
-                    self.steps.rate(sequence, start, end)
+                if start < rated:
+                    self._rate(sequence, start, end)
                 elif end == len(tokens):
                     # samples in the same pass over the weights
-                    self.steps.launch_rest(sequence)
+                    self._launch_rest(sequence)
                 else:
-                    self.steps.prefill(tokens[start:end], sequence.row)
+                    self._launch_chunk(sequence, start, end)
             if end == len(tokens):
-                self.queues.run(sequence)
-            elif sequence.limit == 0 and end == sequence.rated:  # there is no answer
+                self._remove(sequence)
+                sequence.processed, sequence.status = sequence.prompt_length, Status.RUNNING
+                self.running.append(sequence)
+            elif sequence.limit == 0 and end == rated:  # there is no answer
                 sequence.writer.end("length")
-                self.queues.end(sequence)
+                self.end(sequence)
             else:
                 sequence.processed = min(end, sequence.prompt_length)
-                sequence.writer.tell_prefill(self.clock.now())
+                sequence.writer.tell_prefill(self._now())
                 sequence.tell()
         except Exception as error:
-            if self.memory.free(error):
+            if self._free_memory(error):
                 self._rewind(sequence)
             else:
-                self.queues.end(sequence, error)
+                self.end(sequence, error)
         return end - start
 
     def _chunk_size(self, sequence: Sequence) -> int:
@@ -226,32 +314,107 @@ class Scheduler:
             # Chunks would be rotated for other lengths. Resumed answers were decoded by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
         chunk = min(self._chunk_size(sequence), self.model.prefill_width)
-        if not self.queues.running:
+        if not self.running:
             return chunk
         return min(chunk, self._chunks.choose() if self.model.is_batch_invariant else SHARED_CHUNK)
 
-    # Step
+    def _launch_chunk(self, sequence: Sequence, start: int, end: int) -> None:
+        """Launch a chunk of a prompt. A lazy device projects nothing to the vocabulary."""
+        ids = np.array([sequence.tokens[start:end]], np.int32)
+        self.model.forward(ids, start, self.cache, rows=[sequence.row])
+        self.runtime.launch(*self.cache.arrays())
+
+    def _rate(self, sequence: Sequence, start: int, end: int) -> None:
+        """Compute a chunk of a prompt and wait for the log-probabilities of the tokens after it."""
+        count, cache, row = sequence.request.prompt_logprobs or 0, self.cache, sequence.row
+        ids = np.array([sequence.tokens[start:end]], np.int32)
+        after = np.array([sequence.tokens[start + 1 : end + 1]], np.int32).T
+        logits = self.model.forward(ids, start, cache, rows=[row], all_positions=True)
+        packed = sequence.sampling.rate(logits[0], after, count)
+        self.runtime.launch(packed, *cache.arrays())
+        columns = self.runtime.to_numpy(packed).tolist()
+        rates = [unpack(numbers, count) for numbers in columns]
+        sequence.writer.completion.prompt_logprobs[start + 1 : end + 1] = rates
+
+    # Launch
 
     def _launch(self, may_wait: bool = True) -> None:
         """Launch idle sequences' steps. may_wait: including those that wait for their logits."""
-        self.memory.is_short = False
-        busy = {id(sequence) for step in self.steps.launched for sequence in step.sequences}
-        idle = [sequence for sequence in self.queues.running if id(sequence) not in busy]
+        self._is_short = False
+        busy = {id(sequence) for step in self.launched for sequence in step.sequences}
+        idle = [sequence for sequence in self.running if id(sequence) not in busy]
         if not may_wait:
             idle = [sequence for sequence in idle if not sequence.needs_logits]
-        for sequences in group(idle, self.backend.runs_ahead):
+        for sequences in group(idle, self.runs_ahead):
             batch = [sequence for sequence in sequences if not self._launch_alone(sequence)]
             if len(batch) < len(sequences):
                 batch = [sequence for sequence in batch if sequence.is_running]
-            if batch := self.memory.make_room(batch, 1):
+            if batch := self._make_room(batch, 1):
                 try:
-                    self.steps.launch(batch)
+                    self._launch_step(batch)
                 except Exception as error:
                     self._retry(batch, error)
 
+    def _launch_step(self, sequences: list[Sequence], tokens: Array | None = None) -> None:
+        """Launch the next token of each sequence. tokens: int32 [B, T], which continue the rows;
+        None for the last ones.
+        """
+        if tokens is None:
+            if self._last and self._last.sequences == sequences and not self._last.drafts:
+                tokens = self._last.tokens
+            else:
+                tokens = np.array([[sequence.tokens[-1]] for sequence in sequences], np.int32)
+        options: dict[str, Any] = {"rows": [sequence.row for sequence in sequences]}
+        if any(sequence.needs_token for sequence in sequences):
+            options["masks"] = lambda: self._compute_masks(sequences)
+        sampling, cache, lengths = self._sampling(sequences), self.cache, self.cache.lengths
+        if (first := sequences[0]).needs_logits:  # it is alone
+            logits = self.model.forward(tokens, lengths[first.row], cache, rows=[first.row])
+            logits = self.runtime.to_numpy(logits)
+            first.writer.count_read(logits.nbytes)
+            logits = first.request.hooks.process(first.tokens, logits)
+            sampled = self.model.sample(logits, cache, sampling, **options)
+            self.runtime.launch(*cache.arrays())
+        else:
+            starts = [lengths[sequence.row] for sequence in sequences]
+            start = starts if len(starts) > 1 else starts[0]
+            sampled = self.model.step(tokens, start, cache, sampling, **options)
+        self._submit(Step(sequences, sampled))
+
+    def _launch_rest(self, sequence: Sequence) -> None:
+        """Launch one step over all tokens that the row lacks."""
+        start = self.cache.lengths[sequence.row]
+        self._launch_step([sequence], np.array([sequence.tokens[start:]], np.int32))
+
+    def _submit(self, step: Step) -> None:
+        self.runtime.launch(step.sampled)
+        for sequence in step.sequences:
+            sequence.writer.completion.launches += 1
+        self.launched.append(step)
+
+    def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
+        if len(sequences) == 1:
+            return sequences[0].sampling
+        if not self._batch or self._batch[0] != sequences:
+            options = [sequence.options for sequence in sequences]
+            self._batch = sequences, self.backend.sampling_batch(options)
+        return self._batch[1]
+
+    def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
+        """Allowed tokens and penalties, see Masks. Raises OptionsError for complex grammars."""
+        vocabulary = self.model.config.vocab_size
+        masks = np.full((len(sequences), -(-vocabulary // 32)), -1, np.int32)
+        for row, sequence in enumerate(sequences):
+            if sequence.constraint:
+                masks[row] = sequence.constraint.mask()
+        if any(sequence.dry for sequence in sequences):
+            penalties = write_columns([sequence.dry for sequence in sequences], vocabulary)
+            masks = np.concatenate([masks, penalties], axis=1)
+        return masks
+
     def _launch_alone(self, sequence: Sequence) -> bool:
         """Launch several positions of a row with drafts or forced tokens. False: it has none."""
-        if not sequence.is_running:  # set aside for an earlier sequence
+        if not sequence.is_running:  # preempted for an earlier sequence
             return True
         if sequence.constraint and self._launch_forced(sequence):
             return True
@@ -259,13 +422,18 @@ class Scheduler:
 
     def _launch_drafts(self, sequence: Sequence) -> bool:
         """Launch the verification of drafts; False if there are none."""
+        row, lengths = sequence.row, self.cache.lengths
         try:
-            room = int(min(sequence.left, sequence.free)) - 1
+            room = int(min(sequence.remaining, sequence.unconstrained_ahead)) - 1
             drafts = sequence.speculation.draft(room)
             end = len(sequence.tokens) + len(drafts)
-            if not drafts or not self.rows.reserve({sequence.row: end}):
+            if not drafts or not self.rows.reserve({row: end}):
                 return False
-            self.steps.verify(sequence, drafts)
+            tokens = np.array([[sequence.tokens[-1], *drafts]], np.int32)
+            sampled = self.model.verify(
+                tokens, lengths[row], self.cache, sequence.sampling, rows=[row]
+            )
+            self._submit(Step([sequence], sampled, drafts))
         except Exception as error:
             sequence.speculation.end(error)
             self._rewind(sequence)
@@ -278,29 +446,28 @@ class Scheduler:
         count = len(sequence.tokens) - start
         if count == 1:
             return False
-        if not self.memory.make_room([sequence], min(count, SHARED_CHUNK)):
+        if not self._make_room([sequence], min(count, SHARED_CHUNK)):
             return True
         try:
             if count > SHARED_CHUNK:  # the next tick continues
-                part = sequence.tokens[start : start + SHARED_CHUNK]
-                self.steps.prefill(part, sequence.row)
+                self._launch_chunk(sequence, start, start + SHARED_CHUNK)
             else:
-                self.steps.launch_rest(sequence)
+                self._launch_rest(sequence)
         except Exception as error:
-            self.queues.end(sequence, error)
+            self.end(sequence, error)
         return True
 
-    def _run_ahead(self, launched: list[Step]) -> None:
+    def _run_ahead(self, steps: list[Step]) -> None:
         """Launch the next steps unread, unless their tokens may change rows or give drafts."""
-        groups = group(self.queues.running, True)
-        for step in launched:
+        groups = group(self.running, True)
+        for step in steps:
             # A launched step cannot be cancelled: do not run ahead of a possible draft.
             if (
-                self.memory.is_short
+                self._is_short
                 or step.drafts
                 or step.sequences not in groups
                 or any(
-                    sequence.left == 1
+                    sequence.remaining == 1
                     or sequence.is_cancelled
                     or sequence.needs_token
                     or sequence.needs_logits
@@ -313,7 +480,7 @@ class Scheduler:
             ends = {sequence.row: lengths[sequence.row] + 1 for sequence in step.sequences}
             try:
                 if self.rows.reserve(ends):
-                    self.steps.launch(step.sequences, step.tokens)
+                    self._launch_step(step.sequences, step.tokens)
             except Exception:  # it is launched again once the tokens are read
                 for sequence in step.sequences:
                     self._rewind(sequence, ends[sequence.row] - 1)
@@ -323,17 +490,26 @@ class Scheduler:
     def _read(self, step: Step) -> bool:
         """Read a step and take its tokens. False: it failed, and all steps are forgotten."""
         try:
-            sampled = self.steps.read_step(step)
+            sampled = self._wait(step)
         except Exception as error:
-            self._forget_steps()
+            self.forget_steps()
             self._retry(step.sequences, error)
             return False
         self._take(step, sampled)
         return True
 
+    def _wait(self, step: Step) -> list[int]:
+        """Wait for a step's tokens, row by row."""
+        sampled = self.runtime.read(step.sampled)
+        nbytes = step.sampled.nbytes // len(step.sequences)
+        for sequence in step.sequences:
+            sequence.writer.count_read(nbytes)
+        self._last = step
+        return sampled
+
     def _take(self, step: Step, sampled: list[int]) -> None:
         """Append the tokens of a step, and those that a grammar forces after them."""
-        now, width = self.clock.now(), len(sampled) // len(step.sequences)
+        now, width = self._now(), len(sampled) // len(step.sequences)
         for row, sequence in enumerate(step.sequences):
             if sequence.status is not Status.RUNNING:  # it ended while the step ran
                 continue
@@ -361,35 +537,83 @@ class Scheduler:
                 if goes_on:
                     sequence.tell()
                 else:
-                    self.queues.end(sequence)
+                    self.end(sequence)
             except Exception as error:
-                self.queues.end(sequence, error)
+                self.end(sequence, error)
+
+    # Memory
+
+    def _make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
+        """Make room for `count` more positions of `sequences`; returns those that have it. While
+        there is none, the youngest request is preempted.
+        """
+        lengths = self.cache.lengths
+        while sequences:
+            try:
+                if self.rows.reserve({s.row: lengths[s.row] + count for s in sequences}):
+                    return sequences
+            except Exception as error:
+                if len(sequences) == 1:
+                    self.end(sequences[0], error)
+                    return []
+                grown = [s for s in sequences if s.is_running and self._make_room([s], count)]
+                return [sequence for sequence in grown if sequence.is_running]
+            youngest = max(self.admitted, key=lambda sequence: sequence.number)
+            if self._is_launched(youngest):
+                self._is_short = True  # read it first
+                return []
+            if len(self.admitted) > 1:
+                self.preempt(youngest)
+            else:
+                self._end_full(youngest)
+            sequences = [sequence for sequence in sequences if sequence is not youngest]
+        return []
+
+    def _is_launched(self, sequence: Sequence) -> bool:
+        """True if a launched step computes the request's next token."""
+        return any(sequence in step.sequences for step in self.launched)
+
+    def _free_memory(self, error: Exception) -> bool:
+        """Free memory after a step failed for lack of it; False if nothing can be freed."""
+        if not self.rows.is_out_of_memory(error):
+            return False
+        if self.rows.kept:
+            self.rows.drop_all()
+            return True
+        idle = [sequence for sequence in self.admitted if not self._is_launched(sequence)]
+        if not idle or len(self.admitted) < 2:
+            return False
+        self.preempt(max(idle, key=lambda sequence: sequence.number))
+        return True
 
     # Failures
 
     def _retry(self, sequences: list[Sequence], error: Exception) -> None:
         """Retry a failed step row by row, and end the rows that fail again."""
-        is_freed = self.memory.free(error)
+        is_freed = self._free_memory(error)
         if len(sequences) == 1 and not is_freed:
-            self.queues.end(sequences[0], error)
+            self.end(sequences[0], error)
             return
         for sequence in sequences:
             self._rewind(sequence)
             if is_freed or not sequence.is_running:
                 continue
-            others, self.steps.launched = self.steps.launched, []
+            others, self.launched = self.launched, []
             try:
-                self.steps.launch_rest(sequence)
-                self._take(self.steps.launched[0], self.steps.read_step(self.steps.launched[0]))
+                self._launch_rest(sequence)
+                self._take(self.launched[0], self._wait(self.launched[0]))
             except Exception as again:
-                self.queues.end(sequence, again)
-            self.steps.launched = others
+                self.end(sequence, again)
+            self.launched = others
 
-    def _forget_steps(self) -> None:
+    def forget_steps(self) -> None:
         """Drop all launched steps; rows continue from the tokens known on the host."""
-        self.steps.forget()
-        for sequence in self.queues.admitted:
+        self._drop_steps()
+        for sequence in self.admitted:
             self._rewind(sequence)
+
+    def _drop_steps(self) -> None:
+        self.launched, self._last, self._batch = [], None, None
 
     def _rewind(self, sequence: Sequence, length: int | None = None) -> None:
         """Trim a row to `length`; None: to the positions before the last token on the host."""
@@ -400,4 +624,24 @@ class Scheduler:
         try:
             self.cache.trim(length, row)
         except Exception as error:
-            self.queues.end(sequence, error)
+            self.end(sequence, error)
+
+
+def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
+    """Split sequences into those that share a step.
+
+    On a device that runs ahead a drafting sequence is alone, and those with a grammar or DRY form a
+    group: they wait for their tokens, and the host computes their masks and penalties while the
+    device works for the others. A sequence that waits for its logits is alone and comes last.
+    """
+    if len(sequences) < 2:
+        return [sequences] if sequences else []
+    waiting = [[sequence] for sequence in sequences if sequence.needs_logits]
+    groups = [[sequence for sequence in sequences if not sequence.needs_logits]]
+    if runs_ahead:
+        drafting = [[sequence] for sequence in groups[0] if sequence.speculation.drafter]
+        others = [sequence for sequence in groups[0] if not sequence.speculation.drafter]
+        free = [sequence for sequence in others if not sequence.needs_token]
+        held = [sequence for sequence in others if sequence.needs_token]
+        groups = [free, *drafting, held]
+    return [rows for rows in (*groups, *waiting) if rows]

@@ -22,11 +22,11 @@ from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import TABLE, LoadOptions, list_adapters
 from mlx_llama.core.backends.logprobs import TokenLogprobs
-from mlx_llama.core.engine.engine import Engine
+from mlx_llama.core.engine.builder import RequestBuilder
+from mlx_llama.core.engine.drafts import compare_vocabularies
 from mlx_llama.core.engine.home import Home
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
-from mlx_llama.core.engine.speculate import compare_vocabularies
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
@@ -87,7 +87,7 @@ class LLM:
             weakref.finalize(self, home.close)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> RequestBuilder:
         """The model and the checks of its requests."""
         return self.loop.engine
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from mlx_llama.core.engine.engine import Engine
+from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
@@ -156,7 +156,7 @@ class Session:
         check_rounds(self.rounds)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> RequestBuilder:
         """The model and the checks of its requests."""
         return self.loop.engine
 

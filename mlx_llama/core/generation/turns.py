@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlx_llama.core.engine.engine import Engine
+from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.errors import ContextError
 
 from .tool_use import Conversation, ToolPrompt
@@ -22,7 +22,7 @@ def find_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def fit_turns(
-    talk: Conversation, engine: Engine, first: int = 0, begun: int = 0
+    talk: Conversation, engine: RequestBuilder, first: int = 0, begun: int = 0
 ) -> tuple[ToolPrompt, int]:
     """Drop the oldest turns, but no leading system message, until the prompt leaves room for an
     answer. Returns the prompt, which may be too long with the newest question alone, and the number

@@ -10,7 +10,7 @@ from typing import Any
 from mlx_llama.core.backends.interface import ITEMSIZE
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.backends.selection import import_file
-from mlx_llama.core.engine.memory import default_budget
+from mlx_llama.core.engine.rows import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system.sizes import format_bytes

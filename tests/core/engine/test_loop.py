@@ -104,7 +104,7 @@ def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
     loop.close()
     for i, wanted in enumerate(alone_tokens(prompts, max_tokens=30)):
         assert answers[i] == wanted[: None if i % 5 < 4 else len(answers[i])]
-    assert not loop.scheduler.queues.running and loop.scheduler.cache.nbytes == 0
+    assert not loop.scheduler.running and loop.scheduler.cache.nbytes == 0
     again = loop.submit(request(PROMPT, max_tokens=4)).finish()  # inline
     assert again.tokens == alone(PROMPT, max_tokens=4).tokens
 

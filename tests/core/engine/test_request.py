@@ -81,7 +81,7 @@ def test_cancelling_before_the_first_use():
     handle.cancel()
     assert list(handle) == [] and handle.finish().tokens == [] and not backend.events
     loop.tick()
-    assert not loop.scheduler.queues.waiting and not backend.events
+    assert not loop.scheduler.waiting and not backend.events
 
 
 def test_cancelling_from_another_thread_ends_a_wait():
@@ -109,7 +109,7 @@ def test_a_consumer_that_leaves_or_raises_frees_its_row():
     gc.collect()
     assert other.finish().tokens == alone([7, 8], eos=(), max_tokens=30).tokens
     loop.tick()
-    assert not loop.scheduler.queues.running and len(backend.calls) < 60
+    assert not loop.scheduler.running and len(backend.calls) < 60
     check_rows(loop)
 
 
@@ -225,7 +225,7 @@ def test_an_interrupt_of_a_batch_leaves_nothing_running(llm):
     with pytest.raises(KeyboardInterrupt):
         llm.batch(["abc", "def", "ghi"], max_tokens=100)
     llm.loop.tick()
-    assert not llm.loop.scheduler.queues.running and not llm.loop.scheduler.queues.waiting
+    assert not llm.loop.scheduler.running and not llm.loop.scheduler.waiting
     assert llm.generate("abc", max_tokens=5).tokens == alone([0, 1, 2], max_tokens=5).tokens
     check_rows(llm.loop)
 
@@ -262,7 +262,7 @@ def test_asyncio_streams_share_the_steps_and_the_event_loop_stays_free(llm):
     ]
     assert beats > 3 and max(batch for batch, _ in llm.backend.calls) > 1
     llm.loop.tick()
-    assert not llm.loop.scheduler.queues.running
+    assert not llm.loop.scheduler.running
 
 
 def test_asyncio_raises_errors_where_they_are_awaited(llm):

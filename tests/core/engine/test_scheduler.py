@@ -65,7 +65,7 @@ def assert_same(done, wanted):
 
 
 def assert_idle(loop):
-    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting
+    assert not loop.scheduler.running and not loop.scheduler.waiting
     assert not loop.scheduler.rows.used
     check_rows(loop)
 
@@ -96,7 +96,7 @@ def test_one_launch_and_one_read_per_token(count, eos, runs_ahead, chunk):
     assert completion.read_bytes == 4 * len(wanted) == sum(backend.read_sizes)
     check_rows(loop)
     loop.tick()  # the surplus step is forgotten
-    assert not loop.scheduler.steps.launched and backend.events[-1] == "read"
+    assert not loop.scheduler.launched and backend.events[-1] == "read"
 
 
 def test_a_chunk_is_no_wider_than_a_model_takes_in_a_short_time():
@@ -212,7 +212,7 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
 def test_one_step_and_one_read_serve_all_rows(runs_ahead):
     backend, loop = make(runs_ahead, eos=())
     handles = serve(loop, make_prompts(8), max_tokens=40)
-    while len(loop.scheduler.queues.running) < 8:
+    while len(loop.scheduler.running) < 8:
         loop.tick()
     loop.tick()
     backend.clear()
@@ -248,7 +248,7 @@ def test_first_come_first_served():
         loop.tick()
         shown = [i for i, handle in enumerate(handles) if handle.completion.tokens]
         begun += [i for i in shown if i not in begun]
-        assert len(loop.scheduler.queues.running) <= 2
+        assert len(loop.scheduler.running) <= 2
     assert begun == list(range(6))
 
 
@@ -285,9 +285,9 @@ def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead):
     most = 0
     while not all(handle.done for handle in handles):
         loop.tick()
-        most = max(most, len(loop.scheduler.queues.running))
+        most = max(most, len(loop.scheduler.running))
         assert loop.scheduler.cache.nbytes <= loop.scheduler.rows.budget
-    assert loop.set_asides > 5 and 5 <= most <= 10
+    assert loop.preemptions > 5 and 5 <= most <= 10
     for handle, prompt, options in zip(handles, prompts, all_options):
         done, wanted = handle.finish(), alone(prompt, eos=(), **options)
         assert_same(done, wanted)
@@ -303,17 +303,17 @@ def test_memory_that_the_device_refuses_is_treated_alike():
     assert finish_all(handles) == alone_tokens(prompts, max_tokens=300)
 
 
-def test_the_youngest_is_set_aside_and_goes_first_again():
+def test_the_youngest_is_preempted_and_goes_first_again():
     backend, loop = make(memory=4 * 256 * POSITION_NBYTES, eos=())
     old, young, last = serve(loop, [[1] * 20, [2] * 20, [3] * 20], max_tokens=600)
     while len(old.completion.tokens) < 480:
         loop.tick()
-    assert len(young.completion.tokens) > 470 and len(loop.scheduler.queues.running) == 2
-    assert len(loop.scheduler.queues.waiting) == 1
+    assert len(young.completion.tokens) > 470 and len(loop.scheduler.running) == 2
+    assert len(loop.scheduler.waiting) == 1
     while not old.done:
         loop.tick()
         if 500 < len(old.completion.tokens) < 600:
-            waiting = [sequence.request.prompt[0] for sequence in loop.scheduler.queues.waiting]
+            waiting = [sequence.request.prompt[0] for sequence in loop.scheduler.waiting]
             assert waiting == [2, 3]
     assert len(last.completion.tokens) < 256  # it was set aside first
     prompts = [[2] * 20, [3] * 20]
@@ -322,7 +322,9 @@ def test_the_youngest_is_set_aside_and_goes_first_again():
 
 def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
     backend, loop = make(memory=256 * POSITION_NBYTES)
-    sizes = r"the prompt's 300 tokens take 0.5 MB, and the cache may take 0.3 MB: .* `cache_memory`"
+    sizes = (
+        r"the prompt's 300 tokens takes 0.5 MB, and the cache may take 0.3 MB: .* `cache_memory`"
+    )
     with pytest.raises(ContextError, match=sizes):
         loop.submit(request([1] * 300))
     assert not backend.events and loop.scheduler.cache.nbytes == 0
@@ -332,7 +334,7 @@ def test_the_only_answer_that_cannot_grow_ends_with_a_notice():
     backend, loop = make(memory=256 * POSITION_NBYTES, eos=())
     done = loop.submit(request([1] * 250, max_tokens=100)).finish()
     assert done.finish_reason == "context"
-    assert "memory has no room for more keys and values" in done.notices[-1]
+    assert "the KV cache is full" in done.notices[-1]
     assert done.tokens == alone([1] * 250, max_tokens=100, eos=()).tokens[: len(done.tokens)]
     assert len(done.tokens) == 7
     assert loop.submit(request([2] * 9, max_tokens=5)).finish().finish_reason == "length"
@@ -345,7 +347,7 @@ def test_a_prompt_beside_the_running_ones_waits_for_memory():
     for _ in range(20):
         loop.tick()
     # two rows of 512 positions do not fit
-    assert len(loop.scheduler.queues.running) == 1 and len(loop.scheduler.queues.waiting) == 2
+    assert len(loop.scheduler.running) == 1 and len(loop.scheduler.waiting) == 2
     assert [len(handle.finish().tokens) for handle in (first, second, third)] == [100, 100, 10]
 
 
@@ -478,9 +480,9 @@ def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_
     handle, other = serve(loop, [[1] * 50, [2] * 90], max_tokens=40)
     while len(other.completion.tokens) < 20:
         loop.tick()
-    loop.scheduler.steps.forget()
-    for sequence in list(loop.scheduler.queues.running):
-        loop.scheduler.queues.set_aside(sequence)
+    loop.scheduler.forget_steps()
+    for sequence in list(loop.scheduler.running):
+        loop.scheduler.preempt(sequence)
     assert handle.finish().tokens == wanted([1] * 50, 40)
     assert other.finish().tokens == wanted([2] * 90, 40)
 
@@ -774,7 +776,7 @@ def test_a_defect_of_the_loop_ends_the_running_requests_and_not_the_loop(monkeyp
 CALLS = [
     (ToyModel, "forward step verify"),
     (ToyCache, "reserve copy_prefix trim reset"),
-    (ToyBackend, "launch read_all sampling_batch"),
+    (ToyBackend, "launch read sampling_batch"),
 ]
 
 
@@ -812,7 +814,7 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0):
                 for _ in range(12):
                     loop.tick()
         for _ in range(1000):
-            if not loop.tick() and not loop.scheduler.queues.waiting:
+            if not loop.tick() and not loop.scheduler.waiting:
                 return count, handles, loop
     pytest.fail("the loop does not end")
 
@@ -822,7 +824,7 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0):
 def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, first, runs_ahead):
     count, handles, loop = serve_six(runs_ahead)
     wanted = [handle.completion.tokens for handle in handles]
-    assert loop.set_asides and all(len(tokens) in (16, 25) for tokens in wanted)
+    assert loop.preemptions and all(len(tokens) in (16, 25) for tokens in wanted)
     ended = 0
     for at in range(first, count + 1, 3):
         _, handles, loop = serve_six(runs_ahead, error, at)

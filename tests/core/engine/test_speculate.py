@@ -11,7 +11,7 @@ from making import make_checkpoint, refusal
 
 from mlx_llama import cli, generate, load
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.engine.speculate import (
+from mlx_llama.core.engine.drafts import (
     MAX_LOOKUP_DRAFTS,
     MIN_ACCEPTANCE,
     RATED_DRAFTS,

@@ -297,6 +297,8 @@ class ToyBackend:
             free_memory=lambda device: self.free,
             dtype_name=str,
             to_numpy=self.wait_for_logits,
+            launch=lambda *arrays: self.launch(*arrays),
+            read=lambda *tokens: self.read(*tokens),
             is_out_of_memory=lambda error: isinstance(error, MemoryError),
         )
         self.clear()
@@ -325,11 +327,7 @@ class ToyBackend:
         self.events.append("logits")
         return np.array([row[-1] for row in logits], np.float32)
 
-    def read(self, token):
-        assert token.shape == (1, 1)
-        return self.read_all(token)[0]
-
-    def read_all(self, *tokens):
+    def read(self, *tokens):
         self.events.append("read")
         if self.read_fault:
             self.read_fault(tokens)
@@ -436,14 +434,16 @@ def make_prompts(count, seed=0, longest=300):
 def check_rows(loop):
     """Compare the host's knowledge of every row with the cache, count the rows, and compare each
     request's status with its queue."""
-    rows, cache, queues = loop.scheduler.rows, loop.scheduler.cache, loop.scheduler.queues
+    scheduler = loop.scheduler
+    rows, cache = scheduler.rows, scheduler.cache
     assert all(
-        (sequence.status, sequence.row) == (Status.WAITING, NO_ROW) for sequence in queues.waiting
+        (sequence.status, sequence.row) == (Status.WAITING, NO_ROW)
+        for sequence in scheduler.waiting
     )
-    assert all(sequence.status is Status.RUNNING for sequence in queues.running)
-    assert queues.prefilling is None or queues.prefilling.status is Status.PREFILLING
-    alive = {sequence.row for sequence in queues.admitted}
-    assert len(alive) == len(queues.admitted)
+    assert all(sequence.status is Status.RUNNING for sequence in scheduler.running)
+    assert scheduler.prefilling is None or scheduler.prefilling.status is Status.PREFILLING
+    alive = {sequence.row for sequence in scheduler.admitted}
+    assert len(alive) == len(scheduler.admitted)
     assert alive == set(rows.used) and not alive & set(rows.kept)
     assert sorted([*rows.free, *rows.used, *rows.kept]) == list(range(cache.rows))
     for row in rows.free:

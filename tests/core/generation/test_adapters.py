@@ -67,12 +67,11 @@ def test_requests_of_one_step_have_adapters_of_their_own(llm, wanted, monkeypatc
         llm.submit(PROMPT, max_tokens=8, logit_bias={1: -100, 2: -100}, adapter=name)
         for name in ("sky", "base", "sea", "sky")
     ]
-    device = llm.loop.scheduler.steps
-    step = Mock(wraps=device.step)
-    monkeypatch.setattr(device, "step", step)
+    step = Mock(wraps=llm.loop.engine.model.step)
+    monkeypatch.setattr(llm.loop.engine.model, "step", step)
     answers = [list(handle.finish().tokens) for handle in handles]
     assert answers == [wanted[2], wanted[0], wanted[1], wanted[2]]
-    assert max(len(call.args[1]) for call in step.call_args_list) == 4
+    assert max(len(call.kwargs["rows"]) for call in step.call_args_list) == 4
 
 
 def test_a_prefix_is_reused_by_the_same_adapter_alone(folders):

@@ -137,14 +137,14 @@ def test_rows_with_grammars_share_steps_and_do_not_delay_others():
     assert all(len(handle.finish().tokens) == 40 for handle in [*free, *bound])
 
 
-def test_a_request_that_is_set_aside_goes_on_in_its_grammar(runs_ahead):
+def test_a_request_that_is_preempted_goes_on_in_its_grammar(runs_ahead):
     pattern = "[a-z]{20}forced[A-F]{450}tail[xy][A-F]{60}"
     prompts = make_prompts(4, seed=2, longest=40)
     expected = [greedy(prompt, pattern) for prompt in prompts]
     backend, loop = make(runs_ahead, memory=1_100_000)
     handles = [loop.submit(request(prompt, regex=pattern, max_tokens=700)) for prompt in prompts]
     assert [handle.finish().text for handle in handles] == expected
-    assert loop.set_asides
+    assert loop.preemptions
     check_rows(loop)
 
 

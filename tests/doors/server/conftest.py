@@ -253,8 +253,10 @@ class Inside(Server):
         self.desk, self.keeper = self.app.state.desk, self.app.state.keeper
 
     def is_idle(self) -> bool:
-        queues = self.keeper.llm.loop.scheduler.queues
-        return not (self.desk.active or queues.running or queues.waiting or queues.prefilling)
+        scheduler = self.keeper.llm.loop.scheduler
+        return not (
+            self.desk.active or scheduler.running or scheduler.waiting or scheduler.prefilling
+        )
 
     def close(self) -> None:
         self.http.close()

@@ -60,7 +60,7 @@ def test_a_request_that_waits_is_left_too(inside, narrow):
             httpx.post(server.url + ROUTE, json=LONG, timeout=0.4, trust_env=False)
         server.wait(lambda: server.desk.active == 1)
         # the next tick sees it
-        server.wait(lambda: not server.keeper.llm.loop.scheduler.queues.waiting)
+        server.wait(lambda: not server.keeper.llm.loop.scheduler.waiting)
     server.wait(server.is_idle)
 
 

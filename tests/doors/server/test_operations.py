@@ -152,25 +152,25 @@ def test_metrics_of_one_request(guide):
     assert 0 < grown("first_token_seconds_sum") < 60
     assert after["rows",] == 32 and after["ready",] == 1
     assert 0 < after["cache_bytes",] <= after["cache_budget_bytes",]
-    for name in ("queue", "rows_running", "active", "set_asides_total"):
+    for name in ("queue", "rows_running", "active", "preemptions_total"):
         assert after[name,] == 0, name
 
 
-def test_metrics_count_set_asides_and_rows(inside, roomy):
+def test_metrics_count_preemptions_and_rows(inside, roomy):
     """Memory for one long answer and a half: the younger of two is set aside."""
     memory = load(roomy, backend="cpu").loop.scheduler.rows.nbytes_for(3 * 256)
     opened = lambda: load(roomy, backend="cpu", cache_memory=memory)  # noqa: E731
     server = inside(opened, idle_unload=0.2).ready()
-    assert scrape(server)["set_asides_total",] == 0
+    assert scrape(server)["preemptions_total",] == 0
     with ThreadPoolExecutor(1) as pool:
         pool.submit(server.post, ROUTE, prompt="hello", max_tokens=520, n=3)
         server.wait(
             lambda: (figures := scrape(server))["rows_running",] >= 1 and figures["queue",] >= 1
         )
-    count = scrape(server)["set_asides_total",]
+    count = scrape(server)["preemptions_total",]
     assert count >= 1 and scrape(server)["requests_total", "done"] == 3
     server.wait(lambda: server.keeper.state == "idle")
-    assert scrape(server)["set_asides_total",] == count  # counters never fall
+    assert scrape(server)["preemptions_total",] == count  # counters never fall
 
 
 def test_flags_set_defaults_of_requests(serve, llm):

@@ -41,6 +41,6 @@ def test_running_requests_have_slots_of_their_own(runs_ahead):
         running = [task for task in tasks if task.slot != NO_SLOT and task.is_running]
         assert slots.running == {task.slot: task for task in running}
         assert len(slots.running) == len(running) and slots.running.keys() <= {0, 1, 2}
-        for sequence in loop.scheduler.queues.admitted:
+        for sequence in loop.scheduler.admitted:
             assert sum(text is sequence.tokens for text in slots.texts) == 1
-    assert loop.set_asides and {task.slot for task in tasks} == {0, 1, 2}
+    assert loop.preemptions and {task.slot for task in tasks} == {0, 1, 2}

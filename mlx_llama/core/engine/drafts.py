@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Array, SamplingBatch
+from mlx_llama.core.backends.interface import Array, Cache, Model, Runtime, SamplingBatch
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.generation.completion import Writer
 
-from .device import Device
 from .rows import common_prefix
 
 MAX_NGRAM, MIN_NGRAM = 3, 2  # tokens at the end of the text that are looked up in it
@@ -82,10 +81,8 @@ class ModelDrafts:
 
     kind, max_drafts = "model", MAX_MODEL_DRAFTS
 
-    def __init__(self, device: Device, row: int):
-        self.device = device
-        self.cache = device.cache
-        self.row = row
+    def __init__(self, runtime: Runtime, model: Model, cache: Cache, row: int):
+        self.runtime, self.model, self.cache, self.row = runtime, model, cache, row
         self.tokens: Sequence[int] = ()  # the row holds their beginning, then `_guesses`
         self._guesses: list[int] = []
         self._start = 0  # position of the first guess
@@ -107,7 +104,9 @@ class ModelDrafts:
         """Prefill the text up to position `end`, without the last token."""
         end = min(end, len(self.tokens) - 1, self.cache.capacity)
         for start in range(self.length, end, self._chunk):
-            self.device.prefill(self.tokens[start : min(start + self._chunk, end)], self.row)
+            ids = np.array([self.tokens[start : min(start + self._chunk, end)]], np.int32)
+            self.model.forward(ids, start, self.cache, rows=[self.row])
+            self.runtime.launch(*self.cache.arrays())
 
     def may_draft_next(self) -> bool:
         """True until the draft model's context is full."""
@@ -123,9 +122,12 @@ class ModelDrafts:
         self.prefill(self.length + whole)
         feed, drafts = np.array([self.tokens[self.length :]], np.int32), list[Array]()
         while len(drafts) < count:
-            feed = self.device.step(feed, [self.row], self._sampling, [writer])
+            feed = self.model.step(feed, self.length, self.cache, self._sampling, rows=[self.row])
+            self.runtime.launch(feed)
             drafts.append(feed)
-        self._start, self._guesses = len(self.tokens), self.device.read_all(drafts, writer)
+        writer.completion.launches += count
+        writer.count_read(sum(array.nbytes for array in drafts))
+        self._start, self._guesses = len(self.tokens), self.runtime.read(*drafts)
         return self._guesses
 
     def trim_guesses(self) -> None:

@@ -21,8 +21,8 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
+from .drafts import PromptLookup, Speculation
 from .request import Request, Sequence
-from .speculate import PromptLookup, Speculation
 
 
 class PromptTooLong(ContextError):
@@ -32,7 +32,7 @@ class PromptTooLong(ContextError):
 
 
 @dataclass
-class Engine:
+class RequestBuilder:
     """One model on one backend, perhaps with a draft model."""
 
     backend: Backend
