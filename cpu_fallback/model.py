@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 
+from mlx_llama.core.backends.interface import Probe
 from mlx_llama.core.backends.load_options import LoadOptions, default_threads
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
@@ -109,10 +110,17 @@ class Llama(BaseLlama):
         note = "plain NumPy, with a clock around each operation"
         return clock_ops(self, (ops,), lambda results: None, note)
 
-    def _forward(self, tokens: np.ndarray, *call: Any) -> np.ndarray:
+    def _logits(
+        self,
+        tokens: np.ndarray,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        rows: Sequence[int] | None,
+        all_positions: bool = False,
+        probe: Probe | None = None,
+    ) -> np.ndarray:
         if self.runner is None:
-            return super()._forward(tokens, *call)
-        index_pos, cache, rows, *how = call
+            return super()._logits(tokens, index_pos, cache, rows, all_positions, probe)
         tokens = checked_tokens(tokens, self.config.vocab_size)
         with cache.view(tokens, index_pos, rows) as view:
-            return self.runner.forward(tokens, view, *how)
+            return self.runner.forward(tokens, view, all_positions, probe)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlx_llama.core.backends.interface import Masks
+from mlx_llama.core.backends.interface import Masks, Probe
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import CallView, checked_tokens
@@ -106,51 +106,49 @@ class Llama(BaseLlama):
         note = "no CUDA graph, and a wait after each operation: shares count, not sums"
         return clock_ops(self, words, lambda results: torch.cuda.synchronize(self.device), note)
 
-    def _call(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Call without gradients, on the model's device. Raises OutOfMemoryError."""
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Compute without gradients, on the model's device. Raises OutOfMemoryError."""
         on_gpu = self.device.type == "cuda"
         try:
             with (
                 torch.inference_mode(),
                 torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext(),
             ):
-                return function(*arguments)
+                yield
         except RuntimeError as error:
             if not runtime.is_out_of_memory(error):
                 raise
+            traceback.clear_frames(error.__traceback__)  # they hold the failed call's tensors
+            if on_gpu:
+                with contextlib.suppress(RuntimeError):  # after a capture that failed
+                    torch.cuda.empty_cache()
             reason = str(error).split(". ")[0]
-        # Out here no frame refers to the failed call's tensors.
-        if on_gpu:
-            with contextlib.suppress(RuntimeError):  # after a capture that failed
-                torch.cuda.empty_cache()
-        raise OutOfMemoryError(
-            f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation "
-            "is kept: "
-            "shorten the prompt, lower `prefill_step_size` or `ctx_size`, or close other programs"
-        )
+            raise OutOfMemoryError(
+                f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation "
+                "is kept: shorten the prompt, lower `prefill_step_size` or `ctx_size`, or close "
+                "other programs"
+            ) from None
 
-    def _compute(self, tokens: Tensor, *call: Any) -> Tensor:
-        if self.runner and (self._batch_invariant or tokens.shape[1] == 1):
-            return self.runner.forward(tokens, *call)
-        if not isinstance(tokens, Tensor) or tokens.device != self.device:
-            tokens = runtime.send(tokens, self.device)
-        else:
-            # a step runs ahead of -1, which the host has not read yet
-            tokens = tokens.clamp(min=0)
-        return super()._compute(tokens, *call)
+    def _send(self, array: Tensor | np.ndarray) -> Tensor:
+        if not isinstance(array, Tensor) or array.device != self.device:
+            return runtime.send(array, self.device)
+        return array
 
-    def _step(
+    def step(
         self,
-        tokens: Tensor,
+        tokens: Tensor | np.ndarray,
         index_pos: int | Sequence[int],
         cache: Cache,
         sampling: SamplingBatch,
-        rows: Sequence[int] | None,
-        masks: Masks | None,
+        *,
+        rows: Sequence[int] | None = None,
+        masks: Masks | None = None,
     ) -> Tensor:
-        """As `step`. Several rows of more than one token are computed one by one, unless all are
-        batch-invariant anyway. masks are called when the forward is queued. Raises ContextError
-        unless there are options for each row, too."""
+        """As BaseLlama.step. Several rows of more than one token are computed one by one, unless
+        all are batch-invariant anyway. masks are called when the forward is queued. Raises
+        ContextError unless there are options for each row, too.
+        """
         tokens = checked_tokens(tokens, self.config.vocab_size)
         B, T = tokens.shape
         call = CallView(cache, B, T, index_pos, rows)
@@ -160,21 +158,38 @@ class Llama(BaseLlama):
                 f"{len(sampling.options)}"
             )
         if self.runner and T == 1:
-            return self.runner.step(tokens, call, sampling, masks)
+            with self.scope():
+                return self.runner.step(tokens, call, sampling, masks)
         chosen = [span.row for span in call.spans]
         if B == 1 or T == 1 or self._batch_invariant:
-            return super()._step(tokens, index_pos, cache, sampling, chosen, masks)
+            return super().step(tokens, index_pos, cache, sampling, rows=chosen, masks=masks)
         lengths, logits = list(cache.lengths), []
         try:
-            for i, span in enumerate(call.spans):
-                alone = tokens[i : i + 1], span.start, cache, [span.row], False, None
-                logits.append(self._forward(*alone))
+            with self.scope():
+                for i, span in enumerate(call.spans):
+                    logits.append(self._logits(tokens[i : i + 1], span.start, cache, [span.row]))
+                joined = torch.cat(logits)
+                return self._sample(joined, cache, sampling, chosen, masks, self.vocabulary)
         except BaseException:
             cache.lengths[:] = lengths
             raise
-        return self._draw(torch.cat(logits), cache, sampling, chosen, masks, self.vocabulary)
 
-    def _draw(self, logits: Tensor | np.ndarray, *arguments: Any) -> Tensor:
-        if isinstance(logits, np.ndarray):
-            logits = runtime.send(logits, self.device)
-        return super()._draw(logits, *arguments)
+    def _logits(
+        self,
+        tokens: Tensor | np.ndarray,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        rows: Sequence[int] | None,
+        all_positions: bool = False,
+        probe: Probe | None = None,
+    ) -> Tensor:
+        tokens = checked_tokens(tokens, self.config.vocab_size)
+        if self.runner and (self._batch_invariant or tokens.shape[1] == 1):
+            if probe and self.vocabulary:
+                probe = self.vocabulary.gather_probes(probe)
+            logits = self.runner.forward(tokens, index_pos, cache, rows, all_positions, probe)
+            return logits if all_positions else logits[:, -1]
+        if isinstance(tokens, Tensor):
+            # a step runs ahead of -1, which the host has not read yet
+            tokens = tokens.clamp(min=0)
+        return super()._logits(tokens, index_pos, cache, rows, all_positions, probe)

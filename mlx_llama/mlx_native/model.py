@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from mlx_llama.core.backends.interface import Masks, Probe
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
@@ -22,7 +23,7 @@ from mlx_llama.core.models.config import LlamaConfig
 
 from . import ops, runtime
 from .cache import Cache
-from .kernels.draw import sample
+from .kernels.draw import SamplingBatch, sample
 from .kernels.pace import Pace
 from .kernels.packing import Packing
 from .kernels.trace import Runner
@@ -90,19 +91,49 @@ class Llama(BaseLlama):
         cache.pace = self.pace
         return cache
 
-    def _call(self, function: Callable[..., mx.array], *arguments: Any) -> mx.array:
-        with mx.stream(self.device):
-            return function(*arguments)
+    def scope(self) -> AbstractContextManager[object]:
+        return mx.stream(self.device)
 
-    def _compute(self, tokens: mx.array, *call: Any) -> mx.array:
+    def _send(self, array: mx.array | np.ndarray) -> mx.array:
+        return array if isinstance(array, mx.array) else mx.array(array)
+
+    def step(
+        self,
+        tokens: mx.array | np.ndarray,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+        masks: Masks | None = None,
+    ) -> mx.array:
+        """As BaseLlama.step. Rows of a step over one token each are computed together."""
+        tokens = checked_tokens(tokens, self.config.vocab_size)
+        if self.runner is None or tokens.shape[1] > 1:
+            return super().step(tokens, index_pos, cache, sampling, rows=rows, masks=masks)
+        with self.scope():
+            return self.runner.step(tokens, index_pos, cache, sampling, rows, masks)
+
+    def _logits(
+        self,
+        tokens: mx.array | np.ndarray,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        rows: Sequence[int] | None,
+        all_positions: bool = False,
+        probe: Probe | None = None,
+    ) -> mx.array:
+        if probe and self.vocabulary:
+            probe = self.vocabulary.gather_probes(probe)
+        tokens = self._send(checked_tokens(tokens, self.config.vocab_size))
         if tokens.shape[1] >= CHUNK:
             mx.clear_cache()
-        return super()._compute(mx.array(tokens), *call)
-
-    def _decode(self, tokens: mx.array, view: Any, *how: Any) -> mx.array:
-        logits = super()._decode(tokens, view, *how)
-        # Evaluate the tokens with the logits: another thread could not evaluate a pending update.
-        return mx.depends([logits], [buffer.tokens for buffer in view.buffers])[0]
+        with cache.view(tokens, index_pos, rows) as view:
+            view.listener = probe
+            logits = self.decoder(tokens, view, all_positions or probe is not None)
+            # Launch the stored tokens with the logits; unevaluated updates would grow the graph.
+            (logits,) = mx.depends([logits], [buffer.tokens for buffer in view.buffers])
+        return logits if all_positions else logits[:, -1]
 
     def _advance(self, window: int, packing: Packing, token: mx.array, *state: Any) -> tuple:
         """Forward over `token` [S, 1] for mx.compile; arguments as of StepView. Returns the logits
@@ -114,18 +145,6 @@ class Llama(BaseLlama):
         # Launch the stored tokens with the logits; unevaluated updates would grow the graph.
         (logits,) = mx.depends([logits], [view.tokens])
         return logits, view.recent(window) if window else None, view.tokens, view.keys, view.values
-
-    def _step(self, tokens: Any, *call: Any) -> mx.array:
-        """As `step`. Rows of a step over one token each are computed together."""
-        tokens = checked_tokens(tokens, self.config.vocab_size)
-        if self.runner and tokens.shape[1] == 1:
-            return self.runner.step(tokens, *call)
-        return super()._step(tokens, *call)
-
-    def _draw(self, logits: mx.array | np.ndarray, *arguments: Any) -> mx.array:
-        return super()._draw(
-            logits if isinstance(logits, mx.array) else mx.array(logits), *arguments
-        )
 
 
 def _decide_compile(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
@@ -19,8 +19,8 @@ from .profile import Profile
 
 
 class BaseLlama:
-    """A Llama over a backend's ops, immutable once loaded. A backend replaces `_step`, `_compute`
-    and `_call`. `_compute` gives this process's share of the vocabulary.
+    """A Llama over a backend's ops, immutable once loaded. A backend replaces `scope`, `_send`,
+    `_logits` and `step` where its arrays need it.
     """
 
     ops: ClassVar[ModuleType]
@@ -90,7 +90,9 @@ class BaseLlama:
         ContextError if the tokens do not continue the rows or do not fit. A failed call leaves the
         cache as it was.
         """
-        return self._call(self._forward_whole, tokens, index_pos, cache, rows, all_positions, probe)
+        with self.scope():
+            logits = self._logits(tokens, index_pos, cache, rows, all_positions, probe)
+            return self.vocabulary.gather(logits) if self.vocabulary else logits
 
     def step(
         self,
@@ -108,7 +110,9 @@ class BaseLlama:
         in `forward`. masks: gives the tokens that grammars allow. Log-probabilities stand beside
         the tokens if `sampling` has them, int32 [B, C]. Raises ContextError as `forward`.
         """
-        return self._call(self._step, tokens, index_pos, cache, sampling, rows, masks)
+        with self.scope():
+            logits = self._logits(tokens, index_pos, cache, rows)
+            return self._sample(logits, cache, sampling, rows, masks, self.vocabulary)
 
     def sample(
         self,
@@ -120,7 +124,8 @@ class BaseLlama:
         masks: Masks | None = None,
     ) -> Array:
         """The next tokens as `step` returns them. logits: [B, V] after the rows, also NumPy's."""
-        return self._call(self._draw, logits, cache, sampling, rows, masks)
+        with self.scope():
+            return self._sample(self._send(logits), cache, sampling, rows, masks)
 
     def verify(
         self,
@@ -137,48 +142,50 @@ class BaseLlama:
         up to it. Unless the model is batch-invariant, products round as a prompt's. Raises
         ContextError as `step`, and for several sequences.
         """
-        return self._call(self._verify, tokens, index_pos, cache, sampling, rows)
+        if len(tokens) != 1:
+            raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
+        (row,) = cache.select_rows(1, rows)
+        with self.scope():
+            logits = self._logits(tokens, index_pos, cache, [row], all_positions=True)
+            logits = self.vocabulary.gather(logits)[0] if self.vocabulary else logits[0]
+            count, end = len(logits), cache.lengths[row] + 1
+            lengths, batch = range(end - count, end), sampling.repeat(count)
+            recent = cache.recent(batch.window, [row] * count, lengths) if batch.window else None
+            return batch(logits, lengths, recent).reshape(1, count)
 
-    def _call(self, function: Callable[..., Array], *arguments: Any) -> Array:
-        """Call a function as the device needs it."""
-        return function(*arguments)
+    def scope(self) -> AbstractContextManager[object]:
+        """The context of a call on the model's device."""
+        return nullcontext()
 
-    def _forward(
-        self, tokens: Array, index_pos: Any, cache: Any, rows: Any, all_positions: bool, probe: Any
+    def _send(self, array: Array) -> Array:
+        """An array on the model's device. array: ids or logits, also NumPy's."""
+        return array
+
+    def _logits(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: Positions,
+        rows: Sequence[int] | None,
+        all_positions: bool = False,
+        probe: Probe | None = None,
     ) -> Array:
+        """As `forward`, with this process's share of the vocabulary."""
         if probe and self.vocabulary:
             probe = self.vocabulary.gather_probes(probe)
-        tokens = checked_tokens(tokens, self.config.vocab_size)
-        logits = self._compute(tokens, index_pos, cache, rows, all_positions, probe)
+        tokens = self._send(checked_tokens(tokens, self.config.vocab_size))
+        with cache.view(tokens, index_pos, rows) as view:
+            view.listener = probe
+            logits = self.decoder(tokens, view, all_positions or probe is not None)
         return logits if all_positions else logits[:, -1]
 
-    def _step(
-        self, tokens: Array, index_pos: Any, cache: Any, sampling: Any, rows: Any, masks: Any
-    ) -> Array:
-        logits = self._forward(tokens, index_pos, cache, rows, False, None)
-        return self._draw(logits, cache, sampling, rows, masks, self.vocabulary)
-
-    def _compute(self, tokens: Array, index_pos: Any, cache: Any, rows: Any, *how: Any) -> Array:
-        """Logits [B, T, V] or, of the last position, [B, 1, V]. how: `all_positions`, `probe`."""
-        with cache.view(tokens, index_pos, rows) as view:
-            return self._decode(tokens, view, *how)
-
-    def _decode(self, tokens: Array, view: Any, all_positions: bool, probe: Probe | None) -> Array:
-        view.listener = probe
-        return self.decoder(tokens, view, all_positions or probe is not None)
-
-    def _forward_whole(self, *arguments: Any) -> Array:
-        """`_forward`, with the logits of all processes."""
-        logits = self._forward(*arguments)
-        return self.vocabulary.gather(logits) if self.vocabulary else logits
-
-    def _draw(
+    def _sample(
         self,
         logits: Array,
-        cache: Any,
-        sampling: Any,
-        rows: Any,
-        masks: Any,
+        cache: Positions,
+        sampling: BatchOptions,
+        rows: Sequence[int] | None,
+        masks: Masks | None,
         vocabulary: Any = None,
     ) -> Array:
         """As `sample`. vocabulary: of which the logits are this process's share; None for all."""
@@ -186,13 +193,3 @@ class BaseLlama:
         recent = cache.recent(sampling.window, chosen) if sampling.window else None
         draw = partial(vocabulary.draw_rows, sampling) if vocabulary else sampling
         return draw(logits, [cache.lengths[row] for row in chosen], recent, masks)
-
-    def _verify(self, tokens: Array, index_pos: int, cache: Any, sampling: Any, rows: Any) -> Array:
-        if len(tokens) != 1:
-            raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
-        (row,) = cache.select_rows(1, rows)
-        logits = self._forward_whole(tokens, index_pos, cache, [row], True, None)[0]
-        count, end = len(logits), cache.lengths[row] + 1
-        lengths, batch = range(end - count, end), sampling.repeat(count)
-        recent = cache.recent(batch.window, [row] * count, lengths) if batch.window else None
-        return batch(logits, lengths, recent).reshape(1, count)
