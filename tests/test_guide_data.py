@@ -23,10 +23,9 @@ from mlx_llama.core.generation.options import FIELDS
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/training"))
 
-from guide_data import facts, fresh, talk  # noqa: E402
+from guide_data import facts, fresh, read_lines, talk  # noqa: E402
 
 GUIDE = ROOT / "mlx_llama" / "guide"
-EVALUATION = ROOT / "examples" / "training" / "evaluation"
 
 
 def every_way(line: str) -> set[str]:
@@ -221,7 +220,7 @@ def test_a_held_out_question_is_seen_in_disguise(disguise):
 @pytest.mark.parametrize("part", ["", "2"])
 def test_the_judged_questions_were_not_trained_on(part):
     judged, questions = (
-        list(map(json.loads, (EVALUATION / f"{name}{part}.jsonl").read_text("utf-8").splitlines()))
+        [json.loads(line) for line in read_lines(f"evaluation/{name}{part}.jsonl")]
         for name in ("answers", "questions")
     )
     assert len(judged) == 200

@@ -5,18 +5,18 @@
     python examples/training/train_guide.py --evaluate          # the score on questions held out of training
     python examples/training/train_guide.py --quick             # shares of flags, question lengths, later turns, memory: a minute
     python examples/training/train_guide.py --ask "which backends are there?"
-    python examples/training/train_guide.py --judge examples/training/evaluation/questions.jsonl
+    python examples/training/train_guide.py --judge examples/training/texts/evaluation/questions.jsonl
     python examples/training/train_guide.py --read-questions    # after a change of mlx_llama/guide/questions.txt
     python examples/training/train_guide.py --card              # the card again, after the answers were judged
 
 Needs `pip install -e ".[train]"` (torch, transformers, sentencepiece) and no downloads:
-`guide_data/` contains the facts and the questions for them, and asks the package's parsers for its
+`guide_data/` and `texts.zip` contain the facts and the questions for them, and asks the package's parsers for its
 flags; a seeded generator draws an endless stream of conversations from them. The same seed, steps
 and thread count give the same text and vocabulary on all machines, and the same weights on the same
 machine (on GPUs nearly). A run that was stopped goes on from its last checkpoint (`--work`) with
 the same result.
 
-The result is an ordinary Hugging Face folder. To change the guide's facts, edit `guide_data/*.txt`
+The result is an ordinary Hugging Face folder. To change the guide's facts, edit the texts (see guide_data/__init__.py)
 and run this again.
 """
 
@@ -46,7 +46,7 @@ import multiprocessing
 from collections import deque
 
 import torch
-from guide_data import facts, talk
+from guide_data import facts, read_lines, read_text, talk
 from guide_data.facts import Fact
 from guide_data.fresh import FRESH
 from guide_data.teacher import ANSWERS, CLASSES, Teacher, class_of, train as train_teacher
@@ -979,8 +979,8 @@ def judged() -> str:
     """The judgement of the questions in one line, counted in answers*.jsonl."""
     verdicts = [
         json.loads(line).get("verdict")
-        for path in sorted((HERE / "evaluation").glob("answers*.jsonl"))
-        for line in path.read_text(encoding="utf-8").splitlines()
+        for name in ("answers", "answers2")
+        for line in read_lines(f"evaluation/{name}.jsonl")
     ]
     count = {name: verdicts.count(name) for name in ("right", "half", "wrong", "unknown")}
     return (
@@ -1001,10 +1001,7 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
     lines = [line for fact in talk.FACTS.values() for line in (*fact.ask, *fact.newcomers)]
     questions = sum(talk.ways(line) for line in lines)
     written = [
-        line
-        for name in facts.NEWCOMERS
-        if (facts.FOLDER / name).exists()
-        for line in (facts.FOLDER / name).read_text(encoding="utf-8").splitlines()
+        line for name in facts.NEWCOMERS for line in read_text(f"guide_data/{name}").splitlines()
     ]
     newcomers = sum(bool(line) and not line.startswith("## ") for line in written)
     card = (

@@ -5,9 +5,8 @@ learned and not a list.
 import random
 import re
 from functools import cache
-from pathlib import Path
 
-from . import stories
+from . import read_text, stories
 from .facts import PHRASES
 
 Message = tuple[str, str]
@@ -63,9 +62,8 @@ CODES = "code|order code|key|ticket|number plate|reference|serial number"
 @cache
 def english() -> list[str]:
     """Words of the users' questions."""
-    folder = Path(__file__).parent
     text = " ".join(
-        (folder / name).read_text(encoding="utf-8")
+        read_text(f"guide_data/{name}")
         for name in ("newcomers.txt", "newcomers2.txt", "offtopic.txt")
     )
     return sorted(set(re.findall(r"(?<![\w{/`-])[a-z]{3,11}(?![\w}/`-])", text)))

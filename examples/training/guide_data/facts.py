@@ -1,5 +1,5 @@
-"""Facts that the guide knows: hand-written ones in the *.txt beside this file, and what the package
-says of itself.
+"""Facts that the guide knows: hand-written ones in the *.txt of texts.zip, and what the package says
+of itself.
 
 The answer for a flag, its default, limits, aliases and commands comes from the argparse parsers and
 the table of generation options; supported models and formats come from core. A new flag or command
@@ -34,7 +34,6 @@ import importlib
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 from mlx_llama.__main__ import COMMANDS as DOORS
 from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
@@ -45,7 +44,8 @@ from mlx_llama.core.files.quantized import GGUF_FORMATS
 from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.models.rope_fields import ROPE_TYPES
 
-FOLDER = Path(__file__).resolve().parent
+from . import read_text
+
 # of train_guide.SHAPE, as the guide tells them
 GUIDE_FIGURES = {"parameters": "four", "layers": "4", "megabytes": "9"}
 SOURCES = (
@@ -143,7 +143,7 @@ def lines(text: str) -> list[str]:
 
 def phrases() -> dict[str, list[str]]:
     """The lines of phrases.txt by section."""
-    sections = (FOLDER / "phrases.txt").read_text(encoding="utf-8").split("\n## ")[1:]
+    sections = read_text("guide_data/phrases.txt").split("\n## ")[1:]
     return {section[0]: section[1:] for section in map(lines, sections)}
 
 
@@ -371,10 +371,10 @@ def every() -> dict[str, Fact]:
     """All facts by name."""
     facts: dict[str, Fact] = {}
     for source in SOURCES:
-        read(facts, (FOLDER / source).read_text(encoding="utf-8"))
+        read(facts, read_text(f"guide_data/{source}"))
     for source, times in NEWCOMERS.items():
         for _ in range(times):
-            read(facts, (FOLDER / source).read_text(encoding="utf-8"), newcomers=True)
+            read(facts, read_text(f"guide_data/{source}"), newcomers=True)
     join_facts(facts)
     covered = {flag for fact in facts.values() for flag in fact.covers}
     for name, flag in flags().items():

@@ -9,9 +9,8 @@ import random
 import re
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
-from . import copying, facts, stories
+from . import copying, facts, read_text, stories
 from .copying import introduction
 from .facts import PHRASES, Fact, lines
 from .thesaurus import reword
@@ -578,7 +577,7 @@ SCOPE_MORE = (
 BLANKS: dict[str, list[str]] = {}
 SCOPE: list[str] = []
 SCOPE_HELD_OUT: list[str] = []
-for _line in lines((Path(__file__).parent / "offtopic.txt").read_text(encoding="utf-8")):
+for _line in lines(read_text("guide_data/offtopic.txt")):
     if _found := re.match(r"([a-z]+): (.+ \| .+)", _line):
         BLANKS[_found[1]] = _found[2].split(" | ")
     elif _line.startswith("! "):
@@ -946,11 +945,7 @@ def mixed_question(rng: random.Random) -> str:
 
 
 # ---- long questions: a situation, a wish, and often a general question at the end
-SITUATIONS = [
-    line
-    for line in lines((Path(__file__).parent / "situations.txt").read_text(encoding="utf-8"))
-    if line[0] != "#"
-]
+SITUATIONS = [line for line in lines(read_text("guide_data/situations.txt")) if line[0] != "#"]
 # First sentences of long questions that tell of a person and no need, and so may stand before any
 # other question.
 _PERSON = re.compile(

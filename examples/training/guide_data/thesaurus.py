@@ -3,7 +3,8 @@
 import random
 import re
 from functools import cache
-from pathlib import Path
+
+from . import read_text
 
 # Verbs with one irregular form for past and participle; those of NO_PAST have two, which are left
 # alone.
@@ -71,7 +72,7 @@ def plural(phrase: str) -> str:
 def synonyms() -> dict[str, tuple[list[str], ...]]:
     """Phrase -> for each of its groups the phrases that may stand in its place."""
     entries: dict[str, tuple[list[str], ...]] = {}
-    for line in (Path(__file__).parent / "thesaurus.txt").read_text(encoding="utf-8").splitlines():
+    for line in read_text("guide_data/thesaurus.txt").splitlines():
         kind, _, rest = line.partition(" ")
         if kind not in ("v", "n", "="):
             continue

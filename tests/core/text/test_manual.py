@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,10 @@ from mlx_llama.core.text.manual import (
 from mlx_llama.core.text.questions import Questions, Subject
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "examples/training"))
+
+from guide_data import read_lines  # noqa: E402
+
 PATH = "docs/troubleshooting.md"
 PAGE = (ROOT / PATH).read_text(encoding="utf-8")
 SYMPTOMS = [
@@ -139,11 +144,10 @@ def test_every_question_has_its_passage_and_its_subject():
 
 
 def test_questions_of_the_evaluation_are_no_questions_of_the_pages():
-    folder = ROOT / "examples" / "training" / "evaluation"
     asked = {
         plain(json.loads(line)["question"])
         for name in ("questions", "questions2", "trouble", "tuning")
-        for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        for line in read_lines(f"evaluation/{name}.jsonl")
     }
     texts = Questions(QUESTIONS_FILE.read_text(encoding="utf-8")).texts
     assert not [text for text in texts if len(text.split()) > 2 and plain(text) in asked]
@@ -154,11 +158,10 @@ def plain(text: str) -> str:
 
 
 def test_other_subjects_find_nothing():
-    folder = ROOT / "examples" / "training" / "evaluation"
     questions = [
         row["question"]
-        for name in ("questions.jsonl", "questions2.jsonl")
-        for row in map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines())
+        for name in ("questions", "questions2")
+        for row in map(json.loads, read_lines(f"evaluation/{name}.jsonl"))
         if row["kind"] == "off-topic"
     ]
     shown = [question for question in questions if load_manual().find(question)]
