@@ -58,21 +58,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
-    "backends.load_options": "LoadOptions", "backends.logprobs": "TokenLogprobs",
-    "engine.builder": "RequestBuilder",
-    "engine.loop": "Loop", "engine.request": "Handle",
-    "errors": "errors LlamaError BackendError CheckpointError ConfigError ContextError "
+    "core.backends.load_options": "LoadOptions", "core.backends.logprobs": "TokenLogprobs",
+    "core.engine.builder": "RequestBuilder",
+    "core.engine.loop": "Loop", "core.engine.request": "Handle",
+    "core.errors": "errors LlamaError BackendError CheckpointError ConfigError ContextError "
     "NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
-    "generation.cache_file": "Identity", "generation.completion": "Completion Token",
-    "generation.entries": "Entry", "generation.guide": "Guide",
-    "generation.hooks": "LogitsProcessor OnPiece OnProgress",
-    "generation.llm": "LLM Prompt load",
-    "generation.options": "Defaults GenerationOptions Options Resolved",
-    "generation.schema": "Schema", "generation.session": "Messages Session Stream",
-    "generation.tool_use": "Toolbox ToolLoop ToolStream", "text.infill": "Infill",
-    "text.template": "ChatTemplate",
-    "text.thoughts": "Thought", "text.tokenizer": "Tokenizer", "text.tools": "ToolCall ToolDelta",
+    "core.generation.cache_file": "Identity", "core.generation.completion": "Completion Token",
+    "core.generation.entries": "Entry", "core.generation.guide": "Guide",
+    "core.generation.hooks": "LogitsProcessor OnPiece OnProgress",
+    "core.generation.llm": "LLM Prompt load",
+    "core.generation.options": "Defaults GenerationOptions Options Resolved",
+    "core.generation.schema": "Schema", "core.generation.session": "Messages Session Stream",
+    "core.generation.tool_use": "Toolbox ToolLoop ToolStream", "core.text.infill": "Infill",
+    "core.text.template": "ChatTemplate",
+    "core.text.thoughts": "Thought", "core.text.tokenizer": "Tokenizer", "core.text.tools": "ToolCall ToolDelta",
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # those that a user starts from, then those that signatures name
@@ -92,7 +92,7 @@ def __getattr__(name: str) -> Any:
     # Import names at their first use, so that `import mlx_llama` takes milliseconds.
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".core.{_HOME_OF[name]}", __name__)
+    module = importlib.import_module(f".{_HOME_OF[name]}", __name__)
     return module if name == "errors" else getattr(module, name)
 
 
