@@ -72,7 +72,8 @@ _HOMES = {
     "core.generation.schema": "Schema", "core.generation.session": "Messages Session Stream",
     "core.generation.tool_use": "Toolbox ToolLoop ToolStream", "core.text.infill": "Infill",
     "core.text.template": "ChatTemplate",
-    "core.text.thoughts": "Thought", "core.text.tokenizer": "Tokenizer", "core.text.tools": "ToolCall ToolDelta",
+    "core.text.thoughts": "Thought", "core.text.tokenizer": "Tokenizer",
+    "core.text.tools": "ToolCall ToolDelta",
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # those that a user starts from, then those that signatures name

@@ -195,7 +195,8 @@ class Runner:
 
     def _reserve_scores(self, positions: int) -> None:
         """Tell the machine code where a call over so many positions of a row has scores."""
-        if (positions := pad(positions, GROWTH)) != self._scored:
+        if not self._scored - GROWTH < positions <= self._scored:
+            positions = pad(positions, GROWTH)
             scores = self.workspace.reserve_scores(positions)
             for name, value in zip(("scores", "scores_bytes", "scores_head_bytes"), scores):
                 self._set(name, value)
