@@ -70,7 +70,7 @@ class Runner:
         self._first_row = self._stream[0]
         self._padding = padding if padding.size else None
         # positions that scores are reserved for; the last cache's layout
-        self._scored = self._layout = None
+        self._scored, self._layout = 0, None
         self._set("sync", self.workspace.sync.address)
         self._set("places", self.workspace.places.address)
         self._lock = threading.Lock()  # guards workspace and context
