@@ -388,6 +388,8 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
         raise Refusal(400, "invalid_value", faults)
     if dropped:
         ask.note(f"truncation: {dropped} messages")
+    for notice in prompt.notices:
+        ask.note(f"{ask.field}: {notice}")
     request = prompt.request(
         resolved,
         starts_text=is_chat,

@@ -145,6 +145,7 @@ class Session:
         self._text: list[int] = []  # prompt and answer of the last turn
         self._sending, self._lock = make_lock(), make_lock()
         self._speculate: str | None = None  # the option of the newest answer
+        self._told: set[str] = set()  # notices about the messages, each said once
         # the last answer: text, tokens, finish reason
         self._answer: tuple[str, list[int] | None, str | None] = "", None, ""
         # the last answer's prompt and options
@@ -312,6 +313,8 @@ class Session:
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped and not self.dropped:  # said once
                 notices = [*notices, self._describe_dropped(dropped)]
+            notices = [*notices, *(new for new in prompt.notices if new not in self._told)]
+            self._told.update(prompt.notices)
             return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
 
         def ask(messages: Messages, is_first: bool) -> ToolStream:

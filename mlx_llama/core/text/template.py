@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 from mlx_llama.core.errors import TemplateError, show
 from mlx_llama.core.system.files import read_file, read_json, reading
 
+from .adapting import Habits, PartsText, adapt_messages
 from .controls import one_line
 from .known_templates import is_known
 from .template_process import PROCESS, Stopped
 from .tokenizer import Tokenizer
 
 # {"role", "content"}; of an assistant also "tool_calls", and then the content may be None; of a
-# tool also "tool_call_id" and "name".
+# tool also "tool_call_id" and "name". A content is a text, or a list of {"type": "text", "text"},
+# perhaps with further fields for templates that take lists.
 Message = Mapping[str, Any]
 
 _FIELDS = {
@@ -66,12 +68,14 @@ class ChatTemplate:
         self.notice = ""  # for the user
         self.named: dict[str, ChatTemplate] = {}  # of NAMES, used instead where they apply
         self._is_known = _is_known(source)
+        self._habits = Habits(self._render)
         self._run(None)
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **extras: Any
     ) -> str:
-        """Render a conversation as the model's text.
+        """Render a conversation as the model's text, with contents of the kind that the template
+        takes.
 
         messages: see `Message`. add_generation_prompt: end with the header of the assistant's next
         message. extras: further variables of JSON's types, such as tools (`Tool.as_dict` each);
@@ -80,9 +84,39 @@ class ChatTemplate:
         Raises TemplateError: malformed messages; the template refuses the conversation, fails,
         violates the sandbox, or exceeds a limit.
         """
+        return self._render(self.shape(messages), add_generation_prompt, **extras)
+
+    def _render(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **extras: Any
+    ) -> str:
         values: dict[str, Any] = {"tools": None, "documents": None, **self.variables, **extras}
         values["add_generation_prompt"] = add_generation_prompt
-        return self._run({**values, "messages": check_messages(messages)})
+        return self._run({**values, "messages": messages})
+
+    def shape(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Checked messages, with contents as texts or as lists of parts, as the template takes
+        them. Raises TemplateError.
+        """
+        return self._habits.shape(check_messages(messages))
+
+    def adapt(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Adapt a conversation that the template would refuse: system messages in places where it
+        takes none, roles that do not alternate. Returns checked messages, and a notice of each kind
+        of change. Raises TemplateError.
+        """
+        return adapt_messages(check_messages(messages), self._habits)
+
+    def check_shown(self, messages: Sequence[Message], text: str) -> None:
+        """Raise TemplateError if `text`, of these messages, lacks a question, for a template that
+        failed in the probes.
+        """
+        for message in messages if self._habits.takes_parts("user") is None else ():
+            parts = getattr(message["content"], "parts", [{"text": message["content"]}])
+            if message["role"] == "user" and not all(p["text"].strip() in text for p in parts):
+                raise TemplateError(
+                    f"{self.name}: the template shows a message's text neither from a string nor "
+                    f"from a list of parts; {_REMEDY}"
+                )
 
     def choose(self, has_tools: bool, has_documents: bool = False) -> ChatTemplate:
         """The template for a request that offers tools or brings documents, or neither."""
@@ -111,7 +145,8 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages; returns them with contents as text and arguments of calls as objects.
+    """Check messages; returns them with contents as text (of several parts: `PartsText`) and
+    arguments of calls as objects.
 
     Raises TemplateError that names the malformed message and field.
     """
@@ -137,10 +172,20 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     if calls is not None:
         fields["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
     fields["content"] = "" if calls and fields.get("content") is None else fields.get("content")
+    if isinstance(fields["content"], (list, tuple)):
+        fields["content"] = PartsText(_check_parts(fields["content"], f"{where}.content"))
     for name in ("content", "tool_call_id", "name", "reasoning_content", "tools"):
         if name in fields and not isinstance(fields[name], str):
             raise _unexpected(f"{where}.{name}", fields[name], "a string")
     return fields
+
+
+def _check_parts(parts: Sequence[Any], where: str) -> Sequence[Mapping[str, Any]]:
+    for i, part in enumerate(parts):
+        is_text = isinstance(part, Mapping) and part.get("type") == "text"
+        if not is_text or not isinstance(part.get("text"), str):
+            raise _unexpected(f"{where}[{i}]", part, "{'type': 'text', 'text': a string}")
+    return parts
 
 
 def _unexpected(place: str, value: object, expected: str) -> TemplateError:
@@ -303,7 +348,7 @@ def encode_messages(
     written: Collection[str] = (),
     **extras: Any,
 ) -> list[int]:
-    """Encode a conversation as token ids.
+    """Encode a conversation as token ids, adapted as by `ChatTemplate.adapt`.
 
     Special tokens of the template are parsed, but are text inside a message. The same holds for its
     other added tokens, except in the assistant's messages, where the model wrote them (<think>). If
@@ -317,9 +362,10 @@ def encode_messages(
         TemplateError: as `ChatTemplate.render`.
         TokenizerError: a message cannot be encoded.
     """
-    parts = _render_parts(
-        tokenizer, template, check_messages(messages), add_generation_prompt, extras, written
-    )
+    adapted, _ = template.adapt(messages)
+    shaped = template.shape(adapted)
+    parts = _render_parts(tokenizer, template, shaped, add_generation_prompt, extras, written)
+    template.check_shown(adapted, "".join(parts))
     if check_count is not None:
         check_count(tokenizer.count_at_least("".join(parts)))
     ids = tokenizer.encode_parts(parts)
@@ -357,7 +403,13 @@ def _render_parts(
         unwritten = [text for text in special if text not in written]
         for message in messages:
             to_cut = unwritten if message["role"] == "assistant" else literals
-            content = _mark_content(message["content"], to_cut, literals, cut, edge)
+            content = message["content"]
+            if isinstance(content, str):
+                content = _mark_content(content, to_cut, literals, cut, edge)
+            else:
+                texts = (_mark_content(p["text"], to_cut, literals, cut, edge) for p in content)
+                fields = _cut_nested(content, to_cut, cut)
+                content = [{**f, "text": t} for f, t in zip(fields, texts, strict=True)]
             rest = {
                 name: _cut_nested(message[name], to_cut, cut)
                 for name in ("tool_calls", "name", "reasoning_content", "tools")
