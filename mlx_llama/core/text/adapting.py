@@ -10,8 +10,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlx_llama.core.errors import TemplateError
-
 # A conversation that shows how a template takes the contents of a role. "call" stands for an
 # assistant's message with a call.
 _PROBES = {
@@ -44,34 +42,49 @@ class PartsText(str):
         return self
 
 
+def split_parts(content: str) -> list[dict[str, Any]]:
+    """The parts of a content, one for a text that came as such."""
+    if isinstance(content, PartsText):
+        return content.parts
+    return [{"type": "text", "text": content}]
+
+
 class Habits:
     """What a template takes. Each probe is rendered once, when its answer is needed."""
 
-    def __init__(self, render: Callable[[list[dict[str, Any]]], str]):
-        """render: messages as the template takes them; raises TemplateError."""
+    def __init__(self, render: Callable[[list[dict[str, Any]]], str | None]):
+        """render: the text of a conversation, None if the template refuses it."""
         self._render = render
         self._taken: dict[tuple[str, ...], bool] = {}
         self._takes_parts: dict[str, bool | None] = {}
 
-    def takes(self, *roles: str) -> bool:
-        """True if the template shows each text of a conversation with these roles."""
-        if roles not in self._taken:
-            self._taken[roles] = self._shows(roles)
-        return self._taken[roles]
+    def refuses(self, taken: tuple[str, ...], refused: tuple[str, ...]) -> bool:
+        """True if the template shows each text of a conversation with the roles `taken`, and not of
+        one with the roles `refused`.
+        """
+        for roles in (refused, taken):
+            if roles not in self._taken:
+                self._taken[roles] = self._shows(roles)
+        return self._taken[taken] and not self._taken[refused]
 
     def takes_parts(self, role: str) -> bool | None:
         """True if contents of a role must be lists of parts, False for texts. None if a probe shows
         neither, as for parts that need further fields.
         """
         role = role if role in _PROBES else "user"
+        is_user = role == "user"
+        if not is_user and not (as_users := self.takes_parts("user")):
+            return as_users
         if role not in self._takes_parts:
-            forms = [False, True]
-            if role != "user":  # as the user's, if possible
-                as_users = self.takes_parts("user")
-                forms = [True, False] if as_users else []
-            shown = (form for form in forms if self._shows(_PROBES[role], {role: form}))
-            self._takes_parts[role] = next(shown, None if role == "user" else as_users)
+            forms = (False, True) if is_user else (True, False)  # if possible, as the user's
+            shown = (form for form in forms if self._shows_as(role, form))
+            self._takes_parts[role] = next(shown, None if is_user else True)
         return self._takes_parts[role]
+
+    def _shows_as(self, role: str, takes_parts: bool) -> bool:
+        shows = self._shows(_PROBES[role], {role: takes_parts})
+        self._taken[_PROBES[role]] = shows
+        return shows
 
     def shape(
         self, messages: Sequence[Mapping[str, Any]], known: Mapping[str, bool] | None = None
@@ -82,11 +95,12 @@ class Habits:
         shaped = []
         for message in messages:
             role, content = message["role"], message["content"]
-            parts = getattr(content, "parts", [{"type": "text", "text": content}])
             takes_parts = known[role] if known and role in known else self.takes_parts(role)
             if takes_parts is None:
                 takes_parts = isinstance(content, PartsText)
-            shaped.append({**message, "content": parts if takes_parts else str(content)})
+            shaped.append(
+                {**message, "content": split_parts(content) if takes_parts else str(content)}
+            )
         return shaped
 
     def _shows(self, roles: Sequence[str], known: Mapping[str, bool] | None = None) -> bool:
@@ -98,23 +112,22 @@ class Habits:
             elif role == "tool":
                 more |= {"tool_call_id": _CALL["id"], "name": "probe"}
             messages.append({"role": role, **more})
-        try:
-            text = self._render(self.shape(messages, known))
-        except TemplateError:
-            return False
-        return all(message["content"] in text for message in messages)
+        text = self._render(self.shape(messages, known))
+        return text is not None and all(message["content"] in text for message in messages)
 
 
-# Neighbours that templates in turn refuse: such a conversation, one that they take, the notice
-_BREAKS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    ("user", "user"): (("user", "user"), ("user",), QUESTIONS),
+# Roles of neighbours -> a conversation without them that templates in turn take, one that they
+# refuse, the notice
+_Roles = tuple[str, ...]
+_BREAKS: dict[tuple[str, str], tuple[_Roles, _Roles, str]] = {
+    ("system", "assistant"): (("user",), ("assistant", "user"), GREETING),
+    ("user", "user"): (("user",), ("user", "user"), QUESTIONS),
     ("assistant", "assistant"): (
-        ("user", "assistant", "assistant", "user"),
         ("user", "assistant", "user"),
+        ("user", "assistant", "assistant", "user"),
         ANSWERS,
     ),
-    ("tool", "user"): (("user", "call", "tool", "user"), ("user", "call", "tool"), AFTER_RESULT),
-    ("system", "assistant"): (("assistant", "user"), ("user",), GREETING),
+    ("tool", "user"): (("user", "call", "tool"), ("user", "call", "tool", "user"), AFTER_RESULT),
 }
 
 
@@ -125,35 +138,29 @@ def adapt_messages(
     of change.
     """
     adapted: list[dict[str, Any]] = []
-    notices: dict[str, None] = {}
+    notices: dict[str, None] = {}  # each once
     leading = len(list(itertools.takewhile(lambda message: message["role"] == "system", messages)))
     is_moved = False  # the last message has only texts of system messages
     for number, message in enumerate(map(dict, messages)):
-        last = adapted[-1] if adapted else {"role": "system", "content": ""}
+        last = adapted[-1] if adapted else {"role": "system"}
         was_moved, is_moved = is_moved, False
-        notice = ""
+        fault = broken = ""  # notices of this message
         if message["role"] == "system":
-            alone = leading == len(messages)
-            notice = _find_fault(number, leading, alone, habits)
-            is_moved = notice in (NO_SYSTEM, LATE_SYSTEM, NO_QUESTION)
-        if is_moved:
-            message = {"role": "user", "content": message["content"]}
-        roles = last["role"], message["role"]
-        is_joined = notice == ONE_SYSTEM or (roles == ("user", "user") and (is_moved or was_moved))
-        if not is_joined and roles in _BREAKS and not last.get("tool_calls"):
-            refused, taken, break_notice = _BREAKS[roles]
-            if habits.takes(*taken) and not habits.takes(*refused):
-                notices[break_notice] = None
-                is_joined = break_notice != GREETING
-                if break_notice == GREETING:
-                    adapted.append({"role": "user", "content": ""})
-        if notice:
-            notices[notice] = None
-        if is_joined:
+            fault = _find_fault(number, leading, leading == len(messages), habits)
+            if is_moved := fault not in ("", ONE_SYSTEM):
+                message = {"role": "user", "content": message["content"]}
+        are_questions = last["role"] == message["role"] == "user"
+        joins = fault == ONE_SYSTEM or (are_questions and (is_moved or was_moved))
+        if not joins:
+            broken = _find_break(last, message, habits)
+            joins = broken not in ("", GREETING)
+        notices |= dict.fromkeys(filter(None, (fault, broken)))
+        if joins:
             _join(last, message)
             is_moved = is_moved and was_moved
         else:
-            adapted.append(message)
+            question = {"role": "user", "content": ""}
+            adapted += [question, message] if broken == GREETING else [message]
     return adapted, list(notices)
 
 
@@ -163,15 +170,25 @@ def _find_fault(number: int, leading: int, is_alone: bool, habits: Habits) -> st
     number: of the message. leading: number of system messages that begin the conversation.
     is_alone: there are no other messages.
     """
-    takes, plain = habits.takes, ("user", "assistant", "user")
     if number >= leading:  # some templates show the last system message only
-        is_taken = takes("system", *plain[:2], "system", "user")
-        return LATE_SYSTEM if takes(*plain) and not is_taken else ""
-    if is_alone and takes("user") and not takes("system"):
+        plain = ("user", "assistant", "user")
+        late = ("system", "user", "assistant", "system", "user")
+        return LATE_SYSTEM if habits.refuses(plain, late) else ""
+    if is_alone and habits.refuses(("user",), ("system",)):
         return NO_QUESTION
-    if not takes("system", "user"):
-        return NO_SYSTEM if takes("user") else ""
-    return ONE_SYSTEM if number and not takes("system", "system", "user") else ""
+    if habits.refuses(("user",), ("system", "user")):
+        return NO_SYSTEM
+    several = ("system", "system", "user")
+    return ONE_SYSTEM if number and habits.refuses(several[1:], several) else ""
+
+
+def _find_break(last: Mapping[str, Any], message: Mapping[str, Any], habits: Habits) -> str:
+    """The notice of two neighbours whose roles the template does not take in this order; "" if it
+    does.
+    """
+    taken, refused, notice = _BREAKS.get((last["role"], message["role"]), ((), (), ""))
+    is_call = last.get("tool_calls")
+    return notice if notice and not is_call and habits.refuses(taken, refused) else ""
 
 
 def _join(last: dict[str, Any], message: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from mlx_llama.core.errors import TemplateError, show
 from mlx_llama.core.system.files import read_file, read_json, reading
 
-from .adapting import Habits, PartsText, adapt_messages
+from .adapting import Habits, PartsText, adapt_messages, split_parts
 from .controls import one_line
 from .known_templates import is_known
 from .template_process import PROCESS, Stopped
@@ -68,7 +68,7 @@ class ChatTemplate:
         self.notice = ""  # for the user
         self.named: dict[str, ChatTemplate] = {}  # of NAMES, used instead where they apply
         self._is_known = _is_known(source)
-        self._habits = Habits(self._render)
+        self._habits = Habits(self._probe)
         self._run(None)
 
     def render(
@@ -84,14 +84,21 @@ class ChatTemplate:
         Raises TemplateError: malformed messages; the template refuses the conversation, fails,
         violates the sandbox, or exceeds a limit.
         """
-        return self._render(self.shape(messages), add_generation_prompt, **extras)
+        values = {**extras, "add_generation_prompt": add_generation_prompt}
+        return self._run(self._name_values(self.shape(messages), values))
 
-    def _render(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **extras: Any
-    ) -> str:
-        values: dict[str, Any] = {"tools": None, "documents": None, **self.variables, **extras}
-        values["add_generation_prompt"] = add_generation_prompt
-        return self._run({**values, "messages": messages})
+    def _probe(self, messages: list[dict[str, Any]]) -> str | None:
+        """The text of messages; None if the template refuses them or fails. Raises TemplateError if
+        it exceeds a limit.
+        """
+        kind, text = self._answer(self._name_values(messages, {"add_generation_prompt": True}))
+        return text if kind == "text" else None
+
+    def _name_values(
+        self, messages: list[dict[str, Any]], extras: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        values = {"tools": None, "documents": None, **self.variables, **extras}
+        return {**values, "messages": messages}
 
     def shape(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Checked messages, with contents as texts or as lists of parts, as the template takes
@@ -110,13 +117,15 @@ class ChatTemplate:
         """Raise TemplateError if `text`, of these messages, lacks a question, for a template that
         failed in the probes.
         """
-        for message in messages if self._habits.takes_parts("user") is None else ():
-            parts = getattr(message["content"], "parts", [{"text": message["content"]}])
-            if message["role"] == "user" and not all(p["text"].strip() in text for p in parts):
-                raise TemplateError(
-                    f"{self.name}: the template shows a message's text neither from a string nor "
-                    f"from a list of parts; {_REMEDY}"
-                )
+        if self._habits.takes_parts("user") is not None:
+            return
+        questions = (message["content"] for message in messages if message["role"] == "user")
+        parts = itertools.chain.from_iterable(map(split_parts, questions))
+        if not all(part["text"].strip() in text for part in parts):
+            raise TemplateError(
+                f"{self.name}: the template shows a question's text neither from a string nor from "
+                f"a list of parts; {_REMEDY}"
+            )
 
     def choose(self, has_tools: bool, has_documents: bool = False) -> ChatTemplate:
         """The template for a request that offers tools or brings documents, or neither."""
@@ -125,23 +134,26 @@ class ChatTemplate:
 
     def _run(self, values: dict[str, Any] | None) -> str:
         """Render, or only compile (values None)."""
-        if self._is_known:
-            from . import sandbox  # imports Jinja
-
-            kind, text = sandbox.answer(self.source, values)
-        else:
-            try:
-                kind, text = PROCESS.request(self.source, values)
-            except Stopped as e:
-                kind, text = "fault", f"the template was stopped: {e}"
-            except (TypeError, ValueError, RecursionError) as e:
-                kind, text = "fault", f"its variables cannot be expressed as JSON: {e}"
+        kind, text = self._answer(values)
         if kind == "text":
             return text
         fault = f"{one_line(text)}; {_REMEDY}"
         if kind == "refusal":
             fault = f"the template refuses this conversation: {one_line(text)}"
         raise TemplateError(f"{self.name}: {fault}")
+
+    def _answer(self, values: dict[str, Any] | None) -> tuple[str, str]:
+        """As sandbox.answer. Raises TemplateError if the template exceeds a limit."""
+        if self._is_known:
+            from . import sandbox  # imports Jinja
+
+            return sandbox.answer(self.source, values)
+        try:
+            return PROCESS.request(self.source, values)
+        except Stopped as e:
+            raise TemplateError(f"{self.name}: the template was stopped: {e}; {_REMEDY}") from None
+        except (TypeError, ValueError, RecursionError) as e:
+            return "fault", f"its variables cannot be expressed as JSON: {e}"
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -407,9 +419,11 @@ def _render_parts(
             if isinstance(content, str):
                 content = _mark_content(content, to_cut, literals, cut, edge)
             else:
-                texts = (_mark_content(p["text"], to_cut, literals, cut, edge) for p in content)
-                fields = _cut_nested(content, to_cut, cut)
-                content = [{**f, "text": t} for f, t in zip(fields, texts, strict=True)]
+                marks = to_cut, literals, cut, edge
+                content = [
+                    {**_cut_nested(part, to_cut, cut), "text": _mark_content(part["text"], *marks)}
+                    for part in content
+                ]
             rest = {
                 name: _cut_nested(message[name], to_cut, cut)
                 for name in ("tool_calls", "name", "reasoning_content", "tools")
