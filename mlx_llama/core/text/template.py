@@ -185,19 +185,20 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         fields["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
     fields["content"] = "" if calls and fields.get("content") is None else fields.get("content")
     if isinstance(fields["content"], (list, tuple)):
-        fields["content"] = PartsText(_check_parts(fields["content"], f"{where}.content"))
+        fields["content"] = _check_parts(fields["content"], f"{where}.content")
     for name in ("content", "tool_call_id", "name", "reasoning_content", "tools"):
         if name in fields and not isinstance(fields[name], str):
             raise _unexpected(f"{where}.{name}", fields[name], "a string")
     return fields
 
 
-def _check_parts(parts: Sequence[Any], where: str) -> Sequence[Mapping[str, Any]]:
+def _check_parts(parts: Sequence[Any], where: str) -> PartsText:
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise _unexpected(where, parts, "a string, or a list of {'type': 'text', 'text'}")
     for i, part in enumerate(parts):
-        is_text = isinstance(part, Mapping) and part.get("type") == "text"
-        if not is_text or not isinstance(part.get("text"), str):
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise _unexpected(f"{where}[{i}]", part, "{'type': 'text', 'text': a string}")
-    return parts
+    return PartsText(parts)
 
 
 def _unexpected(place: str, value: object, expected: str) -> TemplateError:
