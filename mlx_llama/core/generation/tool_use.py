@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
 from mlx_llama.core.errors import OptionsError, SessionError, show
@@ -99,6 +99,16 @@ class ToolPrompt:
         return Request([*self.tokens, *begun], resolved, begun=len(begun), **fields, **more)
 
 
+class _Offer(NamedTuple):
+    """What renders the prompt of a conversation."""
+
+    template: ChatTemplate
+    messages: Sequence[Message]
+    variables: Mapping[str, Any]  # of the template
+    form: ToolFormat | None  # of the calls; None for a conversation without tools
+    notices: tuple[str, ...]  # about messages that were adapted to the template
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages, which may contain tool calls and results, with all that renders their prompt.
@@ -148,28 +158,20 @@ class Conversation:
             text += self.tokenizer.decode(closed[len(tokens) :], skip_special=False)
         return text
 
-    def _offer(
-        self,
-    ) -> tuple[
-        ChatTemplate,
-        Sequence[Message],
-        Mapping[str, Any],
-        ToolFormat | None,
-        tuple[str, ...],
-    ]:
+    def _offer(self) -> _Offer:
         """Choose the template; adapt the messages to it, and write the tools into them and the
-        variables, in its format. Returns also that format, and notices about the messages.
+        variables, in its format.
         """
         template = self.template.choose(bool(self.box.offered))
         variables = set_switches(template.source, self.options, self.variables)
         messages, notices = template.adapt(self.messages)
         if not self.box.offered and not mentions_tools(messages):
-            return template, messages, variables, None, tuple(notices)
+            return _Offer(template, messages, variables, None, tuple(notices))
         form = find_format(template.source, self.tokenizer)
         offered, extras = form.offer(messages, self.box.offered)
         # The format may have added questions and a system message.
         adapted, _ = template.adapt(offered)
-        return template, adapted, {**variables, **extras}, form, tuple(notices)
+        return _Offer(template, adapted, {**variables, **extras}, form, tuple(notices))
 
 
 def write_answer(text: str, completion: Completion) -> dict[str, Any]:

@@ -28,6 +28,7 @@ NO_QUESTION = "the chat template needs a question: the system message became one
 QUESTIONS = f"{_IN_TURN}consecutive questions were joined"
 ANSWERS = f"{_IN_TURN}consecutive answers were joined"
 AFTER_RESULT = f"{_IN_TURN}a question after a tool's result was added to the result"
+FORGETS = "the chat template leaves out texts of earlier questions or answers"
 GREETING = f"{_IN_TURN}an empty question precedes the first answer"
 
 
@@ -86,24 +87,40 @@ class Habits:
         self._taken[_PROBES[role]] = shows
         return shows
 
+    def find_fields(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The variables of a template that reads them as fields of parts, as TranslateGemma's; else
+        none. For one that shows no text without them.
+        """
+        if not variables or self.takes_parts("user") is not None:
+            return {}
+        return variables if self._shows(("user",), {"user": True}, variables) else {}
+
     def shape(
-        self, messages: Sequence[Mapping[str, Any]], known: Mapping[str, bool] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        fields: Mapping[str, Any],
+        known: Mapping[str, bool] | None = None,
     ) -> list[dict[str, Any]]:
-        """Checked messages with contents of the kind that the template takes. known: kinds by role
-        that need no probe.
+        """Checked messages with contents of the kind that the template takes.
+
+        fields: of `find_fields`. known: kinds by role that need no probe.
         """
         shaped = []
         for message in messages:
             role, content = message["role"], message["content"]
             takes_parts = known[role] if known and role in known else self.takes_parts(role)
             if takes_parts is None:
-                takes_parts = isinstance(content, PartsText)
-            shaped.append(
-                {**message, "content": split_parts(content) if takes_parts else str(content)}
-            )
+                takes_parts = isinstance(content, PartsText) or bool(fields)
+            parts = [{**fields, **part} for part in split_parts(content)]
+            shaped.append({**message, "content": parts if takes_parts else str(content)})
         return shaped
 
-    def _shows(self, roles: Sequence[str], known: Mapping[str, bool] | None = None) -> bool:
+    def _shows(
+        self,
+        roles: Sequence[str],
+        known: Mapping[str, bool] | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> bool:
         messages: list[dict[str, Any]] = []
         for number, role in enumerate(roles):
             more: dict[str, Any] = {"content": f"probe-{number}-text"}
@@ -112,7 +129,7 @@ class Habits:
             elif role == "tool":
                 more |= {"tool_call_id": _CALL["id"], "name": "probe"}
             messages.append({"role": role, **more})
-        text = self._render(self.shape(messages, known))
+        text = self._render(self.shape(messages, fields or {}, known))
         return text is not None and all(message["content"] in text for message in messages)
 
 
@@ -161,6 +178,9 @@ def adapt_messages(
         else:
             question = {"role": "user", "content": ""}
             adapted += [question, message] if broken == GREETING else [message]
+    questions = [message for message in adapted if message["role"] == "user"]
+    if len(questions) > 1 and habits.refuses(("user",), ("user", "assistant", "user")):
+        notices[FORGETS] = None
     return adapted, list(notices)
 
 

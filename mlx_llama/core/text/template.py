@@ -85,7 +85,7 @@ class ChatTemplate:
         violates the sandbox, or exceeds a limit.
         """
         values = {**extras, "add_generation_prompt": add_generation_prompt}
-        return self._run(self._name_values(self.shape(messages), values))
+        return self._run(self._name_values(self.shape(messages, extras), values))
 
     def _probe(self, messages: list[dict[str, Any]]) -> str | None:
         """The text of messages; None if the template refuses them or fails. Raises TemplateError if
@@ -100,11 +100,13 @@ class ChatTemplate:
         values = {"tools": None, "documents": None, **self.variables, **extras}
         return {**values, "messages": messages}
 
-    def shape(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def shape(self, messages: Sequence[Message], extras: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Checked messages, with contents as texts or as lists of parts, as the template takes
-        them. Raises TemplateError.
+        them. extras: as of `render`. Raises TemplateError.
         """
-        return self._habits.shape(check_messages(messages))
+        variables = {name: extras[name] for name in extras.keys() - {*TOOLS, "documents"}}
+        fields = self._habits.find_fields(variables)
+        return self._habits.shape(check_messages(messages), fields)
 
     def adapt(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[str]]:
         """Adapt a conversation that the template would refuse: system messages in places where it
@@ -376,7 +378,7 @@ def encode_messages(
         TokenizerError: a message cannot be encoded.
     """
     adapted, _ = template.adapt(messages)
-    shaped = template.shape(adapted)
+    shaped = template.shape(adapted, extras)
     parts = _render_parts(tokenizer, template, shaped, add_generation_prompt, extras, written)
     template.check_shown(adapted, "".join(parts))
     if check_count is not None:

@@ -20,6 +20,7 @@ from mlx_llama.core.generation.tool_use import Conversation, Toolbox
 from mlx_llama.core.text.adapting import (
     AFTER_RESULT,
     ANSWERS,
+    FORGETS,
     GREETING,
     LATE_SYSTEM,
     NO_QUESTION,
@@ -170,6 +171,12 @@ def test_the_system_message_of_gemma_2_precedes_its_first_question(judge, tokeni
     assert tokenizer.decode(prompt.tokens, skip_special=False) == wanted
 
 
+def test_a_template_that_forgets_is_told_of():
+    template = plain(source="{{ messages[-1].content }}")
+    assert template.adapt(talk("u"))[1] == []
+    assert template.adapt(talk("uau"))[1] == [FORGETS]
+
+
 def test_calls_and_names_stay_with_the_messages_that_are_joined():
     template = plain(source=GEMMA)
     question = {"role": "user", "content": "a", "name": "Ada"}
@@ -259,6 +266,12 @@ def test_fields_of_parts_reach_the_template(judge, tokenizer):
     assert tokenizer.decode(ids).endswith(wanted)
     text = refusal(lambda: encode_messages(tokenizer, template, talk("u")), kind=TemplateError)
     assert "refuses this conversation: content must be one part" in text
+    # as llama-server's clients send it
+    given = {"source_lang_code": f"de{end}"}
+    messages = [{"role": "user", "content": "Hallo"}]
+    how = Toolbox(), GenerationOptions(), given
+    conversation = Conversation(tokenizer, template, messages, *how)
+    assert conversation.render() == wanted and conversation.encode().tokens == ids
 
 
 @pytest.mark.parametrize(
@@ -311,7 +324,7 @@ def test_a_probe_is_rendered_once_and_a_plain_question_needs_one():
 
     habits = Habits(render)
     for _ in range(2):
-        habits.shape(talk("u"))
+        habits.shape(talk("u"), {})
     assert rendered == [["user"]]
     for _ in range(2):
         assert not habits.refuses(("user",), ("system", "user"))

@@ -77,3 +77,36 @@ def test_apply_template_shows_what_is_answered(gemma):
     with gemma.script("I am.") as script:
         gemma.post("/v1/chat/completions", messages=WHOLE, max_tokens=9)
     assert f"{SYSTEM}\n\n{FIRST}\n\n{SECOND}" in shown and script.prompts == [shown]
+
+
+PARTS = (
+    "{{ bos_token }}{% for m in messages %}{% if 'lang' not in m.content[0] %}"
+    "{{ raise_exception('content must be one part with lang') }}{% endif %}"
+    "[{{ m.role }}, {{ m.content[0].lang }}] {{ m.content[0].text }}{% endfor %}"
+)
+
+
+def test_a_template_that_reads_its_variables_in_parts(tmp_path):
+    """As TranslateGemma's, whose clients send them as they do to llama-server."""
+    with Scripted(PARTS, tmp_path / "m") as server:
+        refused = server.post("/v1/chat/completions", messages=TALK[:1])
+        assert refused.status_code == 400 and "one part with lang" in refused.text
+        with server.script("Je suis.") as script:
+            done = server.post(
+                "/v1/chat/completions",
+                messages=TALK[:1],
+                chat_template_kwargs={"lang": "fr"},
+                max_tokens=20,
+            )
+        assert done.status_code == 200 and "x-mlx-llama-noted" not in done.headers
+        assert script.prompts == [f"<s>[user, fr] {FIRST}"]
+
+
+def test_a_template_that_shows_no_text_is_refused(tmp_path):
+    with Scripted(
+        "{{ bos_token }}{% for m in messages %}{{ m.text }}{% endfor %}", tmp_path
+    ) as mute:
+        refused = mute.post("/v1/chat/completions", messages=TALK[:1])
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert "neither from a string nor from a list of parts" in message and "\n" not in message
