@@ -73,13 +73,11 @@ class Habits:
         neither, as for parts that need further fields.
         """
         role = role if role in _PROBES else "user"
-        is_user = role == "user"
-        if not is_user and not (as_users := self.takes_parts("user")):
+        if role != "user" and not (as_users := self.takes_parts("user")):
             return as_users
         if role not in self._takes_parts:
-            forms = (False, True) if is_user else (True, False)  # if possible, as the user's
-            shown = (form for form in forms if self._shows_as(role, form))
-            self._takes_parts[role] = next(shown, None if is_user else True)
+            shown = (form for form in (False, True) if self._shows_as(role, form))
+            self._takes_parts[role] = next(shown, None if role == "user" else True)
         return self._takes_parts[role]
 
     def _shows_as(self, role: str, takes_parts: bool) -> bool:

@@ -30,6 +30,7 @@ from mlx_llama.core.text.adapting import (
     Habits,
 )
 from mlx_llama.core.text.template import BUILTIN, ChatTemplate, check_messages, encode_messages
+from mlx_llama.core.text.tools import read_tools
 
 from .cases import TEMPLATES, THOUGHT_TEMPLATES, TOOL_TEMPLATES, load_folder, plain
 
@@ -185,6 +186,19 @@ def test_calls_and_names_stay_with_the_messages_that_are_joined():
     assert adapted[0] == question
     wanted = {"content": "b", "tool_calls": [CALL], "reasoning_content": "hm"}
     assert adapted[1] == {"role": "assistant", **wanted}
+    assert template.adapt(called := talk("uca"))[0] == check_messages(called)
+
+
+def test_tools_of_a_template_without_a_system_role_precede_the_question(tokenizer):
+    """Whatever the words of its refusal."""
+    source = GEMMA.replace("System role not supported", "no, sorry")
+    template = ChatTemplate(source, "gemma", tokenizer.named)
+    tools = read_tools([{"type": "function", "function": {"name": "the_time", "parameters": {}}}])
+    how = Toolbox(tuple(tools)), GenerationOptions()
+    conversation = Conversation(tokenizer, template, talk("su"), *how)
+    text = conversation.render()
+    assert text.index("the_time") < text.index("text-0\n\ntext-1") and "system\n" not in text
+    assert tokenizer.decode(conversation.encode().tokens, skip_special=False) == text
 
 
 # Contents as parts
