@@ -4,6 +4,8 @@ table.
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
 import warnings
@@ -17,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from mlx_llama.core.files.adapters import MOST_ADAPTERS
 from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
+from mlx_llama.core.text.surrogates import replace_surrogates
 
 from .faults import (
     MOST_FAULTS,
@@ -34,6 +37,7 @@ MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
 NOT_AS_SENT = "cannot be served as sent: leave it out, or start the server without --strict"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # escaped, or as bytes
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
 Note = Callable[[str], None]  # reports an ignored place in the body
 TokenId = Annotated[int, Field(ge=0)]
@@ -130,11 +134,10 @@ class OptionFields(Dialect, _TableFields):
         description="maps token ids or texts to biases; also a list of [id or text, bias or false]",
         json_schema_extra=FIELDS["logit_bias"].json_schema_extra,
     )
-    stop: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
+    stop: tuple[str, ...] = Field(
         (),
         description="stop at this text, or at any in a list of texts",
         json_schema_extra=FIELDS["stop"].json_schema_extra,
-        max_length=16,
     )
     renamed: ClassVar[Mapping[str, str]] = {
         "n_predict": "max_tokens",
@@ -255,7 +258,8 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     except ClientDisconnect:
         raise client_gone() from None
     settings, desk = request.app.state.settings, request.app.state.desk
-    values = parse_object(raw, kind.list_field)
+    take_note = None if settings.is_strict else functools.partial(note, request)
+    values = parse_object(raw, kind.list_field, take_note)
     names = request.scope["names"] = name_options(values, kind)
     if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
         for name in ("enable_thinking", "reasoning_effort"):
@@ -284,10 +288,10 @@ def note(request: Request, place: str) -> None:
     request.scope.setdefault("noted", {})[place] = None
 
 
-def parse_object(raw: bytes, list_field: str = "") -> dict[str, Any]:
+def parse_object(raw: bytes, list_field: str, note: Note | None) -> dict[str, Any]:
     """Parse a JSON object, or a list as this field of one. Raises Refusal."""
     try:
-        values = pydantic_core.from_json(raw.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
+        values = _parse(raw.removeprefix(b"\xef\xbb\xbf"), note)
     except ValueError as error:
         fault = Fault("", "JSON", f"the body is not JSON: {error}")
         if "recursion" in fault.message:
@@ -303,6 +307,22 @@ def parse_object(raw: bytes, list_field: str = "") -> dict[str, Any]:
         text = f"the body has more than {MOST_VALUES} values, not counting prompt and tokens"
         raise Refusal(400, "invalid_value", [Fault("", f"at most {MOST_VALUES} values", text)])
     return values
+
+
+def _parse(raw: bytes, note: Note | None) -> Any:
+    """Parse JSON. Lone surrogates become U+FFFD if that can be noted. Raises ValueError."""
+    parse = functools.partial(pydantic_core.from_json, allow_inf_nan=False)
+    try:
+        return parse(raw)
+    except ValueError as error:
+        if note is None or not _SURROGATE.search(raw):
+            raise
+        try:  # the standard library takes them
+            values = json.loads(raw.decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError):
+            raise error from None
+    note("lone surrogates")
+    return parse(replace_surrogates(json.dumps(values, ensure_ascii=False)))
 
 
 def _is_large(values: list[Any], limit: int) -> bool:

@@ -16,6 +16,7 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.system.forks import make_lock
+from mlx_llama.core.text.surrogates import find_notices, mend
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -295,7 +296,9 @@ class Session:
     def _ask(
         self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks
     ) -> Stream:
-        return self._answer_to([*before, {"role": "user", "content": text}], resolved, hooks)
+        notices = find_notices(self.system, text)
+        asked = [*before, {"role": "user", "content": mend(text)}]
+        return self._answer_to(asked, resolved, hooks, notices=notices)
 
     def _answer_to(
         self,
@@ -303,8 +306,11 @@ class Session:
         resolved: Resolved,
         hooks: Hooks,
         begun: Sequence[int] = (),
+        notices: Sequence[str] = (),
     ) -> Stream:
-        """The answer to messages. begun: its first tokens, of an answer that was cut."""
+        """The answer to messages. begun: its first tokens, of an answer that was cut. notices:
+        about the question.
+        """
         dropped, prompt = self.dropped, ToolPrompt([])
 
         def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
@@ -341,7 +347,7 @@ class Session:
                     self._asked = None if begun or is_cut else (prompt.tokens, resolved.options)
                 self.last, self._text = completion, [*prompt.tokens, *tokens]
 
-        notices = [] if self.last else list(resolved.notices)
+        notices = [*notices, *(() if self.last else resolved.notices)]
         if not self.last or self._speculate != resolved.options.speculate:
             notices += self.engine.choose_speculation(resolved.options)[1]
         self._speculate = resolved.options.speculate
