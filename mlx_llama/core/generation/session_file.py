@@ -84,8 +84,12 @@ class SavedSession(BaseModel):
     @classmethod
     def _check_dropped(cls, value, info):
         messages = info.data.get("messages", ())
-        if value and not (0 < value < len(messages) and messages[value].role == QUESTION):
-            raise ValueError(f"the place of a question among the {len(messages)} messages, or 0")
+        is_start = 0 < value < len(messages) and (
+            messages[value].role == QUESTION or messages[value].tool_calls
+        )
+        if value and not is_start:
+            kinds = "a question, or of an answer with calls,"
+            raise ValueError(f"the place of {kinds} among the {len(messages)} messages, or 0")
         return value
 
 
