@@ -154,6 +154,7 @@ _TYPE_NAMES = {  # JSON's
     **{"int": "integer", "float": "number", "bool": "boolean", "string": "string"},
     **{"list": "array", "tuple": "array", "dict": "object", "model": "object", "none": "null"},
 }
+MEDIA = re.compile("image|screenshot|audio|video|document|file")  # in types of parts
 TEXT_ONLY = "this package reads text only: leave the {} out, or describe it in words"
 MOST_LOOKED_AT = 1000  # errors searched for a union's branches
 
@@ -241,7 +242,7 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     sent = context.get("tag", error["input"])
     is_kind = kind in ("literal_error", "union_tag_invalid") and isinstance(sent, str)
     is_part = is_kind and not {"content", "input"}.isdisjoint(error["loc"])
-    if is_part and (match := re.search("image|audio|video", sent)):
+    if is_part and (match := MEDIA.search(sent)):
         return "text", f"is {shorten(sent)}, but {TEXT_ONLY.format(match[0])}"
     if kind == "literal_error":
         expected = context["expected"]

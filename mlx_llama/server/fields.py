@@ -315,12 +315,14 @@ def _parse(raw: bytes, note: Note | None) -> Any:
     try:
         return parse(raw)
     except ValueError as error:
-        if note is None or not _SURROGATE.search(raw):
+        if not _SURROGATE.search(raw):
             raise
         try:  # the standard library takes them
             values = json.loads(raw.decode("utf-8", "surrogatepass"))
         except (ValueError, RecursionError):
             raise error from None
+    if note is None:
+        raise ValueError("half of a surrogate pair stands alone: send U+FFFD in its place")
     note("lone surrogates")
     return parse(replace_surrogates(json.dumps(values, ensure_ascii=False)))
 
@@ -363,7 +365,7 @@ def check_values(
 ) -> Parsed:
     """Check a JSON object, which is modified. Raises Refusal with every fault."""
     faults: list[Fault] = []
-    ignored: list[Fault] = []
+    ignored: dict[str, Fault] = {}
     body: Any = None
     renamed = kind.renamed
     adapted = {
@@ -386,7 +388,8 @@ def check_values(
             adapted[ours] = value
 
     def refuse_noted(place: str) -> None:
-        ignored.append(fault_of(place, "unsupported", NOT_AS_SENT, look_up(values, place)))
+        fault = fault_of(place, "unsupported", NOT_AS_SENT, look_up(values, place))
+        ignored.setdefault(place, fault)
 
     kind.adapt(adapted, refuse_noted if settings.is_strict else note)
     while True:
@@ -407,7 +410,7 @@ def check_values(
         break
     known = {fault.field for fault in faults}
     present = {name: value for name, value in adapted.items() if value is not None}
-    more = (*kind.check_together(present), *ignored)
+    more = (*kind.check_together(present), *ignored.values())
     faults += [fault for fault in more if fault.field not in known]
     if faults:
         raise Refusal(400, _CODES.get(faults[0].constraint, "invalid_value"), faults)
