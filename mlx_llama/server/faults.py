@@ -14,6 +14,7 @@ from typing import Any
 
 SHOWN = 200  # characters of a value in an error
 MOST_FAULTS = 32  # reported per request
+SIMILAR = 0.82  # a field that is ignored is likelier another server's: min_tokens is no max_tokens
 
 
 @dataclass(frozen=True)
@@ -226,9 +227,17 @@ def _describe_foreign(
         reason = f": {refused[field]}" if refused[field] else ""
         message = f"{field}: is not supported by this server{reason}"
         return Fault(field, "unsupported", message, value)
-    near = difflib.get_close_matches(field, known, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return Fault(field, "unknown", f"{field}: unknown field{hint}", value)
+    message = f"{field}: unknown field{suggest(field, known, 0.6)}"
+    return Fault(field, "unknown", message, value)
+
+
+def suggest(name: str, known: Iterable[str], similar: float = SIMILAR) -> str:
+    """Return " (did you mean NAME?)" for the known name that is most similar; "" if none is.
+
+    similar: minimum ratio of difflib.
+    """
+    near = difflib.get_close_matches(name[:SHOWN].lower(), known, 1, similar)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _describe(error: Mapping[str, Any]) -> tuple[str, str]:

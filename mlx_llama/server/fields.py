@@ -30,6 +30,7 @@ from .faults import (
     fault_of,
     find_path,
     rename_fault,
+    suggest,
 )
 from .settings import Settings
 
@@ -250,8 +251,8 @@ Parsed = TypeVar("Parsed", bound=Dialect)
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     """Read and check a request's body. Raises Refusal with every fault.
 
-    Sets in the request's scope `names`, option -> place in this body that sets it, and `noted`,
-    the ignored places.
+    Sets in the request's scope `names`, option -> place in this body that sets it, `noted`, the
+    ignored places, and `suggest`, which adds "did you mean" to one.
     """
     try:
         raw = await request.body()
@@ -261,6 +262,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     take_note = None if settings.is_strict else functools.partial(note, request)
     values = parse_object(raw, kind.list_field, take_note)
     names = request.scope["names"] = name_options(values, kind)
+    request.scope["suggest"] = functools.partial(suggest_field, kind)
     if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
         for name in ("enable_thinking", "reasoning_effort"):
             names[f"chat_template_kwargs.{name}"] = switch
@@ -281,6 +283,20 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
         )
         refusal.add(faults[:MOST_FAULTS])
         raise
+
+
+@functools.cache
+def _known_names(kind: type[Dialect]) -> frozenset[str]:
+    """Return the names of a body's fields, and of those within them."""
+    schema = kind.model_json_schema()
+    objects = [schema, *schema.get("$defs", {}).values()]
+    return frozenset(kind.renamed).union(*(part.get("properties", ()) for part in objects))
+
+
+def suggest_field(kind: type[Dialect], place: str) -> str:
+    """Return an ignored place with the known field that it may be a misspelling of."""
+    name, known = place.rpartition(".")[2], _known_names(kind)
+    return place if name in known else place + suggest(name, known)
 
 
 def note(request: Request, place: str) -> None:
