@@ -214,18 +214,25 @@ def adapt_arguments(arguments: Any) -> Any:
 def adapt_parts(owner: dict[str, Any], name: str, kind: str, note_part: Note | None = None) -> None:
     """Turn the text parts of all APIs in a list `owner[name]` into parts of the type `kind`.
 
-    note_part: put a short text in the place of other parts, and report their types.
+    note_part: drop thoughts, put a short text in the place of other parts, and report their types.
     """
     if not isinstance(parts := owner.get(name), list):
         return
-    adapted, texts = list(parts), ("text", "input_text", "output_text", "refusal")
-    for i, part in enumerate(parts):
+    adapted: list[Any] = []
+    for part in parts:
+        form = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, str):
-            adapted[i] = {"type": kind, "text": part}
-        elif isinstance(part, dict) and part.get("type") in texts:
-            adapted[i] = {**part, "type": kind, "text": part.get("text", part.get("refusal"))}
+            adapted.append({"type": kind, "text": part})
+        elif form in ("text", "input_text", "output_text", "refusal"):
+            text = part.get("text", part.get("refusal"))
+            adapted.append({**part, "type": kind, "text": text})
         elif isinstance(part, dict) and note_part is not None:
-            adapted[i] = {"type": kind, "text": leave_out(part, note_part)}
+            if form in _THOUGHT_PARTS:
+                note_part(form)
+            else:
+                adapted.append({"type": kind, "text": leave_out(part, note_part)})
+        else:
+            adapted.append(part)
     owner[name] = adapted
 
 

@@ -104,7 +104,9 @@ def adapt_item(item: Any, note: Note) -> Any:
     elif kind in _PASSED_OVER or (kind.endswith("_call") and kind != "function_call"):
         note(f"input[].{kind:.40}")
         return None
-    elif kind.endswith("_call_output") and kind != "function_call_output":
+    elif kind.endswith("_call_output") and (
+        kind != "function_call_output" or isinstance(item.get("output"), dict)
+    ):
         item = _adapt_output(item)
     elif kind == "function_call" and "arguments" in item:
         item["arguments"] = adapt_arguments(item["arguments"])

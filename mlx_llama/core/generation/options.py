@@ -278,6 +278,11 @@ class GenerationOptions(_StructureOptions):
     def _check_stops(cls, value):
         if any(not text for text in value):
             raise ValueError("texts of one character or more, not an empty one")
+        return value
+
+    @field_validator("stop", "dry_sequence_breakers", "regex", "grammar")
+    @classmethod
+    def _check_unicode(cls, value):
         if not is_unicode(value):
             raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
         return value

@@ -659,3 +659,19 @@ def test_another_thread_may_close_an_answer_while_a_function_runs(caller):
         over.set()
         reader.join(20)
     assert not reader.is_alive() and len(chat.messages) == 2
+
+
+def test_half_of_a_character_is_replaced_and_told(llm, tmp_path):
+    """The same tokens as U+FFFD has, also of earlier messages, and a file that can be written."""
+    asked, shown = [{"role": "user", "content": text} for text in ("cut \ud83e", "cut \ufffd")]
+    answer = {"role": "assistant", "content": "well"}
+    texts = [llm.chat(messages=[one, answer]) for one in (asked, shown)]
+    done = [
+        chat.send(one["content"], max_tokens=4, seed=1) for chat, one in zip(texts, (asked, shown))
+    ]
+    assert done[0].text == done[1].text and texts[0].messages == texts[1].messages
+    told = [[notice for notice in one.notices if "U+FFFD" in notice] for one in done]
+    assert len(told[0]) == 1 and not told[1]
+    texts[0].save(tmp_path / "s.json")
+    for prompt in ("cut \ud83e", [asked]):
+        assert any("U+FFFD" in notice for notice in llm.generate(prompt, max_tokens=1).notices)

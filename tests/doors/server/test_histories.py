@@ -232,6 +232,19 @@ def test_a_session_of_codex_goes_on(qwen):
     )
 
 
+def test_outputs_that_are_objects_and_thoughts_in_answers(qwen):
+    """Older versions of Codex send the former, gateways the latter."""
+    output = {"content": "a.txt", "success": True}
+    result = {"type": "function_call_output", "call_id": "c", "output": output}
+    prompt, noted = see(qwen, RESPONSES, input=[*QUESTION, result, *QUESTION])
+    assert json.dumps(output) in prompt and not noted
+    parts = [{"type": "reasoning_text", "text": THOUGHT}, {"type": "output_text", "text": "Well."}]
+    answer = {"type": "message", "role": "assistant", "content": parts}
+    prompt, noted = see(qwen, RESPONSES, input=[*QUESTION, answer, *QUESTION])
+    assert "assistant\nWell.<" in prompt and THOUGHT not in prompt
+    assert noted == {"input[].content[].reasoning_text"}
+
+
 def test_an_item_of_no_known_type_is_refused(guide):
     assert guide.refuse(RESPONSES, input=[*QUESTION, {"type": "call"}]) == ["input[1].type"]
 
