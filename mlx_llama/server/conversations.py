@@ -182,8 +182,9 @@ def _move_thoughts(message: dict[str, Any], note: Note) -> None:
             for other in part.keys() - {"type", name}:  # such as a signature
                 note(f"messages[].content[].{kind if other == 'data' else other[:40]}")
         message["content"] = kept
-    if thoughts:
-        message.setdefault("reasoning_content", "\n".join(thoughts))
+    thought = "\n".join(thoughts)
+    if thoughts and message.setdefault("reasoning_content", thought) != thought:
+        note("messages[].reasoning")
 
 
 def _is_text(value: Any) -> bool:
