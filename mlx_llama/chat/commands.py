@@ -243,7 +243,7 @@ def _stats(session: Session, argument: str) -> str:
 
 
 def _count_messages(session: Session) -> str:
-    oldest = session.dropped
+    oldest = len(session.messages) - len(session.seen)
     dropped = f", the oldest {oldest} no longer seen by the model" if oldest else ""
     return f"{len(session.messages)} messages{dropped}"
 

@@ -479,7 +479,7 @@ def _encode(
     talk, beginning = _read_chat(llm, ask, options)
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
     if truncates:
-        prompt, dropped = fit_turns(talk, llm.engine, begun=len(begun))
+        prompt, _, dropped = fit_turns(talk, llm.engine, begun=len(begun))
     else:
         prompt, dropped = talk.encode(check_count), 0
     if not beginning:

@@ -232,7 +232,8 @@ class Guard:
         agent = Headers(scope=scope).get("user-agent", "")[:100]
         client = _join_places([(scope.get("client") or ["a socket"])[0], agent])
         if new := [place for place in places if (client, place) not in self._warned]:
-            log.warning("ignored in requests of %s: %s", client, _join_places(new))
+            suggest = scope.get("suggest", str)  # set with the ignored fields
+            log.warning("ignored in requests of %s: %s", client, _join_places(map(suggest, new)))
         if len(self._warned) > MAX_WARNED:
             self._warned.clear()
         self._warned.update((client, place) for place in new)

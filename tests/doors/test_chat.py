@@ -439,18 +439,17 @@ def test_a_failing_line_is_told_and_the_rest_still_runs(talk):
     assert result.out.strip() and result.code == 2
 
 
-@pytest.mark.parametrize(
-    "arguments, stdin, words",
-    [
-        ([], b"hello\nfine\xff\n", "standard input, line 2: is not UTF-8 (byte 4"),
-        (["-sys", "\udcff"], b"hello", "surrogate"),
-    ],
-)
-def test_text_that_is_no_utf8_is_one_line_and_exit_code_2(talk, arguments, stdin, words):
-    result = talk(stdin, *arguments)
+def test_text_that_is_no_utf8_is_one_line_and_exit_code_2(talk):
+    result = talk(b"hello\nfine\xff\n")
     *_, last = result.err.splitlines()
-    assert last.startswith("error: ") and words in last
+    assert last.startswith("error: standard input, line 2: is not UTF-8 (byte 4")
     assert result.err.count("error: ") == 1 and result.code == 2
+
+
+def test_a_byte_of_a_flag_that_is_no_utf8_is_replaced_and_told(talk):
+    result = talk("hello\n", "-sys", "a\udcff")
+    assert result.code == 0 and "was replaced by U+FFFD" in result.err
+    assert result.out == talk("hello\n", "-sys", "a\ufffd").out
 
 
 def test_a_model_without_template_is_told_before_anything_is_asked(talk, tmp_path):

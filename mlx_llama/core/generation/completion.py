@@ -211,7 +211,8 @@ class Writer:
         text = self._split("".join(map(self.decoder.push, tokens)))
         shown = self.stops.push(text)
         if self.stops.matched:  # by a stop string that was set later
-            self.stops, shown = Stops(self.stops.stops), text
+            self.stops.forget()
+            shown = text
         self.completion.text = shown
 
     def start(self, now: float, reused: int) -> None:

@@ -33,6 +33,7 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.infill import Infill
+from mlx_llama.core.text.surrogates import find_notices
 from mlx_llama.core.text.template import (
     ChatTemplate,
     encode_messages,
@@ -314,6 +315,7 @@ class LLM:
         talk = Conversation(*made_by, messages, box, resolved.options)
         prompt = talk.encode(self.engine.check_count)
         handle = self.loop.prepare(prompt.request(resolved, hooks=hooks))
+        handle.completion.notices += find_notices(messages)
         return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
     @cached_property
@@ -338,7 +340,10 @@ class LLM:
             return self.loop.prepare(request)
         tokens = self.encode(prompt, self.engine.check_count)
         starts_text = len(prompt) == 0
-        return self.loop.prepare(Request(tokens, resolved, starts_text=starts_text, hooks=hooks))
+        request = Request(tokens, resolved, starts_text=starts_text, hooks=hooks)
+        handle = self.loop.prepare(request)
+        handle.completion.notices += find_notices(prompt) if isinstance(prompt, str) else []
+        return handle
 
     def save_cache(self, path: str | os.PathLike) -> None:
         """Write tokens, keys and values of the latest prompt and answer (of the first adapter), for

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from mlx_llama.core.errors import OptionsError, plain
+from mlx_llama.core.text.surrogates import is_unicode
 
 from .hooks import LogitsProcessor, OnPiece, OnProgress
 from .schema import Schema
@@ -277,7 +278,12 @@ class GenerationOptions(_StructureOptions):
     def _check_stops(cls, value):
         if any(not text for text in value):
             raise ValueError("texts of one character or more, not an empty one")
-        if any(0xD800 <= ord(character) < 0xE000 for text in value for character in text):
+        return value
+
+    @field_validator("stop", "dry_sequence_breakers", "regex", "grammar")
+    @classmethod
+    def _check_unicode(cls, value):
+        if not is_unicode(value):
             raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
         return value
 

@@ -16,6 +16,7 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.system.forks import make_lock
+from mlx_llama.core.text.surrogates import find_notices, mend
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -36,7 +37,7 @@ from .tool_use import (
     check_rounds,
     write_answer,
 )
-from .turns import find_turns, fit_turns
+from .turns import Fit, find_turns, fit_turns, keep_from
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -137,7 +138,7 @@ class Session:
         if isinstance(first, Mapping) and first.get("role") == "system" and self.system is None:
             self.system, self.messages = first.get("content"), self.messages[1:]
         self.messages = check_turns(self.messages)
-        self.dropped = 0  # messages at the front that no longer fit the context
+        self.dropped = 0  # messages at the front that no longer fit the context: see `seen`
         self.last: Completion | None = None
         self._turn = 0  # counts changes of the conversation
         self._open: Stream | None = None  # the newest stream
@@ -175,6 +176,13 @@ class Session:
     def adapter(self) -> int:
         """Number of the adapter that answers, 0 for none."""
         return self.engine.find_adapter(self.defaults.resolve(self.options).options)
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """The messages that still fit the context: those after the dropped ones, and the question
+        of a turn that lost only calls and results.
+        """
+        return keep_from(self.messages, self.dropped)
 
     def __repr__(self) -> str:
         used = f"{len(self.cached_tokens)} of {self.engine.context} positions"
@@ -273,7 +281,7 @@ class Session:
         """Tokens of the last answer, as the template encodes it after the question."""
         text, shown, ended = self.messages[-1]["content"], "", list[int]()
         system = [{"role": "system", "content": self.system}] if self.system else []
-        talk = [*system, *self.messages[self.dropped :]]
+        talk = [*system, *self.seen]
         before = encode_messages(self.tokenizer, self.template, talk[:-1])
         whole = encode_messages(self.tokenizer, self.template, talk, add_generation_prompt=False)
         decoder, answer = self.tokenizer.stream(), whole[len(before) :]
@@ -296,7 +304,9 @@ class Session:
     def _ask(
         self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks
     ) -> Stream:
-        return self._answer_to([*before, {"role": "user", "content": text}], resolved, hooks)
+        notices = find_notices(self.system, text)
+        asked = [*before, {"role": "user", "content": mend(text)}]
+        return self._answer_to(asked, resolved, hooks, notices=notices)
 
     def _answer_to(
         self,
@@ -304,15 +314,19 @@ class Session:
         resolved: Resolved,
         hooks: Hooks,
         begun: Sequence[int] = (),
+        notices: Sequence[str] = (),
     ) -> Stream:
-        """The answer to messages. begun: its first tokens, of an answer that was cut."""
+        """The answer to messages. begun: its first tokens, of an answer that was cut. notices:
+        about the question.
+        """
         dropped, prompt = self.dropped, ToolPrompt([])
 
         def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
             nonlocal dropped, prompt
-            prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
-            if dropped and not self.dropped:  # said once
-                notices = [*notices, self._describe_dropped(dropped)]
+            had_all = not dropped
+            prompt, dropped, count = self._fit(messages, resolved, box, dropped, len(begun))
+            if dropped and had_all:  # said once
+                notices = [*notices, self._describe_dropped(count)]
             notices = [*notices, *(new for new in prompt.notices if new not in self._told)]
             self._told.update(prompt.notices)
             return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
@@ -344,7 +358,7 @@ class Session:
                     self._asked = None if begun or is_cut else (prompt.tokens, resolved.options)
                 self.last, self._text = completion, [*prompt.tokens, *tokens]
 
-        notices = [] if self.last else list(resolved.notices)
+        notices = [*notices, *(() if self.last else resolved.notices)]
         if not self.last or self._speculate != resolved.options.speculate:
             notices += self.engine.choose_speculation(resolved.options)[1]
         self._speculate = resolved.options.speculate
@@ -442,19 +456,19 @@ class Session:
 
     def _fit(
         self, messages: Messages, resolved: Resolved, box: Toolbox, first: int, begun: int = 0
-    ) -> tuple[ToolPrompt, int]:
+    ) -> Fit:
         """Drop the oldest turns until the prompt fits. Arguments and result as of fit_turns."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         made_by = self.tokenizer, self.template
         talk = Conversation(*made_by, [*system, *messages], box, resolved.options)
-        prompt, dropped = fit_turns(talk, self.engine, first, begun)
+        fit = fit_turns(talk, self.engine, first, begun)
         # The newest question alone may use the answer's room but for one token.
-        if (length := len(prompt.tokens) + begun) >= self.engine.context:
+        if (length := len(fit.prompt.tokens) + begun) >= self.engine.context:
             raise ContextError(
                 f"this message makes a prompt of {length} tokens and the context holds "
                 f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}"
             )
-        return prompt, dropped
+        return fit
 
 
 def _is_same(

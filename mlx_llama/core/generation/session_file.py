@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from mlx_llama.core.errors import OptionsError, SessionError, TemplateError, plain
 from mlx_llama.core.system.files import read_file, write_file, writing
+from mlx_llama.core.text.surrogates import mend
 from mlx_llama.core.text.template import check_messages
 
 from .options import split_fault, validate
@@ -83,8 +84,12 @@ class SavedSession(BaseModel):
     @classmethod
     def _check_dropped(cls, value, info):
         messages = info.data.get("messages", ())
-        if value and not (0 < value < len(messages) and messages[value].role == QUESTION):
-            raise ValueError(f"the place of a question among the {len(messages)} messages, or 0")
+        is_start = 0 < value < len(messages) and (
+            messages[value].role == QUESTION or messages[value].tool_calls
+        )
+        if value and not is_start:
+            kinds = "a question, or of an answer with calls,"
+            raise ValueError(f"the place of {kinds} among the {len(messages)} messages, or 0")
         return value
 
 
@@ -95,7 +100,7 @@ def check_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     fields = {"format": FORMAT, "version": 1, "model": "", "system": None, "options": {}}
     copies = [dict(message) if isinstance(message, Mapping) else message for message in messages]
     try:
-        saved = SavedSession.model_validate(fields | {"messages": copies})
+        saved = SavedSession.model_validate(fields | {"messages": mend(copies)})
     except ValidationError as error:
         raise SessionError(_describe_fault(error.errors()[0])) from None
     return [message.model_dump() for message in saved.messages]

@@ -20,6 +20,8 @@ from mlx_llama.core.errors import LlamaError, TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.forks import cached_property
 
+from .surrogates import replace_surrogates
+
 SPACE = "▁"  # U+2581, sentencepiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LONG = 100_000  # characters: shorter texts are encoded in no time
@@ -72,24 +74,19 @@ class Tokenizer(ABC):
         """Encode a text as token ids.
 
         add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text always gets BOS, to
-        start from. parse_special: parse special tokens; else they are text.
-
-        Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
+        start from. parse_special: parse special tokens; else they are text. A lone surrogate is
+        encoded as U+FFFD.
         """
-        _check(text)
+        text = _check(text)
         bos: list[int] = []
         if add_bos and self.bos_id is not None and (self.adds_bos or not text):
             bos = [self.bos_id]
         return bos + self._encode(text, parse_special) if text else bos
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Encode consecutive parts of a text; special tokens are parsed within a part alone.
-
-        Raises TokenizerError: as `encode`.
-        """
+        """Encode consecutive parts of a text; special tokens are parsed within a part alone."""
         ids: list[int] = []
-        for part in parts:
-            _check(part)
+        for part in map(_check, parts):
             if part:
                 ids += self._encode(part, parse_special=True, starts_text=not ids)
         return ids
@@ -297,13 +294,7 @@ def decode_byte_level(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _check(text: str) -> None:
+def _check(text: str) -> str:
     if not isinstance(text, str):
         raise TokenizerError(f"text is {show(text)}, expected a string")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as e:
-        raise TokenizerError(
-            f"text holds {show(text[e.start])} at character {e.start}, half of a surrogate pair, "
-            "which UTF-8 cannot express; remove it"
-        ) from None
+    return replace_surrogates(text)

@@ -88,6 +88,8 @@ def test_type_checkers_see_the_one_table():
         ("stop", [""], "an empty one"),
         ("temperature", np.bool_(True), "a number"),
         ("stop", ["\udcff"], "valid Unicode"),
+        ("regex", "\udcff", "valid Unicode"),
+        ("grammar", 'root ::= "\udcff"', "valid Unicode"),
         ("logit_bias", 5, "mapping"),
         ("logit_bias", {5: 1e39}, "between"),
         ("logit_bias", ["5"], "TOKEN_ID=BIAS, not '5'"),

@@ -17,7 +17,7 @@ from making import (
 )
 from transformers import AutoTokenizer
 
-from mlx_llama.core.errors import TemplateError, TokenizerError
+from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
@@ -224,10 +224,18 @@ def test_harmless_edges_leave_the_ids_alone(kind, models):
         assert encode_messages(model.tokenizer, model.template, messages) == ids
 
 
-def test_lone_surrogates_in_a_message(models):
-    model, talk = models["bytelevel"], conversation([("user", "\ud83e")])
-    with pytest.raises(TokenizerError, match="surrogate"):
-        encode_messages(model.tokenizer, model.template, talk)
+@pytest.mark.parametrize("kind", KINDS)
+def test_lone_surrogates_in_a_message_are_replaced(kind, models):
+    """The judge takes U+FFFD alone."""
+    model, how = models[kind], dict(tokenize=True, return_dict=False, add_generation_prompt=True)
+    for lone, shown in (
+        ("a\ud83e", "a\ufffd"),
+        ("\udd99\ud83e", "\ufffd" * 2),
+        ("\ud83e\udd99", "🦙"),
+    ):
+        ids = model.judge.apply_chat_template(conversation([("user", shown)]), **how)
+        talk = conversation([("user", lone)])
+        assert encode_messages(model.tokenizer, model.template, talk) == ids
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,39 @@ def test_a_client_s_ignored_field_is_in_the_log_once(lenient):
     ]
 
 
+@pytest.mark.parametrize(
+    "route, sent, place, meant",
+    [
+        (CHAT, {"max_token": 2}, "max_token", "max_tokens"),
+        (CHAT, {"maxTokens": 2}, "maxTokens", "max_tokens"),
+        (CHAT, {"stream_options": {"include_usag": 1}, "stream": True}, None, "include_usage"),
+        (TEXT, {"temprature": 0}, "temprature", "temperature"),
+        (RESPONSES, {"max_output_token": 2}, "max_output_token", "max_output_tokens"),
+        (MESSAGES, {"stop_sequence": ["a"]}, "stop_sequence", "stop_sequences"),
+        (
+            ("/api/chat", CHAT[1]),
+            {"options": {"num_predicts": 2}},
+            "options.num_predicts",
+            "num_predict",
+        ),
+        (CHAT, {"min_tokens": 2}, "min_tokens", ""),
+        (CHAT, {"safety_identifier": "x"}, "safety_identifier", ""),
+    ],
+)
+def test_the_log_suggests_a_field_for_an_ignored_one(route, sent, place, meant, lenient):
+    """The request is served, and its header names the field as it was sent."""
+    path, base = route
+    place = place or "stream_options.include_usag"
+    agent = {"User-Agent": f"suggest/{place}{path}"}
+    done = lenient.http.post(path, json={"max_tokens": 2, **base, **sent}, headers=agent)
+    assert done.status_code == 200 and place in done.headers["x-mlx-llama-noted"].split(", ")
+    wanted = f", {agent['User-Agent']}: "
+    lenient.wait(lambda: wanted in lenient.text())
+    [line] = [line for line in lenient.text().splitlines() if wanted in line]
+    hint = f" (did you mean {meant}?)" if meant else ""
+    assert f"{place}{hint}" in line and line.count("did you mean") == bool(meant)
+
+
 def test_a_strict_server_translates_and_refuses_what_would_be_ignored(guide):
     """Also where only the model's template tells that a field has no effect."""
     path, body = CHAT
