@@ -218,7 +218,7 @@ class _FastTokenizer(_FolderTokenizer):
         library.no_padding()
         self._library = library
         self._follow_llama_class(settings, config)
-        self._add_special_tokens(settings, unused)
+        self._add_special_tokens(settings, unused, config)
         self._plain = _make_plain(library)
         self._has_byte_tokens = False
         self._set_decoder()
@@ -245,6 +245,9 @@ class _FastTokenizer(_FolderTokenizer):
         with library_faults(self.path, "not a tokenizer.json", "fetch the file again"):
             _check_charsmaps(text)
             library = tokenizers.Tokenizer.from_str(text)
+            count = library.get_vocab_size(with_added_tokens=True)
+            if count > config.vocab_size + 1:  # one may be unused; early, as each token takes time
+                self._check_size(count - 1, config)
             unused = _find_unused(library, settings, config.vocab_size)
             if unused is not None:  # without it the library spells its text
                 raw = json.loads(text)
@@ -283,7 +286,9 @@ class _FastTokenizer(_FolderTokenizer):
             [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )
 
-    def _add_special_tokens(self, settings: _Settings, unused: str | None) -> None:
+    def _add_special_tokens(
+        self, settings: _Settings, unused: str | None, config: LlamaConfig
+    ) -> None:
         """Add tokens that only the settings declare, or declare special.
 
         Where both files have a token, transformers takes its id from tokenizer.json and its flags
@@ -294,24 +299,28 @@ class _FastTokenizer(_FolderTokenizer):
 
         library = self._library
         known = {token.content: token for token in library.get_added_tokens_decoder().values()}
-        different = []
+        different, new, changed = [], dict[str, int](), dict[str, Any]()
         for token, fields in settings.added:
             text = fields["content"]
             if text == unused:
                 continue
             names = ("single_word", "lstrip", "rstrip", "special", "normalized")
             flags = {name: bool(fields.get(name)) for name in names}
-            before, old = library.token_to_id(text), known.get(text)
+            before, old = new.get(text, library.token_to_id(text)), known.get(text)
             if old is not None:
                 flags = {name: bool(fields.get(name, getattr(old, name))) for name in names}
             has_changed = old and any(getattr(old, name) != flags[name] for name in names)
             if old is None or has_changed:
                 flags["special"] |= bool(old and old.special)
-                known[text] = AddedToken(text, **flags)
-                library.add_tokens([known[text]])
+                known[text] = changed[text] = AddedToken(text, **flags)
             if has_changed or before not in (None, token):
                 different.append(text)
-            if before is None and library.token_to_id(text) != token:
+            if before is None:
+                new[text] = token
+        self._check_size(max(new.values(), default=0), config)
+        library.add_tokens(list(changed.values()))  # at once: each call takes time for all tokens
+        for text, token in new.items():
+            if library.token_to_id(text) != token:
                 raise TokenizerError(
                     f"{settings.path}: added_tokens_decoder gives {show(text)} the id {token}, "
                     f"{_JSON} gives it {library.token_to_id(text)}; take both files from the same "

@@ -542,6 +542,31 @@ def test_sizes_in_the_file_are_not_applied(size, tmp_path):
         assert load_folder(folder).encode(text) == plain.encode(text)
 
 
+def test_many_tokens_of_the_settings(tmp_path):
+    folder = make_tokenizer(tmp_path, "bytelevel")
+    known = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    first = max(token["id"] for token in known) + 1
+    extra = {first + i: FLAGS | {"content": f"<extra_{i}>", "special": True} for i in range(500)}
+    edit_json(folder / "tokenizer_config.json", added_tokens_decoder=extra)
+    refused = refusal(load_folder, folder, kind=TokenizerError)
+    assert f"token ids up to {first + 499}, config.json's vocab_size is 384" in refused
+    ours, theirs = load_folder(folder, vocab_size=1000), auto(folder, vocab_size=1000)
+    check_special(ours, theirs, "a<extra_7>b<extra_499>", "<extra_0> c")
+
+
+def test_added_tokens_outside_the_vocabulary(tmp_path):
+    folder = make_tokenizer(tmp_path, "bytelevel")
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    first = max(token["id"] for token in raw["added_tokens"]) + 1
+    raw["added_tokens"] += [
+        FLAGS | {"id": first + i, "content": f"<extra_{i}>", "special": True} for i in range(500)
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    (folder / "tokenizer_config.json").write_text("{}")
+    refused = refusal(load_folder, folder, kind=TokenizerError)
+    assert f"token ids up to {first + 499}, config.json's vocab_size is 384" in refused
+
+
 # The bound of tokens
 
 
