@@ -358,7 +358,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     number of messages dropped from its prompt. Raises Refusal with every fault; tools' schemas are
     not compiled for a prompt that is too long.
 
-    fits: check that the prompt leaves room for an answer.
+    fits: check that the prompt leaves room for an answer; a text that cannot is never encoded.
     """
     resolved, merged = _resolve(llm, ask, settings)
     is_chat, seconds, context = _is_chat(ask.prompt), settings.compile_seconds, llm.engine.context
@@ -366,12 +366,13 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     prompt, dropped, eos = ToolPrompt([]), 0, None
     if isinstance(ask.prompt, Infill):
         eos = llm.engine.eos | ask.prompt.find_ends(llm.tokenizer)
-    check_count: Callable[..., None] = llm.engine.check_count if fits else lambda *count: None
+    check_count = llm.engine.check_count
     try:
         ask.toolbox.check(resolved.options)
         truncates = fits and (settings.truncates if ask.truncates is None else ask.truncates)
         prompt, dropped = _encode(llm, ask, resolved.options, check_count, truncates)
-        check_count(len(prompt.tokens), "")
+        if fits:
+            check_count(len(prompt.tokens), "")
         # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
             llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=seconds)
@@ -452,8 +453,8 @@ def _encode(
 ) -> tuple[ToolPrompt, int]:
     """Encode a prompt of any kind. Returns the number of dropped messages, too.
 
-    check_count: called with token counts, early. truncates: drop the oldest turns until the prompt
-    leaves room for an answer. Raises LlamaError.
+    check_count: called with lower bounds of the tokens before encoding. truncates: drop the oldest
+    turns until the prompt leaves room for an answer. Raises LlamaError.
     """
     is_chat = _is_chat(ask.prompt)
     for name in () if is_chat else ask.variables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -17,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlx_llama.core.system import machine
+
 from .answers import Answers
 from .connections import CROWDED
 from .faults import Fault, Refusal, unavailable
@@ -29,6 +32,10 @@ log = logging.getLogger("mlx_llama.server")
 # need no key: they reveal nothing about the model
 PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}
 PUBLIC_FOLDERS = ("/page/",)
+BODIES = 8  # bodies of --max-body bytes in memory at a time, or more of fewer bytes
+SMALL_SHARE = 64  # of --max-body: smaller bodies are always taken
+LARGE_BODY = 1 << 20
+TRIM_SECONDS = 1.0
 MAX_WARNED = 10_000  # pairs of a client and a field
 _STREAM = r"/v1/jobs/[^/]+/stream"
 
@@ -38,6 +45,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
         self.app, self.settings, self.metrics = app, settings, metrics
+        self._bodies = 0  # bytes of the bodies of running requests
+        self._trim: asyncio.TimerHandle | None = None
         self._keys = [_digest(key) for key in settings.api_keys]
         self._warned: set[tuple[str, str]] = set()  # clients and ignored fields that the log names
 
@@ -76,7 +85,7 @@ class Guard:
                 self._check_type(headers)
             # GET's answer to HEAD; uvicorn, which has the scope itself, leaves out the body.
             inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-            await self.app(inner, self._limit(headers, receive), send_marked)
+            await self.app(inner, self._limit(scope, headers, receive), send_marked)
         except Refusal as refusal:
             if scope["method"] == "OPTIONS" and scope.pop("origin_refused", False):
                 # without CORS headers, so that the browser's console says that the origin is not
@@ -91,6 +100,7 @@ class Guard:
                 failure = Refusal(500, "internal_error", message=text)
                 await reply_refusal(Request(scope), failure)(scope, receive, send_marked)
         finally:
+            self._forget_body(scope, status)
             self.metrics.http.labels(str(status or 499)).inc()
             self._write_line(scope, identity, status or 499, time.monotonic() - began)
 
@@ -187,9 +197,11 @@ class Guard:
         if text:
             raise Refusal(415, "unsupported_media_type", message=text)
 
-    def _limit(self, headers: Headers, receive: Receive) -> Receive:
-        """Refuse a body beyond the limit, whether its length is declared or not."""
-        limit, taken = self.settings.max_body, 0
+    def _limit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """Refuse a body beyond the limit, whether its length is declared or not, and a large one
+        while others fill the memory for bodies.
+        """
+        limit = self.settings.max_body
         text = f"the body is larger than {limit} bytes: start the server with a larger --max-body"
         fault = Fault("", f"at most {limit} bytes", text)
         refusal = Refusal(413, "body_too_large", [fault])
@@ -198,14 +210,31 @@ class Guard:
             raise refusal
 
         async def receive_limited() -> Message:
-            nonlocal taken
             message = await receive()
-            taken += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            scope["body_size"] = taken = scope.get("body_size", 0) + size
+            self._bodies += size
             if taken > limit:
                 raise refusal
+            if taken > limit // SMALL_SHARE and self._bodies > BODIES * limit:
+                text = f"the bodies of running requests take {self._bodies} bytes: retry later"
+                raise unavailable("too_many_bodies", text, 1)
             return message
 
         return receive_limited
+
+    def _forget_body(self, scope: Scope, status: int) -> None:
+        """Count a request's body no longer. Soon after a large or refused one, return the freed
+        memory to the system, of which the C library keeps fragments.
+        """
+        size = scope.pop("body_size", 0)
+        self._bodies -= size
+        if (size > LARGE_BODY or status >= 400) and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim_memory)
+
+    def _trim_memory(self) -> None:
+        self._trim = None
+        asyncio.get_running_loop().run_in_executor(None, machine.trim_memory)
 
     # The log
 

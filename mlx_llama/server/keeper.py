@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mlx_llama.core.errors import LlamaError, plain
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.system import progress
+from mlx_llama.core.system import machine, progress
 
 from .faults import Refusal, shutting_down, unavailable
 from .slots import Slots
@@ -155,6 +155,7 @@ class Keeper:
             self._set_asides += llm.loop.set_asides
             del llm
             gc.collect()
+            machine.trim_memory()
         self.state = state  # last: memory is free when pollers see the state
 
     def describe(self) -> dict[str, Any]:

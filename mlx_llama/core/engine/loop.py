@@ -30,14 +30,15 @@ from .scheduler import Scheduler
 
 KEPT_ROWS = 8  # rows of ended requests that stay as prefixes
 WAKE_SECONDS = 0.5  # a waiting consumer checks again after this time
+REST_SECONDS = 30.0  # a thread without work looks after its memory
 
 
 class Loop:
     """Serves requests on one model; any thread may call it.
 
     context: positions of a request, prompt and answer together. draft: a smaller model that guesses
-    tokens. cache_memory: bytes of all keys and values; None: the memory that is free at the first
-    request, less a tenth, at least 256 MB. max_rows: requests in one step. kept_rows: ended ones
+    tokens. cache_memory: bytes of all keys and values; None: half of the memory that is free, at
+    most 8 GB. max_rows: requests in one step. kept_rows: ended ones
     that stay as prefixes for later prompts. home: the thread for all calls of the backend; None:
     the threads that tick.
     """
@@ -190,10 +191,17 @@ class Loop:
     def _run(self) -> None:
         while True:
             while not (self._is_closing or self._has_work()):
-                self._wakes.get()
+                try:
+                    self._wakes.get(timeout=REST_SECONDS)
+                except queue.Empty:
+                    self._between_ticks(self._rest)
             if self._is_closing:
                 return
             self.tick()
+
+    def _rest(self) -> None:
+        if self._scheduler:
+            self._scheduler.memory.rest()
 
     def _has_work(self) -> bool:
         queues = self._scheduler and self._scheduler.queues

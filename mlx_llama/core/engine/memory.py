@@ -2,32 +2,83 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from mlx_llama.core.errors import ContextError
+from mlx_llama.core.system import machine
 
 from .queues import Queues
 from .request import Sequence
 from .steps import Steps
 
 MIN_RESERVE = 256 << 20  # bytes left for activations, growing storage and other programs
+MOST = 8 * 10**9  # bytes of a default budget
+IDLE_SECONDS = 15 * 60  # until prefixes within a default budget are dropped
+TRIM_BYTES = 1 << 20  # freed bytes worth returning to the system
+TRIM_SECONDS = 1.0  # between two returns
 
 
-def default_budget(free: int) -> int:
-    """Bytes for all keys and values, of `free` bytes beside the weights; a tenth stays free."""
-    return max(0, free - max(free // 10, MIN_RESERVE))
+def default_budget(free: int, promised: int = 0) -> int:
+    """Bytes for all keys and values, of `free` bytes beside the weights: at most half of them and
+    8 GB, or `promised` before, as long as a tenth stays free.
+    """
+    room = free - max(free // 10, MIN_RESERVE)
+    return max(0, min(room, max(promised, min(free // 2, MOST))))
 
 
 class Memory:
-    """Finds room for admitted requests; while there is none, the youngest is set aside."""
+    """Decides what keys and values may take, and finds room for admitted requests; while there is
+    none, the youngest is set aside.
 
-    def __init__(self, queues: Queues, steps: Steps):
+    measure: returns the free bytes for a default budget, None if unknown; None: the rows' budget
+    was chosen by the user.
+    """
+
+    def __init__(self, queues: Queues, steps: Steps, measure: Callable[[], int | None] | None):
         self.queues = queues
         self.steps = steps
         self.rows = queues.rows
         self.is_short = False  # until the youngest request is set aside: no step may run ahead
+        self._measure, self._promised = measure, 0
+        self._used = self._trimmed = time.monotonic()
+        self.look()
+        self._promised = self.rows.budget or 0
+
+    def look(self) -> None:
+        """Measure a default budget again, and drop the prefixes beyond it."""
+        self.rows.budget = self._find_budget()
+        self.rows.shrink()
+
+    def _find_budget(self) -> int | None:
+        """The chosen budget, or the default one now."""
+        if self._measure and (free := self._measure()) is not None:
+            return default_budget(free + self.rows.nbytes, self._promised)
+        return self.rows.budget
+
+    def settle(self) -> None:
+        """End a tick: return much freed memory to the system."""
+        self._used = time.monotonic()
+        if self.rows.freed > TRIM_BYTES and self._used - self._trimmed > TRIM_SECONDS:
+            self._trim()
+
+    def rest(self) -> None:
+        """Free memory between requests: prefixes go if the system is short, or after minutes."""
+        self.look()
+        if self._measure and time.monotonic() - self._used > IDLE_SECONDS:
+            self.rows.drop_all()
+        if self.rows.freed > TRIM_BYTES:
+            self._trim()
+
+    def _trim(self) -> None:
+        self.rows.freed, self._trimmed = 0, time.monotonic()
+        machine.trim_memory()
 
     def check(self, length: int) -> None:
         """Raise ContextError for a prompt of `length` tokens that never fits."""
         needed, budget = self.rows.nbytes_for(length + 1), self.rows.budget
+        if budget is not None and needed > budget:
+            budget = self._find_budget()
         if budget is not None and needed > budget:
             raise ContextError(
                 f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and "
@@ -37,7 +88,9 @@ class Memory:
 
     def make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
         """Make room for `count` more positions of `sequences`; returns those that have it."""
-        lengths = self.rows.cache.lengths
+        lengths, allocated = self.rows.cache.lengths, self.rows.cache.allocated
+        if any(lengths[s.row] + count > allocated[s.row] for s in sequences):
+            self.look()
         while sequences:
             try:
                 if self.rows.reserve({s.row: lengths[s.row] + count for s in sequences}):

@@ -34,6 +34,7 @@ class Rows:
         # Each row's tokens are its request's list, which may be longer than the row.
         self.used: dict[int, Sequence[int]] = {}
         self.kept: dict[int, Sequence[int]] = {}  # least recently used first
+        self.freed = 0  # bytes, until they are returned to the system
 
     # Bytes
 
@@ -218,6 +219,11 @@ class Rows:
             self.drop(row)
         return row is not None
 
+    def shrink(self) -> None:
+        """Drop the least recently used prefixes beyond the budget."""
+        while self.budget is not None and self.nbytes > self.budget and self._drop_oldest():
+            pass
+
     def drop_prefixes(self, tokens: Sequence[int]) -> int:
         """Drop kept rows that hold only a prefix of `tokens`; returns the longest one's length."""
         longest = 0
@@ -238,6 +244,7 @@ class Rows:
         self._free(row)
 
     def _free(self, row: int) -> None:
+        self.freed += self._taken(row)
         for cache in (self.cache, self.drafts) if self.drafts else (self.cache,):
             try:
                 cache.reset(row)

@@ -14,7 +14,7 @@ from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.system.interrupts import interruptible
 
 from .device import Device
-from .memory import Memory, default_budget
+from .memory import Memory
 from .queues import Queues
 from .request import NO_ROW, Sequence, Status
 from .rows import Rows
@@ -80,8 +80,6 @@ class Scheduler:
     def __init__(self, engine: Engine, cache_memory: int | None, max_rows: int, kept_rows: int):
         backend, model, draft = engine.backend, engine.model, engine.draft
         runtime, count, drafts = backend.runtime, max_rows + kept_rows, None
-        if cache_memory is None and (free := runtime.free_memory(backend.device)) is not None:
-            cache_memory = default_budget(free)
         self.backend, self.model, self.max_rows = backend, model, max_rows
         self.cache = model.make_cache(engine.context, count)
         self.drafts: list[ModelDrafts] = []  # by row
@@ -95,7 +93,11 @@ class Scheduler:
         self.rows = Rows(model.config, self.cache, drafts, *limits)
         self.queues = Queues(model, self.rows)
         self.steps = Steps(backend, model, self.cache)
-        self.memory = Memory(self.queues, self.steps)
+        self.memory = Memory(
+            self.queues,
+            self.steps,
+            (lambda: runtime.free_memory(backend.device)) if cache_memory is None else None,
+        )
         self.clock = Clock()
         self._chunks = Chunks(SHARED_CHUNK)
 
@@ -113,6 +115,7 @@ class Scheduler:
             self._forget_steps()
             raise
         finally:
+            self.memory.settle()
             self.clock.stop()
 
     def _tick(self) -> bool:
@@ -151,6 +154,7 @@ class Scheduler:
         queues, rows = self.queues, self.rows
         if queues.prefilling or not queues.waiting or len(queues.running) >= self.max_rows:
             return
+        self.memory.look()
         sequence = queues.waiting[0]
         tokens, length = sequence.tokens, len(sequence.tokens)
         wishes = sequence.request.reuses, sequence.adapter

@@ -29,7 +29,16 @@ from mlx_llama.core.system.forks import cached_property
 from . import sentencepiece_model as spm
 from .infill import FIM_ENDS, FIM_NAMES
 from .pre_tokenizers import ADD_BOS, BY_MERGES, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
-from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
+from .tokenizer import (
+    SPACE,
+    Piece,
+    Tokenizer,
+    byte_alphabet,
+    decode_byte_level,
+    encode_by_library,
+    least_shares,
+    library_faults,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -305,14 +314,17 @@ class GGUFTokenizer(Tokenizer):
         """Encode a text without special tokens."""
 
     @cached_property
-    def _longest_token(self) -> int:
+    def _shares(self) -> npt.NDArray[np.float64]:
+        spell = (
+            decode_byte_level if self.byte_level else lambda text: text.replace(SPACE, " ").encode()
+        )
+        tokens = [*map(spell, self.tokens), *(text.encode() for text in self.added_ids)]
         # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
-        lacks_bytes = self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()
-        if self._stripping or lacks_bytes:
-            return 0
-        added = max((len(text.encode()) for text in self.added_ids), default=0)
-        spelled = (text.replace(SPACE, " ").encode() for text in self.tokens)
-        return max(added, *map(len, self.tokens if self.byte_level else spelled))
+        without = set(b" \t\n\v\f\r" if self._stripping else b"")
+        if self.byte_level:
+            alphabet = byte_alphabet()
+            without |= {alphabet[char] for char in alphabet.keys() - self._id_of.keys()}
+        return least_shares(tokens, without)
 
     # Decoding
 
@@ -483,7 +495,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
 
     def _encode_text(self, text: str) -> list[int]:
         with library_faults(self.path):
-            ids = self.library.encode(text, add_special_tokens=False).ids
+            ids = encode_by_library(self.library, text)
         if self._unmergeable.isdisjoint(ids):
             return ids
         spelled = (self._spell(i) if i in self._unmergeable else (i,) for i in ids)

@@ -25,7 +25,7 @@ from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, read_gguf_template
 from mlx_llama.core.text.tokenizer import byte_alphabet
 
-from .cases import VOCABULARIES, any_text, has_wide_space, load_vocabulary
+from .cases import TEXTS, VOCABULARIES, any_text, has_wide_space, load_vocabulary
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 KINDS = ("llama", "gpt2")
@@ -477,7 +477,24 @@ def test_a_long_text_has_at_least_so_many_tokens(name, text, vocabularies):
     assert ours.count_at_least(text) >= len(text.encode()) // 256
 
 
-def test_vocabularies_without_some_bytes_have_no_bound():
+def test_bytes_that_a_vocabulary_lacks_have_no_tokens():
     metadata, _ = toy("gpt2")
     tokens = [text if text != "Ā" else "ĀĀ" for text in metadata["tokenizer.ggml.tokens"]]
-    assert load_vocabulary(metadata, tokens=tokens).count_at_least("a" * 200_000) == 0
+    ours = load_vocabulary(metadata, tokens=tokens)
+    assert ours.count_at_least("\0" * 200_000) == 0 and ours.encode("\0" * 1000) == []
+    for text in ("a" * 200_000, "a\0" * 100_000):
+        assert 0 < ours.count_at_least(text) <= len(ours.encode(text))
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_long_text_has_the_ids_of_the_library(name, vocabularies):
+    """Long texts are encoded in another way than short ones, without Python's lock."""
+    ours = vocabularies[name][1]
+    for text in TEXTS:
+        if any(literal in text for literal in ours.added_ids):
+            continue
+        for length in (9_999, 10_000):
+            long = (text * 10_000)[:length]
+            spelled = " " * ours.space_prefix + long
+            theirs = ours.library.encode(spelled)
+            assert ours.encode(long) == getattr(theirs, "ids", theirs), text

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from mlx_llama import load
+from mlx_llama.server import guard
 from mlx_llama.server.connections import SPARE
 
 LATEST = 20.0  # seconds in which a limit of less than one must act
@@ -241,3 +242,38 @@ def test_depth_and_kinds_of_bodies(strict):
         assert post(BODY, b"Content-Type: " + kind) == wanted, kind
     assert post(BODY) == (200, "")
     assert post(BODY, b"Content-Encoding: gzip") == refused
+
+
+# Bodies of all requests
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}"
+    return f"{head}\r\n\r\n".encode() + body
+
+
+def test_the_bodies_in_memory_are_bounded(inside, toy, monkeypatch):
+    """Eight of the largest; small ones are always taken, and an ended request leaves none."""
+    trims = []
+    monkeypatch.setattr(guard, "TRIM_SECONDS", 0)
+    monkeypatch.setattr(guard.machine, "trim_memory", lambda: trims.append(1))
+    server = open_inside(inside, toy, max_body=10_000, receive_timeout=60)
+    whole = json.dumps({"content": "a" * 9000}).encode()
+    held = [connect(server) for _ in range(8)]
+    for sock in held:
+        sock.sendall(post(b" " * 9990, 10_000))
+
+    def is_refused() -> bool:
+        with connect(server) as more:
+            more.sendall(post(whole))
+            answer = http.client.HTTPResponse(more)
+            answer.begin()
+            is_over = answer.status == 503 and answer.headers["Retry-After"] == "1"
+            return is_over and json.load(answer)["error"]["code"] == "too_many_bodies"
+
+    server.wait(is_refused, LATEST)
+    assert ask(server, post(b'{"content": "a"}'))[0] == 200
+    for sock in held:
+        sock.close()
+    server.wait(lambda: ask(server, post(whole))[0] != 503, LATEST)
+    server.wait(lambda: trims, LATEST)  # after a refusal
