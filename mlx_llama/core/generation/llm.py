@@ -97,7 +97,9 @@ class LLM:
         return self.loop
 
     def close(self) -> None:
-        """End running answers and free keys and values. The weights go with the last reference."""
+        """End running answers and free keys and values. The weights go with the last reference.
+        Raises SessionError in a callback of a request.
+        """
         self.loop.close()
 
     def __enter__(self) -> LLM:
@@ -187,6 +189,7 @@ class LLM:
         """`generate` for asyncio. Cancelling the task ends the answer."""
         import asyncio  # takes 30 ms
 
+        self.loop.refuse_callback("wait for an answer")
         handle = self._prepare(prompt, options)
         try:
             return await asyncio.to_thread(handle.finish)
@@ -251,6 +254,7 @@ class LLM:
         """`stream` for asyncio: `async for piece in ...`. Leaving the loop ends the answer."""
         import asyncio  # takes 30 ms
 
+        self.loop.refuse_callback("wait for an answer")
         handle = self._prepare(prompt, options)
         try:
             while (piece := await asyncio.to_thread(next, handle, None)) is not None:
@@ -407,7 +411,9 @@ class LLM:
         return self.loop.submit(request).finish().prompt_logprobs
 
     def logits(self, tokens: list[int]) -> np.ndarray:
-        """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""
+        """Logits after each of `tokens`: float32 [T, V]. Raises ContextError, and BackendError in a
+        forked process that cannot compute.
+        """
         if isinstance(tokens, (str, bytes)) or not isinstance(tokens, abc.Sized):
             kind = type(tokens).__name__
             raise ContextError(
@@ -424,7 +430,8 @@ class LLM:
                 self.model.forward([list(tokens)], 0, cache, all_positions=True)
             )[0]
 
-        return self._home.call(compute) if self._home else compute()
+        self.loop.check_process()
+        return self._home.call_or_leave(compute) if self._home else compute()
 
     def encode(
         self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None, **variables: Any

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,8 +113,9 @@ class Stream(TextPieces):
 @dataclass(eq=False, repr=False)
 class Session:
     """A chat with one model. Threads that `send` wait for their turn; other calls raise
-    SessionError while another thread reads an answer. Raises OptionsError, and SessionError for
-    messages that are not questions and answers in turn.
+    SessionError while another thread reads an answer, and those that change the conversation in a
+    callback of a request. Raises OptionsError, and SessionError for messages that are not questions
+    and answers in turn.
     """
 
     loop: Loop
@@ -189,6 +191,7 @@ class Session:
 
     def send(self, text: str, **options: Unpack[Options]) -> Completion:
         """Ask and wait for the whole answer; threads wait for their turn. Raises as `stream`."""
+        self.loop.refuse_callback("ask")
         with self._sending:
             return self.stream(text, **options).finish()
 
@@ -202,8 +205,7 @@ class Session:
         another thread reads an answer.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             return self._ask(self.messages, text, resolved, hooks)
 
     def regenerate(self, **options: Unpack[Options]) -> Stream:
@@ -215,8 +217,7 @@ class Session:
         until the new answer has begun. Raises SessionError without a question, and as `stream`.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             if text is None and not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
             question = self.last_question  # raises without one
@@ -232,8 +233,7 @@ class Session:
 
     def undo(self) -> list[dict[str, Any]]:
         """Take back the last question and its answer; returns their messages."""
-        with self._lock:
-            self._settle()
+        with self._changing():
             if not self.messages:
                 raise SessionError("there is nothing to undo: the conversation is empty")
             start = find_turns(self.messages)[-1]
@@ -249,8 +249,7 @@ class Session:
         with tools, and as `stream`.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             if not self.messages:
                 raise SessionError("there is no answer to continue: ask something first")
             if self.toolbox.offered:
@@ -366,12 +365,22 @@ class Session:
         )
 
     def _begin(self, turn: int) -> None:
+        self.loop.refuse_callback("wait for an answer")
         with self._lock:
             if turn != self._turn:
                 raise SessionError(
                     "the conversation moved on before this answer started: ask again"
                 )
             self._reader = threading.current_thread()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the conversation for a change, without an unfinished answer. Raises SessionError."""
+        # On mlx callbacks have a thread of their own, and the reading one may hold the lock.
+        self.loop.refuse_callback("change a conversation")
+        with self._lock:
+            self._settle()
+            yield
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
@@ -386,8 +395,7 @@ class Session:
 
     def clear(self) -> None:
         """Forget the conversation, but not the system prompt and the options."""
-        with self._lock:
-            self._settle()
+        with self._changing():
             self.messages, self.dropped, self.last = [], 0, None
 
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
@@ -421,8 +429,7 @@ class Session:
             notices.append(
                 f"this conversation was held with {saved.model!r} and continues with {self.model!r}"
             )
-        with self._lock:
-            self._settle()
+        with self._changing():
             self.messages = [message.model_dump() for message in saved.messages]
             self.dropped, self.last = saved.dropped, None
             text = self.messages[-1]["content"] if self.messages else ""
