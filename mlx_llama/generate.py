@@ -155,6 +155,8 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
         print(json.dumps({"receipt": receipt}), flush=True)
     else:
         print()
+    if not args.jsonl and (notice := stream.completion.describe_repetition()):
+        cli.say(f"({spell_flags(notice)})")
     if not args.jsonl and (logprobs := stream.completion.describe_logprobs(llm.tokenizer)):
         cli.show(logprobs)
     if args.stats:

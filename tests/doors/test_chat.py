@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from scripting import Script, make_scripted_checkpoint
 
-from mlx_llama import load
+from mlx_llama import generate, load
 from mlx_llama.chat import (
     commands as chat_commands,
     dialogue,
@@ -429,6 +429,28 @@ never"""
     assert result.err.count("evaluations per token: 1 ") == 4
     assert "cut off after 6 tokens" in result.err
     assert result.code == 0
+
+
+def test_an_answer_that_repeats_itself_is_ended(talk, door, toy):
+    """By default in a chat, not of one prompt on the command line."""
+    lines = "/set repetition_limit\nhello\n/set repetition_limit 40\n/clear\nhello\n/resume\n/stats"
+    options = "-m", "210", "--logit-bias", "229=99"
+    result = talk(lines, *options)
+    assert "repetition_limit = 200 (default)" in result.err
+    cut = [line for line in result.err.splitlines() if "because the answer repeats" in line]
+    assert [re.search(r"stopped after (\d+) tokens", line)[1] for line in cut] == [
+        "200",
+        "40",
+        "40",
+    ]
+    assert "/resume continues it, /set repetition_limit 0 lets all answers go on" in cut[0]
+    assert "note: the answer was ended because it repeats the same token" in result.err
+    result = talk("/set repetition_limit 0\nhello", *options)
+    assert "repeats" not in result.err and "cut off after 210 tokens" in result.err
+    one = ["--model", toy, "--backend", "cpu", "-p", "hello", *options]
+    assert "repeats" not in door(generate.main, *one).err
+    said = door(generate.main, *one, "--repetition-limit", "40").err
+    assert "repeats the same token again and again: --repetition-limit 0 lets it go on" in said
 
 
 def test_a_failing_line_is_told_and_the_rest_still_runs(talk):
@@ -1003,7 +1025,8 @@ def leave(child, keys="\x04"):
 
 def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child = terminal(
-        *f"-m mlx_llama.chat --model {roomy} --backend cpu -m 99999 --logit-bias 2=-100".split()
+        *f"-m mlx_llama.chat --model {roomy} --backend cpu -m 99999 --logit-bias 2=-100".split(),
+        *("--repetition-limit", "0"),
     )  # token 2 would end the answer
     child.expect_exact("context 100000 tokens")
     child.expect_exact("Ctrl-D leaves")

@@ -79,7 +79,10 @@ class Engine:
         is_split = thinking and thinking.is_split
         thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
         ends = eos, decoder, stops, options.stop_token_ids, thoughts, request.decode_seconds
-        writer = Writer(completion, options.max_tokens, limit, *ends)
+        # structured answers may repeat themselves
+        is_free = rule is None and not request.may_call
+        repetition = options.repetition_limit if is_free else 0
+        writer = Writer(completion, options.max_tokens, repetition, limit, *ends)
         writer.add_notices(self.notices)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices

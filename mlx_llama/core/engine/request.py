@@ -50,6 +50,7 @@ class Request:
     compile_seconds: float | None = None
     # special tokens to show in the text, such as the start of a tool call
     shown: frozenset[int] = frozenset()
+    may_call: bool = False  # True if tools are offered
     reuses: bool = True  # cached prefixes of the prompt
     # time limit from the first token, applied once the text has a line break
     decode_seconds: float | None = None

@@ -30,6 +30,7 @@ from pydantic import (
 from mlx_llama.core.errors import OptionsError, plain
 
 from .hooks import LogitsProcessor, OnPiece, OnProgress
+from .repetition import MAX_PERIOD, REPETITION_LIMIT
 from .schema import Schema
 
 MAX_REGEX = 1 << 13  # characters
@@ -121,6 +122,13 @@ class GenerationOptions(_StructureOptions):
         20,
         "number of recent tokens that the three penalties consider, prompt included",
         "repeat_last_n",
+        limits=(0, 65536),
+    )
+    repetition_limit: int = _option(
+        0,
+        "end an answer, but no structured one, whose last tokens, this many, are one passage of at "
+        f"most {MAX_PERIOD} tokens again and again; 0: off",
+        flag_help=f"; chat uses {REPETITION_LIMIT}",
         limits=(0, 65536),
     )
     presence_penalty: float = _option(
@@ -340,6 +348,7 @@ class Options(TypedDict, total=False):
     min_p: float | None
     repetition_penalty: float | None
     repetition_context_size: int | None
+    repetition_limit: int | None
     presence_penalty: float | None
     frequency_penalty: float | None
     dry_multiplier: float | None
@@ -478,7 +487,11 @@ class Defaults:
     def lift_limit(self) -> None:
         """Let answers go on to their end, unless the checkpoint has a limit of tokens."""
         if "max_tokens" not in self.options.model_fields_set:
-            self._ours = {"max_tokens": ENDLESS}
+            self._ours["max_tokens"] = ENDLESS
+
+    def end_repetition(self) -> None:
+        """End answers that repeat themselves for ever, for people who read along."""
+        self._ours["repetition_limit"] = REPETITION_LIMIT
 
     def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
         """Add a user's options (None: unset), which win, and a seed. Raises OptionsError."""

@@ -94,7 +94,8 @@ class ToolPrompt:
     def request(self, resolved: Resolved, begun: Sequence[int] = (), **more: Any) -> Request:
         """The request of an answer. begun: its first tokens. more: further fields of Request."""
         fields: Any = {"rule": self.rule, "shown": self.shown, "thinking": self.thinking}
-        return Request([*self.tokens, *begun], resolved, begun=len(begun), **fields, **more)
+        fields |= {"begun": len(begun), "may_call": self.form is not None}
+        return Request([*self.tokens, *begun], resolved, **fields, **more)
 
 
 @dataclass(frozen=True)
