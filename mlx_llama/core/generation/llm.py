@@ -316,7 +316,7 @@ class LLM:
         box.check(resolved.options)
         made_by = self.tokenizer, self.require_template()
         talk = Conversation(*made_by, messages, box, resolved.options)
-        prompt = talk.encode(self.engine.check_count)
+        prompt = talk.encode(self.engine.count_checker(resolved.options))
         handle = self.loop.prepare(prompt.request(resolved, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
@@ -340,7 +340,7 @@ class LLM:
             eos = self.engine.eos | prompt.find_ends(self.tokenizer)
             request = Request(tokens, resolved, starts_text=False, eos=eos, hooks=hooks)
             return self.loop.prepare(request)
-        tokens = self.encode(prompt, self.engine.check_count)
+        tokens = self.encode(prompt, self.engine.count_checker(resolved.options))
         starts_text = len(prompt) == 0
         return self.loop.prepare(Request(tokens, resolved, starts_text=starts_text, hooks=hooks))
 
@@ -406,7 +406,7 @@ class LLM:
         and of the `top` likeliest ones. Computed in chunks. Raises as `stream`.
         """
         resolved = self.defaults.resolve({"max_tokens": 0, "logprobs": top, "adapter": adapter})
-        tokens = self.encode(prompt, self.engine.check_count)
+        tokens = self.encode(prompt, self.engine.count_checker(resolved.options))
         request = Request(tokens, resolved, reuses=False, prompt_logprobs=top)
         return self.loop.submit(request).finish().prompt_logprobs
 
