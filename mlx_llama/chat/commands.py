@@ -88,7 +88,7 @@ def option_value(session: Session, name: str) -> str:
     """The current value of an option, in the form that /set takes."""
     options = session.resolve().options
     value = getattr(options, name)
-    if name == "seed" and "seed" not in session.options:
+    if name == "seed" and session.options.get("seed") is None:
         return "random"
     if name == "speculate":
         return session.engine.choose_speculation(options)[0]

@@ -366,9 +366,8 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     prompt, dropped, eos = ToolPrompt([]), 0, None
     if isinstance(ask.prompt, Infill):
         eos = llm.engine.eos | ask.prompt.find_ends(llm.tokenizer)
-    check_count: Callable[..., None] = lambda *count: None
-    if fits:
-        check_count = llm.engine.count_checker(resolved.options)
+    checker = llm.engine.count_checker(resolved.options)
+    check_count: Callable[..., None] = checker if fits else lambda *count: None
     try:
         ask.toolbox.check(resolved.options)
         truncates = fits and (settings.truncates if ask.truncates is None else ask.truncates)

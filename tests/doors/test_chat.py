@@ -139,7 +139,8 @@ def test_set_shows_sets_and_resets(session):
     assert change("--temp default") == "temperature = 0 (default)"
     assert change("n 9") == "max_tokens = 9 (user)"
     assert change("seed 5") == "seed = 5 (user)"
-    assert change("seed random") == "seed = random (default)"
+    for unset in ("random", "-1"):
+        assert change(f"seed {unset}") == "seed = random (default)"
     # as it must be typed
     for name in ("speculate", "logprobs", "schema", "regex", "grammar"):
         assert re.search(rf"{name} +none +default", everything)
@@ -147,6 +148,8 @@ def test_set_shows_sets_and_resets(session):
         assert change(f"{name} none") == f"{name} = none ({origin})"
     session.defaults.lift_limit()
     assert change("max_tokens none") == "max_tokens = none (default)"
+    assert change("max_tokens -1") == "max_tokens = none (user)"
+    change("max_tokens default")
     assert change("regex a+") == "regex = a+ (user)"
     assert change("regex none") == "regex = none (default)"
     assert change('schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'

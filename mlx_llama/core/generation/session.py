@@ -17,6 +17,7 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.system.forks import make_lock
+from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -137,7 +138,7 @@ class Session:
         self.options = {name: value for name, value in rest.items() if value is not None}
         first = next(iter(self.messages), None)
         if isinstance(first, Mapping) and first.get("role") == "system" and self.system is None:
-            self.system, self.messages = first.get("content"), self.messages[1:]
+            self.system, self.messages = join_parts(first.get("content")), self.messages[1:]
         self.messages = check_turns(self.messages)
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
