@@ -88,7 +88,7 @@ def option_value(session: Session, name: str) -> str:
     """The current value of an option, in the form that /set takes."""
     options = session.resolve().options
     value = getattr(options, name)
-    if name == "seed" and session.options.get("seed") is None:
+    if name == "seed" and "seed" not in session.options:
         return "random"
     if name == "speculate":
         return session.engine.choose_speculation(options)[0]
@@ -169,8 +169,8 @@ def _set(session: Session, argument: str) -> str:
     name = option_name(typed)
     if name not in FIELDS:
         session.resolve(**{name: ""})  # raises, and suggests a name
-    unset = "random" if name == "seed" else "none" if name in NULLABLE else "default"
-    if rest and rest[0] in ("default", unset):
+    unset = ("random", "-1") if name == "seed" else ("none",) if name in NULLABLE else ()
+    if rest and rest[0] in ("default", *unset):
         session.options.pop(name, None)
     elif rest:
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})
