@@ -84,6 +84,8 @@ def load(args: argparse.Namespace) -> LLM:
     with cli.Bar("loading"):
         llm = load_model(flags.load_options(args))
     llm.defaults.lift_limit()
+    if args.ignore_chat_template:
+        llm.tells_plain = False
     if llm.template is None and not args.ignore_chat_template:
         _refuse_system(args)
         cli.say(
