@@ -55,7 +55,6 @@ PLAIN = (
     "a text is continued as it is, without the model's chat template: for an answer to a question "
     "use ask, chat, or messages"
 )
-Questions = list[str] | tuple[str, ...]
 # A text, messages, token ids, or a gap between texts.
 Prompt = str | Infill | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 
@@ -129,11 +128,17 @@ class LLM:
 
     @overload
     def ask(
-        self, question: Questions, system: str | None = None, **options: Unpack[Options]
+        self,
+        question: list[str] | tuple[str, ...],
+        system: str | None = None,
+        **options: Unpack[Options],
     ) -> list[Completion]: ...
 
     def ask(
-        self, question: str | Questions, system: str | None = None, **options: Unpack[Options]
+        self,
+        question: str | list[str] | tuple[str, ...],
+        system: str | None = None,
+        **options: Unpack[Options],
     ) -> Completion | list[Completion]:
         """The whole answer to a question, by the model's chat template; `print` shows its text. For
         a list of questions, those to each in a conversation of its own, computed together.
