@@ -169,8 +169,8 @@ def _set(session: Session, argument: str) -> str:
     name = option_name(typed)
     if name not in FIELDS:
         session.resolve(**{name: ""})  # raises, and suggests a name
-    unset = "random" if name == "seed" else "none" if name in NULLABLE else "default"
-    if rest and rest[0] in ("default", unset):
+    unset = ("random", "-1") if name == "seed" else ("none",) if name in NULLABLE else ()
+    if rest and rest[0] in ("default", *unset):
         session.options.pop(name, None)
     elif rest:
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})

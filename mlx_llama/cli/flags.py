@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from mlx_llama import __version__
 from mlx_llama.core.backends.load_options import TABLE, LoadOptions
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_GRAMMAR
+from mlx_llama.core.generation.options import FIELDS, MAX_GRAMMAR
 from mlx_llama.core.generation.schema import MAX_CHARACTERS
 
 from .running import say
@@ -61,8 +61,6 @@ SIMILAR = 0.8  # minimum difflib ratio for a suggested flag, dashes included
 # Listed first in --help.
 COMMON = "model backend ctx_size max_tokens temperature top_p seed system_prompt prompt".split()
 PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
-# -1 as in llama.cpp: no limit, or a new seed each time.
-_MINUS_ONE = {"max_tokens": str(ENDLESS), "seed": None, "repetition_context_size": "65536"}
 # As in llama.cpp: the model's context, and a number of threads chosen by us.
 _UNSET = {"ctx_size": "0", "threads": "-1"}
 
@@ -238,10 +236,7 @@ def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("schema", "grammar"):
         if name in values:
             values[name] = _read_file(name, values[name])
-    for name, meaning in _MINUS_ONE.items():
-        if values.get(name) == "-1":
-            values[name] = meaning
-    return {name: value for name, value in values.items() if value is not None}
+    return values
 
 
 def _read_file(name: str, value: str) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.requests import ClientDisconnect, Request
 
 from mlx_llama.core.files.adapters import MOST_ADAPTERS
-from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_LOGPROBS, GenerationOptions
+from mlx_llama.core.generation.options import FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.text.surrogates import replace_surrogates
 
@@ -155,9 +155,6 @@ class OptionFields(Dialect, _TableFields):
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         """Translate values by which other servers switch an option off."""
         super().adapt(values, note)
-        for name, off in _OFF.items():
-            if _number(values.get(name)) == -1:
-                values[name] = off
         if _number(values.get("top_p")) == 0:
             values["top_p"] = 1e-6  # the likeliest token
         if _number(values.get("dry_base")) < 1:
@@ -236,8 +233,6 @@ class OptionFields(Dialect, _TableFields):
 
 # Fields by which APIs control thinking
 _SWITCHES = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "think")
-# Numbers that -1 stands for
-_OFF = {"max_tokens": ENDLESS, "top_k": 0, "repetition_context_size": 65536}
 
 
 def _number(value: Any) -> float:

@@ -135,6 +135,8 @@ class Job:
             self.ended = time.monotonic()
             fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason, **error}
             fields |= {"reasoning_tokens": completion.reasoning_tokens}
+            if completion.repeated:
+                fields["repeated"] = completion.repeated
             self.add("end", tokens_out=len(completion.tokens), **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 

@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from scripting import Script, make_scripted_checkpoint
 
-from mlx_llama import load
+from mlx_llama import generate, load
 from mlx_llama.chat import (
     commands as chat_commands,
     dialogue,
@@ -139,7 +139,8 @@ def test_set_shows_sets_and_resets(session):
     assert change("--temp default") == "temperature = 0 (default)"
     assert change("n 9") == "max_tokens = 9 (user)"
     assert change("seed 5") == "seed = 5 (user)"
-    assert change("seed random") == "seed = random (default)"
+    for unset in ("random", "-1"):
+        assert change(f"seed {unset}") == "seed = random (default)"
     # as it must be typed
     for name in ("speculate", "logprobs", "schema", "regex", "grammar"):
         assert re.search(rf"{name} +none +default", everything)
@@ -147,6 +148,8 @@ def test_set_shows_sets_and_resets(session):
         assert change(f"{name} none") == f"{name} = none ({origin})"
     session.defaults.lift_limit()
     assert change("max_tokens none") == "max_tokens = none (default)"
+    assert change("max_tokens -1") == "max_tokens = none (user)"
+    change("max_tokens default")
     assert change("regex a+") == "regex = a+ (user)"
     assert change("regex none") == "regex = none (default)"
     assert change('schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
@@ -429,6 +432,28 @@ never"""
     assert result.err.count("evaluations per token: 1 ") == 4
     assert "cut off after 6 tokens" in result.err
     assert result.code == 0
+
+
+def test_an_answer_that_repeats_itself_is_ended(talk, door, toy):
+    """By default in a chat, not of one prompt on the command line."""
+    lines = "/set repetition_limit\nhello\n/set repetition_limit 40\n/clear\nhello\n/resume\n/stats"
+    options = "-m", "210", "--logit-bias", "229=99"
+    result = talk(lines, *options)
+    assert "repetition_limit = 200 (default)" in result.err
+    cut = [line for line in result.err.splitlines() if "because the answer repeats" in line]
+    assert [re.search(r"stopped after (\d+) tokens", line)[1] for line in cut] == [
+        "200",
+        "40",
+        "40",
+    ]
+    assert "/resume continues it, /set repetition_limit 0 lets all answers go on" in cut[0]
+    assert "note: the answer was ended because it repeats the same token" in result.err
+    result = talk("/set repetition_limit 0\nhello", *options)
+    assert "repeats" not in result.err and "cut off after 210 tokens" in result.err
+    one = ["--model", toy, "--backend", "cpu", "-p", "hello", *options]
+    assert "repeats" not in door(generate.main, *one).err
+    said = door(generate.main, *one, "--repetition-limit", "40").err
+    assert "repeats the same token again and again: --repetition-limit 0 lets it go on" in said
 
 
 def test_a_failing_line_is_told_and_the_rest_still_runs(talk):
@@ -1002,7 +1027,8 @@ def leave(child, keys="\x04"):
 
 def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child = terminal(
-        *f"-m mlx_llama.chat --model {roomy} --backend cpu -m 99999 --logit-bias 2=-100".split()
+        *f"-m mlx_llama.chat --model {roomy} --backend cpu -m 99999 --logit-bias 2=-100".split(),
+        *("--repetition-limit", "0"),
     )  # token 2 would end the answer
     child.expect_exact("context 100000 tokens")
     child.expect_exact("Ctrl-D leaves")

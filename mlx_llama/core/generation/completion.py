@@ -14,6 +14,7 @@ from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .entries import Entries, Entry
+from .repetition import find_period
 from .schema import Schema
 from .stops import Stops
 
@@ -44,10 +45,12 @@ class Completion:
     # generated ids with text and times, the end token included
     tokens: list[Token] = field(default_factory=list)
     # None while it is being generated, then "eos" (an end token, or the end of its grammar), "stop"
-    # (a stop string or token), "length" (max_tokens), "context" (the context or the memory of the
-    # cache is full), "interrupted" (by the consumer) or "error" (see `error`)
+    # (a stop string or token), "length" (max_tokens, or see `repeated`), "context" (the context or
+    # the memory of the cache is full), "interrupted" (by the consumer) or "error" (see `error`)
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string that matched, or the id of the stop token
+    # tokens of the passage that its end repeats, if it was ended for that (repetition_limit), or 0
+    repeated: int = 0
     error: str | None = None  # message of the error that ended it
     reasoning: str = ""  # the thought before the answer, which is no part of the text
     reasoning_tokens: int = 0  # tokens of the thought and of its end
@@ -156,6 +159,16 @@ class Completion:
 
         return "\n".join(describe(token, token.logprobs) for token in self.tokens if token.logprobs)
 
+    def describe_repetition(self) -> str:
+        """A notice about an answer that was ended since it repeats itself; "" for others."""
+        if not self.repeated:
+            return ""
+        passage = "token" if self.repeated == 1 else f"{self.repeated} tokens"
+        return (
+            f"the answer was ended because it repeats the same {passage} again and again: "
+            "`repetition_limit` 0 lets it go on"
+        )
+
     def summary(self) -> str:
         """Speed, counts and notices in a few lines."""
         thought = f" ({self.reasoning_tokens} of a thought)" if self.reasoning_tokens else ""
@@ -185,6 +198,7 @@ class Writer:
 
     completion: Completion
     max_tokens: int = 2**31  # by the option
+    repetition_limit: int = 0  # by the option; 0: the answer may repeat itself
     limit: int = 2**31  # by the context too
     eos: frozenset[int] = frozenset()
     decoder: StreamDecoder | None = None  # None without text
@@ -245,6 +259,10 @@ class Writer:
             self._finish("length" if self.limit == self.max_tokens else "context")
         elif is_late:
             self._finish("length")
+        elif limit := self.repetition_limit:
+            if period := find_period(completion.tokens, token, limit):
+                completion.repeated = period
+                self.end("length", completion.describe_repetition())
         completion.reasoning_tokens += self.thoughts is not None and self.thoughts.is_thinking
         thought = len(completion.reasoning)
         text = self._decode(token, logprobs) if self.decoder else ""

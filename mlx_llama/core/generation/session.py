@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.system.forks import make_lock
+from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.surrogates import find_notices, mend
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
@@ -113,8 +115,9 @@ class Stream(TextPieces):
 @dataclass(eq=False, repr=False)
 class Session:
     """A chat with one model. Threads that `send` wait for their turn; other calls raise
-    SessionError while another thread reads an answer. Raises OptionsError, and SessionError for
-    messages that are not questions and answers in turn.
+    SessionError while another thread reads an answer, and those that change the conversation in a
+    callback of a request. Raises OptionsError, and SessionError for messages that are not questions
+    and answers in turn.
     """
 
     loop: Loop
@@ -136,7 +139,7 @@ class Session:
         self.options = {name: value for name, value in rest.items() if value is not None}
         first = next(iter(self.messages), None)
         if isinstance(first, Mapping) and first.get("role") == "system" and self.system is None:
-            self.system, self.messages = first.get("content"), self.messages[1:]
+            self.system, self.messages = join_parts(first.get("content")), self.messages[1:]
         self.messages = check_turns(self.messages)
         self.dropped = 0  # messages at the front that no longer fit the context: see `seen`
         self.last: Completion | None = None
@@ -198,6 +201,7 @@ class Session:
 
     def send(self, text: str, **options: Unpack[Options]) -> Completion:
         """Ask and wait for the whole answer; threads wait for their turn. Raises as `stream`."""
+        self.loop.refuse_callback("ask")
         with self._sending:
             return self.stream(text, **options).finish()
 
@@ -211,8 +215,7 @@ class Session:
         another thread reads an answer.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             return self._ask(self.messages, text, resolved, hooks)
 
     def regenerate(self, **options: Unpack[Options]) -> Stream:
@@ -224,8 +227,7 @@ class Session:
         until the new answer has begun. Raises SessionError without a question, and as `stream`.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             if text is None and not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
             question = self.last_question  # raises without one
@@ -241,8 +243,7 @@ class Session:
 
     def undo(self) -> list[dict[str, Any]]:
         """Take back the last question and its answer; returns their messages."""
-        with self._lock:
-            self._settle()
+        with self._changing():
             if not self.messages:
                 raise SessionError("there is nothing to undo: the conversation is empty")
             start = find_turns(self.messages)[-1]
@@ -258,8 +259,7 @@ class Session:
         with tools, and as `stream`.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             if not self.messages:
                 raise SessionError("there is no answer to continue: ask something first")
             if self.toolbox.offered:
@@ -383,12 +383,22 @@ class Session:
         )
 
     def _begin(self, turn: int) -> None:
+        self.loop.refuse_callback("wait for an answer")
         with self._lock:
             if turn != self._turn:
                 raise SessionError(
                     "the conversation moved on before this answer started: ask again"
                 )
             self._reader = threading.current_thread()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the conversation for a change, without an unfinished answer. Raises SessionError."""
+        # On mlx callbacks have a thread of their own, and the reading one may hold the lock.
+        self.loop.refuse_callback("change a conversation")
+        with self._lock:
+            self._settle()
+            yield
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
@@ -403,8 +413,7 @@ class Session:
 
     def clear(self) -> None:
         """Forget the conversation, but not the system prompt and the options."""
-        with self._lock:
-            self._settle()
+        with self._changing():
             self.messages, self.dropped, self.last = [], 0, None
 
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
@@ -438,8 +447,7 @@ class Session:
             notices.append(
                 f"this conversation was held with {saved.model!r} and continues with {self.model!r}"
             )
-        with self._lock:
-            self._settle()
+        with self._changing():
             self.messages = [message.model_dump() for message in saved.messages]
             self.dropped, self.last = saved.dropped, None
             text = self.messages[-1]["content"] if self.messages else ""

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from mlx_llama.core.errors import OptionsError, SessionError, TemplateError, plain
 from mlx_llama.core.system.files import read_file, write_file, writing
+from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.surrogates import mend
 from mlx_llama.core.text.template import check_messages
 
@@ -30,7 +38,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True)
 
     role: Literal["user", "assistant", "tool"]
-    content: str
+    content: Annotated[str, BeforeValidator(join_parts)]
     reasoning_content: str | None = None  # the thought of an answer
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None

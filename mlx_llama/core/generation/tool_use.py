@@ -95,8 +95,9 @@ class ToolPrompt:
     def request(self, resolved: Resolved, begun: Sequence[int] = (), **more: Any) -> Request:
         """The request of an answer. begun: its first tokens. more: further fields of Request."""
         fields: Any = {"rule": self.rule, "shown": self.shown, "thinking": self.thinking}
+        fields |= {"begun": len(begun), "may_call": self.form is not None}
         resolved = replace(resolved, notices=(*resolved.notices, *self.notices))
-        return Request([*self.tokens, *begun], resolved, begun=len(begun), **fields, **more)
+        return Request([*self.tokens, *begun], resolved, **fields, **more)
 
 
 class _Offer(NamedTuple):

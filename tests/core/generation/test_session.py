@@ -675,3 +675,22 @@ def test_half_of_a_character_is_replaced_and_told(llm, tmp_path):
     texts[0].save(tmp_path / "s.json")
     for prompt in ("cut \ud83e", [asked]):
         assert any("U+FFFD" in notice for notice in llm.generate(prompt, max_tokens=1).notices)
+
+
+def test_contents_may_be_lists_of_texts(llm):
+    """As OpenAI's clients write them."""
+
+    def write(*texts):
+        return [{"type": "text", "text": text} for text in texts]
+
+    plain = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+    plain.append({"role": "assistant", "content": "you"})
+    parts = [{**message, "content": write(*message["content"])} for message in plain]
+    chat = llm.chat(messages=parts)
+    assert (chat.system, chat.messages) == ("Be kind.", llm.chat(messages=plain).messages)
+    assert (
+        chat.send("hi", max_tokens=4).text == llm.chat(messages=plain).send("hi", max_tokens=4).text
+    )
+    parts[1]["content"] = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(SessionError, match=r"messages\[0\].content"):
+        llm.chat(messages=parts)

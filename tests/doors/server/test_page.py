@@ -479,6 +479,19 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     assert "cut at the limit" in page.find(".note").text
 
 
+def test_an_answer_that_repeats_itself_is_ended_and_goes_on(page):
+    page.find("#open-settings").click()
+    assert page.find("[name=repetition_limit]").get_attribute("placeholder") == "200"
+    page.find("[name=logit_bias]").send_keys('{"300": 99}')
+    page.find("#settings-close").click()
+    page.ask("Who are you?")
+    note = page.find(".note").text
+    assert "200 tokens" in note and "ended because it repeats itself: Continue goes on" in note
+    [text] = page.answers
+    page.press("Continue this answer")
+    page.wait(lambda: len(page.answers[0]) > len(text) and page.all(".note"))
+
+
 def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     page.ask("Who are you?")
     page.find("#export").click()

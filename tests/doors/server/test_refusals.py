@@ -27,9 +27,9 @@ def test_every_fault_is_reported_with_field_constraint_and_value(guide):
     assert done.status_code == 400
     places = {"messages[0].role", "messages[0].content", "messages[1]"}
     assert set(faults) == places | (set(body) - {"messages"})
-    message = "max_tokens: must be >= 0"
+    message = "max_tokens: must be >= -1"
     assert faults["max_tokens"] == dict(
-        field="max_tokens", constraint=">= 0", message=message, value=-2
+        field="max_tokens", constraint=">= -1", message=message, value=-2
     )
     assert faults["top_p"]["constraint"] == "<= 1.0" and "as sent" in faults["seed"]["message"]
     assert faults["messages[0].content"]["constraint"] == "string or array"
