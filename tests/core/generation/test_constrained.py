@@ -169,14 +169,14 @@ def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
 
 def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(llm, monkeypatch):
     compiled, build = [], grammar.Grammars._build
-    check_time = Mock(wraps=grammar._check_time)
+    check_time = Mock(wraps=grammar.check_rule)
 
     def note_build(*args):
         compiled.append(args[1])
         return build(*args)
 
     monkeypatch.setattr(grammar.Grammars, "_build", note_build)
-    monkeypatch.setattr(grammar, "_check_time", check_time)
+    monkeypatch.setattr(grammar, "check_rule", check_time)
     for prompt, pattern in (("Once", "[ab]{3}"), ([{"role": "user", "content": "x"}], "[cd]{3}")):
         compiled.clear()
         assert re.fullmatch(pattern, llm.generate(prompt, regex=pattern).text.strip())
