@@ -33,13 +33,13 @@ class SchemaFault(ValueError):
         super().__init__(f"{place}: {reason}" if place else reason)
 
 
-def make_enforceable(schema: dict[str, Any], changed: set[str]) -> dict[str, Any]:
+def make_enforceable(schema: dict[str, Any], changed: set[str], place: str = "") -> dict[str, Any]:
     """Rewrite a schema. Adds keywords to `changed` whose values are not enforced exactly: bounds
     that are narrowed to numbers that doubles hold, or dropped because they exclude nothing
-    practical. Raises SchemaFault.
+    practical. place: of the schema, for errors. Raises SchemaFault.
     """
-    for place, part in walk_schema(schema):
-        _check_part(place, part)
+    for inner, part in walk_schema(schema, place):
+        _check_part(inner, part)
     adapted = rewrite_schema(
         schema,
         lambda part: _adapt_bounds(_adapt_counts(_name_keys(part, schema), changed), changed),

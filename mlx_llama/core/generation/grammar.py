@@ -325,9 +325,10 @@ def _describe(rule: Rule, is_relaxed: bool) -> _Description:
 
     def adapt(schema: dict[str, Any], options: dict[str, Any]) -> tuple[str, list[str]]:
         """The schema in Lark, and the rules that it needs."""
-        adapted = make_enforceable(schema, changed)
+        place = schema.get("$comment", "") if rule.option == "tools" else ""
+        adapted = make_enforceable(schema, changed, place)
         adapted = relax(adapted, changed) if is_relaxed else adapted
-        if lark := SchemaRules.of(adapted, f"schema_{next(numbers)}", options):
+        if lark := SchemaRules.of(adapted, f"schema_{next(numbers)}", options, place):
             return lark
         schemas.append({**adapted, "x-guidance": options})
         return f"%json {json.dumps(schemas[-1])}", []

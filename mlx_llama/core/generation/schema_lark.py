@@ -58,15 +58,16 @@ class SchemaRules:
 
     @classmethod
     def of(
-        cls, schema: dict[str, Any], prefix: str, options: Mapping[str, Any]
+        cls, schema: dict[str, Any], prefix: str, options: Mapping[str, Any], place: str = ""
     ) -> tuple[str, list[str]] | None:
         """An expression for the schema, and the rules that it needs; None if llguidance compiles
-        the schema without changing a constant. Raises SchemaFault.
+        the schema without changing a constant. place: of the schema, for errors. Raises
+        SchemaFault.
         """
         if _find_inexact(schema) is None:
             return None
         rules = cls(schema, prefix, options)
-        return rules._write(schema, ""), rules.rules
+        return rules._write(schema, place), rules.rules
 
     def _write(self, schema: Any, place: str) -> str:
         """The expression of a schema."""
