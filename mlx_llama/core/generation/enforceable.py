@@ -21,6 +21,7 @@ _LARGEST = (1 << 63) - 1024  # the largest double that is an integer of 64 bits
 _OPEN = 10**18  # llguidance needs the other bound as well from here on
 _PRACTICAL = 1e38  # a bound of a number from here on excludes nothing practical
 _COUNT = (1 << 32) - 1  # the largest count of characters, items or properties
+_LARGEST_STEP = ((1 << 32) - 10) // 10  # llguidance divides digit by digit in 32 bits
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 _COUNTS = "minLength maxLength minItems maxItems minProperties maxProperties".split()
 _FORMATS = "date time date-time duration email hostname ipv4 ipv6 uuid uri".split()
@@ -38,8 +39,12 @@ def make_enforceable(schema: dict[str, Any], changed: set[str], place: str = "")
     that are narrowed to numbers that doubles hold, or dropped because they exclude nothing
     practical. place: of the schema, for errors. Raises SchemaFault.
     """
+    steps: set[Decimal] = set()
     for inner, part in walk_schema(schema, place):
         _check_part(inner, part)
+        if _is_number(step := part.get("multipleOf")):
+            steps.add(Decimal(repr(step)).copy_abs())
+            _check_steps(inner, steps)
     adapted = rewrite_schema(
         schema,
         lambda part: _adapt_bounds(_adapt_counts(_name_keys(part, schema), changed), changed),
@@ -87,6 +92,18 @@ def _check_part(place: str, part: Mapping[str, Any]) -> None:
             check_pattern(pattern if isinstance(pattern, str) else "")
         except ValueError as error:
             raise SchemaFault(place, str(error)) from None
+
+
+def _check_steps(place: str, steps: set[Decimal]) -> None:
+    """Check the values of multipleOf so far, of which allOf may join any."""
+    places = max(-int(step.as_tuple().exponent) for step in steps)
+    whole = [int(step.scaleb(max(0, places))) for step in steps]
+    if math.prod(whole) > _LARGEST_STEP:
+        shown = " and ".join(str(step)[:40] for step in sorted(steps))
+        raise SchemaFault(
+            place,
+            f"multipleOf {shown}: at most {_LARGEST_STEP} steps of the last digit are enforced",
+        )
 
 
 def _show(number: float) -> str:

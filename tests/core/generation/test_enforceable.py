@@ -8,6 +8,7 @@ import enum
 import json
 import random
 import signal
+from decimal import Decimal
 from typing import Literal
 
 import jsonschema
@@ -125,6 +126,8 @@ def test_numbers_stay_within_large_bounds(kind, more, changed, llama):
         {"allOf": [{"type": "integer"}, {"const": SNOWFLAKE}]},
         {"type": "object", "properties": {"a": {"const": -INT64}}, "minProperties": 1},
         {"type": "integer", "multipleOf": SNOWFLAKE},
+        {"type": "integer", "multipleOf": 2**32 - 1},
+        {"type": "integer", "allOf": [{"multipleOf": 65536}, {"multipleOf": 65537}]},
         {"type": "string", "const": SNOWFLAKE},
     ],
 )
@@ -133,6 +136,14 @@ def test_numbers_that_cannot_be_written_exactly_are_refused(schema, llama):
         llama.compile(Rule("schema", json.dumps(schema)))
     message = str(caught.value)
     assert "cannot be enforced" in message and "\n" not in message and len(message) < 400
+
+
+def test_multiples_are_multiples(llama):
+    for step in (7, 0.01, 2.5):
+        wanted = Rule("schema", json.dumps({"type": "number", "multipleOf": step}))
+        texts = [walk(llama, wanted, random.Random(seed), longest=60) for seed in range(8)]
+        for text in filter(None, texts):
+            assert Decimal(text) % Decimal(str(step)) == 0
 
 
 def test_counts_that_no_answer_reaches_are_dropped(llama):
