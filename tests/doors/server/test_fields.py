@@ -448,3 +448,14 @@ def test_large_numbers_of_schemas_and_calls_are_exact(number, lenient):
     done = lenient.post(path, **{**base, **forced})
     (call,) = done.json()["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"id": number}
+
+
+def test_a_strict_server_refuses_forced_tools_that_would_be_relaxed(guide):
+    path, base = CHAT
+    parameters = {"type": "object", "properties": {"labels": MCP["list_issues"]["labels"]}}
+    tool = {"type": "function", "function": {"name": "list_issues", "parameters": parameters}}
+    done = guide.post(path, **base, tools=[tool], tool_choice="required")
+    assert done.status_code == 400
+    assert (
+        'list_issues.labels: Unimplemented keys: ["uniqueItems"]' in done.json()["error"]["message"]
+    )
