@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ConfigError,
         ContextError,
+        IncompleteAnswerError,
         LlamaError,
         NumericalError,
         OptionsError,
@@ -61,7 +62,7 @@ _HOMES = {
     "backends.load_options": "LoadOptions", "backends.logprobs": "TokenLogprobs",
     "engine.engine": "Engine", "engine.loop": "Loop", "engine.request": "Handle",
     "errors": "errors LlamaError BackendError CheckpointError ConfigError ContextError "
-    "NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
+    "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
     "generation.cache_file": "Identity", "generation.completion": "Completion Token",
     "generation.entries": "Entry", "generation.guide": "Guide",
@@ -78,9 +79,10 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
     "CheckpointError", "ConfigError", "ContextError", "Defaults", "Engine", "Entry",
-    "GenerationOptions", "Guide", "Handle", "Identity", "Infill", "LlamaError", "LoadOptions",
-    "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece", "OnProgress", "Options",
-    "OptionsError", "OutOfMemoryError", "Prompt", "Resolved", "Schema", "SessionError",
+    "GenerationOptions", "Guide", "Handle", "Identity", "IncompleteAnswerError", "Infill",
+    "LlamaError", "LoadOptions", "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece",
+    "OnProgress", "Options", "OptionsError", "OutOfMemoryError", "Prompt", "Resolved", "Schema",
+    "SessionError",
     "TemplateError", "Thought", "Token", "TokenLogprobs", "Tokenizer", "TokenizerError",
     "ToolCall", "ToolDelta", "ToolLoop", "ToolStream", "Toolbox", "TraceError",
 ]  # fmt: skip

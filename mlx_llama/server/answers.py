@@ -373,9 +373,15 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
         prompt, dropped = _encode(llm, ask, resolved.options, check_count, truncates)
         if fits:
             check_count(len(prompt.tokens), "")
+        if prompt.rule and settings.is_strict:
+            prompt = replace(prompt, rule=replace(prompt.rule, is_lenient=False))
         # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
-            llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=seconds)
+            constraint = llm.engine.grammars.compile(
+                prompt.rule, starts_text=is_chat, seconds=seconds
+            )
+            if constraint.relaxed:
+                ask.note(f"tools: {constraint.relaxed}")
     except PromptTooLong as error:
         fault = Fault(ask.field, f"< {context} tokens", plain(str(error)))
         if not faults or not prompt.tokens:  # a long prompt is not encoded

@@ -88,6 +88,10 @@ class Engine:
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
         )
+        if rule and constraint and constraint.relaxed:
+            writer.add_notices(
+                [f"`{rule.option}`: not enforced as it is written: {constraint.relaxed}"]
+            )
         if request.begun and writer.decoder:
             writer.resume(_find_begun(request))
         tokens = list(request.prompt)  # the answer is appended

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
+from mlx_llama.core.errors import IncompleteAnswerError
 from mlx_llama.core.text.controls import shorten
 from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
@@ -19,6 +20,13 @@ from .schema import Schema
 from .stops import Stops
 
 RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
+_CUTS = {  # reasons why an answer ends early: what happened, and the remedy
+    "length": ("reached `max_tokens`", "raise `max_tokens`, or ask for less"),
+    "context": ("filled the context", "raise `ctx_size`, or shorten the prompt"),
+    "stop": ("reached a stop string or token", "leave `stop` and `stop_token_ids` out"),
+    "interrupted": ("was interrupted", "read it to the end"),
+    "error": ("ended with an error", "see `error`"),
+}
 SHOWN_CHARACTERS = 40  # of the text, in a repr
 # Either begins `see_also` where it should be read before the answer.
 UNSURE = "I am not sure of my answer. These pages may help:"
@@ -83,10 +91,19 @@ class Completion:
     @property
     def parsed(self) -> Any:
         """The answer as a Python value: of the type passed as schema, else as JSON gives it. None
-        without a schema, and for an answer that was cut short. Raises pydantic's ValidationError if
-        the type is stricter than its schema.
+        without a schema, and while the answer is generated. Raises IncompleteAnswerError for an
+        answer that was cut, pydantic's ValidationError if the type is stricter than its schema.
         """
-        return self.schema.parse(self.text) if self.schema and self.finish_reason == "eos" else None
+        if self.schema is None or self.finish_reason is None:
+            return None
+        if self.finish_reason == "eos":
+            return self.schema.parse(self.text)
+        reason = self.finish_reason
+        cause, remedy = _CUTS.get(reason, (f"was ended ({reason})", "ask again"))
+        raise IncompleteAnswerError(
+            f"parsed: the answer {cause} after {len(self.tokens)} tokens, before its JSON was "
+            f"complete: {remedy}"
+        )
 
     @property
     def prompt_tps(self) -> float:

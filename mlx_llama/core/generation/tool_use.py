@@ -142,9 +142,10 @@ class Conversation:
             return ToolPrompt(tokens, thinking=thinking, notices=notices)
         rule, many = None, box.many and not form.calls_once
         if box.forced or options.schema:
-            answer = None if box.forced or options.schema is None else options.schema.as_dict()
+            schema = None if box.forced else options.schema
+            answer = None if schema is None else schema.as_dict()
             text = form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
-            rule = Rule("tools", text)
+            rule = Rule("tools", text, is_lenient=schema is None or schema.is_lenient)
         return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer), thinking, notices)
 
     def render(self, adds_prompt: bool = True) -> str:
