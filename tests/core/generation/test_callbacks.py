@@ -54,6 +54,7 @@ WORKING = {
         "resolve": lambda x: x.chat.resolve(),
         "save": lambda x: x.other.save(x.folder / "talk", cache=True),
         "engine": lambda x: repr(x.chat),
+        "seen": lambda x: x.chat.seen,
         "tokenizer": lambda x: x.chat.tokenizer,
     },
     Stream: {
