@@ -257,7 +257,7 @@ def _read_file(name: str, value: str) -> str:
     if re.match(r"\s*{" if name == "schema" else r"(?s).*(\bstart\s*:|\broot\s*::=)", value):
         return value
     try:
-        with open(os.path.expanduser(value), encoding="utf-8") as file:
+        with open(os.path.expanduser(value), encoding="utf-8-sig") as file:
             # one more than allowed, for the check of the length
             return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)
     except (OSError, ValueError) as error:

@@ -151,7 +151,7 @@ def read_text(path: str) -> str:
             if sys.stdin is None:
                 raise LlamaError("standard input is closed: there is no text to read")
             return sys.stdin.buffer.read().decode("utf-8-sig")
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
+        with open(os.path.expanduser(path), encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)  # a device may be endless
         if len(text) > MAX_CHARACTERS:
             raise LlamaError(

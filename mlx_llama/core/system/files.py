@@ -46,6 +46,13 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
     )
 
 
+def read_text(path: str | os.PathLike, limit: int) -> str:
+    """Read a UTF-8 file, without the byte order mark that editors put in front. Raises as
+    `read_file`; UnicodeDecodeError.
+    """
+    return read_file(path, limit).decode("utf-8-sig")
+
+
 @contextmanager
 def reading(
     path: str | os.PathLike,
@@ -79,7 +86,7 @@ def writing(name: object, error: type[LlamaError], done: str = "written") -> Ite
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
     """Read a JSON object. Raises `error` for a file that cannot be read or is no JSON object."""
     with reading(path, error):
-        text = read_file(path, _JSON_LIMIT).decode("utf-8-sig")
+        text = read_text(path, _JSON_LIMIT)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as e:
