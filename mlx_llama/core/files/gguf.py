@@ -17,7 +17,7 @@ import os
 import re
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -94,6 +94,8 @@ _LEFTOVER = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
 # Scales of whole NVFP4 matrices; those of inputs are for products in 4 bits.
 _FACTORS = re.compile(r"(.+)\.(input_)?scale", re.ASCII)
 
+# in names of GGUF files that llama.cpp writes beside models
+_NO_MODEL = re.compile(r"(mmproj|imatrix)[^/]*$", re.IGNORECASE)
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
@@ -267,6 +269,22 @@ def part_names(name: str) -> list[str]:
     if match is None or not 1 <= int(match[3]) <= _COUNT_LIMIT:
         return [name]
     return [f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, int(match[3]) + 1)]
+
+
+def list_models(names: Iterable[str]) -> list[str]:
+    """Those of a folder's or repository's files that are GGUF models, shortest first: no projectors
+    of images (mmproj) nor importance matrices. llama.cpp leaves out the same.
+    """
+    files = (name for name in names if name.endswith(".gguf"))
+    return sorted((x for x in files if not _NO_MODEL.search(x)), key=lambda x: (len(x), x))
+
+
+def pick_type(names: Iterable[str], kind: str) -> str | None:
+    """The shortest name of a model with the type between its separators; a split file's first
+    part.
+    """
+    pattern = re.compile(rf"(?:^|[-._/]){re.escape(kind)}(?:[-./]|$)", re.IGNORECASE)
+    return next(filter(pattern.search, list_models(names)), None)
 
 
 def _open_parts(named: _Part, report: Report) -> list[_Part]:
