@@ -375,7 +375,7 @@ def _pair(path: Path, part: re.Pattern[str], scale_of: Scale) -> dict[str, Pair]
                 f"{path}: tensor {show(name)} is not part of a LoRA pair, and others are not "
                 "supported: merge the adapter with the tool that wrote it"
             )
-        tensor = stored.tensor(name)
+        tensor = replace(stored, decode=None).tensor(name)  # small: float64 is rounded at once
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             raise CheckpointError(
                 f"{path}: tensor {show(name)} has shape {list(tensor.shape)}, expected a matrix; "

@@ -34,6 +34,7 @@ from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import map_file
 
+from .decoded import open_numbers
 from .quantized import GGUF_FORMATS, GGUFWeight
 from .tensor import DTYPES, Pages, Stored, Tensor
 
@@ -77,7 +78,9 @@ _TYPES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-_PLAIN = dict[str, np.dtype](F32=np.dtype("<f4"), F16=np.dtype("<f2"), BF16=np.dtype("<u2"))
+_PLAIN: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+}  # fmt: skip
 # type -> (weights per block, bytes per block)
 _BLOCKS = {name: (1, storage.itemsize) for name, storage in _PLAIN.items()} | {
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
@@ -239,7 +242,8 @@ class GGUFFile:
         if self._names.is_permuted(stored) and entry.shape[0] % self.config.head_dim == 0:
             order = row_order(entry.shape[0], self.config.head_dim)
         if entry.dtype in _PLAIN:
-            return replace(entry.tensor(name), order=order)
+            tensor = entry.tensor(name)
+            return tensor if order is None else tensor.reorder(order)
         if len(entry.shape) not in (2, 3):
             raise CheckpointError(
                 f"{entry.path}: tensor {entry.name} has type {entry.dtype} and shape "
@@ -549,7 +553,7 @@ class _Part:
                 )
             reached = offset + nbytes
             array = partial(self._read_array, kind, shape, start + offset, nbytes)
-            tensors[name] = Stored(self.path, name, kind, shape, array)
+            tensors[name] = open_numbers(self.path, name, kind, shape, array)
         return {name: tensors[name] for name, *_ in entries}
 
     def _read_array(
