@@ -20,7 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core import errors
+    from . import errors
     from .core.backends.load_options import LoadOptions
     from .core.backends.logprobs import TokenLogprobs
     from .core.engine.engine import Engine
@@ -61,7 +61,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "backends.load_options": "LoadOptions", "backends.logprobs": "TokenLogprobs",
     "engine.engine": "Engine", "engine.loop": "Loop", "engine.request": "Handle",
-    "errors": "errors LlamaError BackendError CheckpointError ConfigError ContextError "
+    "errors": "LlamaError BackendError CheckpointError ConfigError ContextError "
     "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
     "generation.cache_file": "Identity", "generation.completion": "Completion Token",
@@ -90,10 +90,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Import names at their first use, so that `import mlx_llama` takes milliseconds.
+    if name == "errors":
+        return importlib.import_module(".errors", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".core.{_HOME_OF[name]}", __name__)
-    return module if name == "errors" else getattr(module, name)
+    return getattr(importlib.import_module(f".core.{_HOME_OF[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

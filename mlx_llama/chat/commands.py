@@ -250,7 +250,7 @@ def _count_messages(session: Session) -> str:
 
 def _read(session: Session, argument: str) -> Stream:
     path = _require_file(file_path(argument))
-    text = cli.read_text(path).removeprefix("\ufeff")
+    text = cli.read_text(path)
     if not text.strip():
         raise CommandError(f"{path}: is empty")
     return session.stream(text)

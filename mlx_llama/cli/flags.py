@@ -145,9 +145,17 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._arguments, namespace)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # argparse takes -f for -fa, with allow_abbrev=False too
+        # argparse takes -f for -fa, with allow_abbrev=False too, and -hf for -h -f
+        if not self._has_value(option_string):
+            return []
         matches: list[Any] = super()._get_option_tuples(option_string)
         return [match for match in matches if not match[1].startswith(option_string)]
+
+    def _has_value(self, argument: str) -> bool:
+        """True for a short flag and its value in one word, as in -m5."""
+        action = self._option_string_actions.get(argument[:2])
+        is_foreign = argument.partition("=")[0] in FOREIGN_FLAGS
+        return action is not None and action.nargs != 0 and not is_foreign
 
     def error(self, message: str) -> NoReturn:
         unknown = [
@@ -167,7 +175,7 @@ class Parser(argparse.ArgumentParser):
         name = argument.partition("=")[0]
         if not re.match(r"--?[A-Za-z]", name) or name in self._option_string_actions:
             return False
-        return name in FOREIGN_FLAGS or name[:2] not in self._option_string_actions  # -m5 is -m 5
+        return not self._has_value(name)
 
     def _suggest(self, flag: str) -> str:
         """The flag that was probably meant, "" for none."""
@@ -244,7 +252,7 @@ def _read_file(name: str, value: str) -> str:
     if re.match(r"\s*{" if name == "schema" else r"(?s).*(\bstart\s*:|\broot\s*::=)", value):
         return value
     try:
-        with open(os.path.expanduser(value), encoding="utf-8") as file:
+        with open(os.path.expanduser(value), encoding="utf-8-sig") as file:
             # one more than allowed, for the check of the length
             return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)
     except (OSError, ValueError) as error:

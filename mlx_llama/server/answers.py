@@ -20,7 +20,14 @@ from starlette.requests import Request as HttpRequest
 
 from mlx_llama.core.engine.engine import PromptTooLong
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TokenizerError, plain
+from mlx_llama.core.errors import (
+    CheckpointError,
+    ContextError,
+    LlamaError,
+    OptionsError,
+    TokenizerError,
+    plain,
+)
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
@@ -164,6 +171,8 @@ class Answers:
                     error = handle.error  # OptionsError: a rule grew too complex
                     if isinstance(error, OptionsError) and _has_rule(self.asks[i]):
                         raise Failure(400, "invalid_value", [_describe(error, "", self.llm, {})])
+                    if isinstance(error, CheckpointError):  # its file has changed
+                        raise Failure(503, "model_changed", message=str(error))
                     text = completion.error or "the answer was interrupted"
                     raise Failure(500, "generation_failed", message=text)
                 if tokens or is_last:
@@ -594,7 +603,11 @@ def _has_rule(ask: Ask) -> bool:
 def refuse(
     error: LlamaError, field: str, llm: LLM | None = None, values: Mapping[str, Any] | None = None
 ) -> Refusal:
-    """Turn an error of core into a 400. field: used if the error names none. values: by field."""
+    """Turn an error of core into a 400, or a 503 if the model's file has changed. field: used if
+    the error names none. values: by field.
+    """
+    if isinstance(error, CheckpointError):
+        return Refusal(503, "model_changed", message=str(error))
     return Refusal(400, "invalid_value", [_describe(error, field, llm, values or {})])
 
 

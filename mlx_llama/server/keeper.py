@@ -109,8 +109,14 @@ class Keeper:
         return self._set_asides + (self.llm.loop.set_asides if self.llm else 0)
 
     def require(self) -> LLM:
-        """Return the model. Raises Refusal if it is loading, unloaded or has failed."""
+        """Return the model. Raises Refusal if it is loading, unloaded or has failed, or if its file
+        has changed.
+        """
         if self.llm is not None:
+            try:
+                self.llm.engine.files.check()
+            except LlamaError as error:
+                raise Refusal(503, "model_changed", message=str(error)) from None
             return self.llm
         if self.error is not None:
             is_ours = isinstance(self.error, LlamaError)

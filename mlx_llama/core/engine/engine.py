@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
+from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.dry import Breakers, Dry
 from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
@@ -43,11 +44,15 @@ class Engine:
     context: int  # positions, prompt and answer together
     draft: Model | None = None
     notices: tuple[str, ...] = ()  # about the model's tokenizer and template
+    files: FileWatch = field(default_factory=FileWatch)  # of the weights
 
     # From a request to a sequence
 
     def check(self, request: Request) -> None:
-        """Raise ContextError or OptionsError for a bad request. `begin` checks its rule."""
+        """Raise ContextError or OptionsError for a bad request, and CheckpointError if the model's
+        file has changed. `begin` checks its rule.
+        """
+        self.files.check()
         options = request.options.options
         self.check_options(options)
         self.check_prompt(request.prompt, options)

@@ -11,6 +11,7 @@ import time
 
 from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.engine.engine import Engine
+from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.system.interrupts import interruptible
 
 from .device import Device
@@ -81,6 +82,7 @@ class Scheduler:
         backend, model, draft = engine.backend, engine.model, engine.draft
         runtime, count, drafts = backend.runtime, max_rows + kept_rows, None
         self.backend, self.model, self.max_rows = backend, model, max_rows
+        self.files = engine.files
         self.cache = model.make_cache(engine.context, count)
         self.drafts: list[ModelDrafts] = []  # by row
         if draft:
@@ -105,6 +107,8 @@ class Scheduler:
         """Admit, prefill, step, read. False: there was nothing to do."""
         self.clock.start()
         try:
+            if self._check_files():
+                return True
             return self._tick()
         except Exception as error:  # a bug must not end the loop
             self.steps.forget()
@@ -117,6 +121,19 @@ class Scheduler:
         finally:
             self.memory.settle()
             self.clock.stop()
+
+    def _check_files(self) -> bool:
+        """End all requests if the model's file has changed: no page of it is touched any more."""
+        sequences = [*self.queues.waiting, *self.queues.admitted]
+        try:
+            if sequences:
+                self.files.check()
+            return False
+        except CheckpointError as error:
+            self.steps.forget()
+            for sequence in sequences:
+                self.queues.end(sequence, error)
+            return True
 
     def _tick(self) -> bool:
         self.queues.sweep()

@@ -29,6 +29,7 @@ from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.engine.speculate import compare_vocabularies
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
+from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.forks import cached_property
@@ -401,7 +402,10 @@ class LLM:
         return len(state["tokens"])
 
     def identify_cache(self, adapter: int = 0) -> Identity:
-        """The model, width and adapter (number, 0: none) that a prompt cache file must match."""
+        """The model, width and adapter (number, 0: none) that a prompt cache file must match.
+        Raises CheckpointError if the model's file has changed.
+        """
+        self.engine.files.check()  # its hash reads some rows
         dtype, bits = self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits
         return Identity.of(self.checkpoint, dtype, bits, self.engine.context, adapter)
 
@@ -450,8 +454,8 @@ class LLM:
         return self.loop.submit(request).finish().prompt_logprobs
 
     def logits(self, tokens: list[int]) -> np.ndarray:
-        """Logits after each of `tokens`: float32 [T, V]. Raises ContextError, and BackendError in a
-        forked process that cannot compute.
+        """Logits after each of `tokens`: float32 [T, V]. Raises ContextError, CheckpointError if
+        the model's file has changed, and BackendError in a forked process that cannot compute.
         """
         if isinstance(tokens, (str, bytes)) or not isinstance(tokens, abc.Sized):
             kind = type(tokens).__name__
@@ -462,6 +466,7 @@ class LLM:
             raise ContextError("logits needs at least one token")
         if len(tokens) > (context := self.engine.context):
             raise ContextError(f"{len(tokens)} tokens do not fit the context of {context}")
+        self.engine.files.check()
 
         def compute() -> np.ndarray:
             cache = self.model.make_cache(len(tokens))
@@ -589,7 +594,9 @@ def load_model(options: LoadOptions) -> LLM:
     try:
         loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
         limits: Any = {"cache_memory": options.cache_memory, "max_rows": options.max_rows}
-        return LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
+        llm = LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
+        llm.engine.files = FileWatch(*(x.tensors for x in (checkpoint, smaller) if x))
+        return llm
     except BaseException:
         if home:
             home.close()

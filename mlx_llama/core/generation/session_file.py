@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,7 +130,7 @@ def read_session(path: Path) -> SavedSession:
 def parse_session(raw: bytes, path: str | Path) -> SavedSession:
     """Check the content of a saved session; `path` names it in errors. Raises SessionError."""
     try:
-        return SavedSession.model_validate_json(raw)
+        return SavedSession.model_validate_json(raw.removeprefix(codecs.BOM_UTF8))
     except OptionsError as error:
         raise SessionError(f"{path}: {plain(str(error))}") from None
     except ValidationError as error:

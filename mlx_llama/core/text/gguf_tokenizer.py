@@ -65,6 +65,8 @@ _NAMED = {
     for name in "bos eos unk sep pad cls mask".split()
 }
 
+_NEEDED = ("bos_token", "eos_token")  # without them prompts and answers would be others
+
 # Bytes that a vocabulary may lack: UTF-8 text never has them, or only in unassigned characters and
 # C0 controls.
 _RARE_BYTES = frozenset(
@@ -87,13 +89,13 @@ def load_gguf_tokenizer(
     """
     fields = _Fields(metadata, source)
     kind = fields.text("model")
-    if kind == "llama":
-        return SentencePieceVocabulary(fields, config)
-    if kind == "gpt2":
-        return ByteLevelVocabulary(fields, config)
-    raise fields.error(
-        "model", kind, 'expected "llama" (SentencePiece) or "gpt2" (byte-level BPE)', _OTHER_FILES
-    )
+    kinds = {"llama": SentencePieceVocabulary, "gpt2": ByteLevelVocabulary}
+    if kind not in kinds:
+        expected = 'expected "llama" (SentencePiece) or "gpt2" (byte-level BPE)'
+        raise fields.error("model", kind, expected, _OTHER_FILES)
+    tokenizer = kinds[kind](fields, config)
+    tokenizer.notices = tuple(fields.notices)
+    return tokenizer
 
 
 class _Fields:
@@ -101,6 +103,10 @@ class _Fields:
 
     def __init__(self, metadata: Mapping[str, Any], source: str):
         self.metadata, self.source = metadata, source
+        self.notices: dict[str, None] = {}  # for the user
+
+    def notice(self, name: str, text: str) -> None:
+        self.notices[f"{self.source}: {_KEY}{name} {text}"] = None
 
     def error(self, name: str, value: Any, expected: str, remedy: str = _AGAIN) -> TokenizerError:
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -133,6 +139,17 @@ class _Fields:
         if not is_number or not 0 <= value < count:
             raise self.error(name, value, f"expected a token id from 0 to {count - 1}")
         return int(value)
+
+    def spare_id(self, name: str, count: int) -> int | None:
+        """A token id that no prompt or answer needs. As in llama.cpp, one outside the vocabulary is
+        ignored, with a notice.
+        """
+        value: Any = self.metadata.get(_KEY + name)
+        is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if is_number and value != _NO_ID and not 0 <= value < count:
+            self.notice(name, f"is {value}, ignored: the vocabulary ends at {count - 1}")
+            return None
+        return self.id(name, count)
 
     def strings(self, name: str) -> list[str]:
         value = self.metadata.get(_KEY + name)
@@ -175,7 +192,10 @@ class GGUFTokenizer(Tokenizer):
         self._read_tokens(fields, config)
         self._read_types(fields)
         count = self.vocab_size
-        named = {name: fields.id(key, count) for name, key in _NAMED.items()}
+        named = {
+            name: (fields.id if name in _NEEDED else fields.spare_id)(key, count)
+            for name, key in _NAMED.items()
+        }
         for name, token in self._DEFAULTS.items():
             is_special = token < count and self._file_types[token] in (spm.CONTROL, spm.UNKNOWN)
             if named[name] is None and is_special:
@@ -245,9 +265,9 @@ class GGUFTokenizer(Tokenizer):
         ends = [eos, *(fields.id(f"{name}_token_id", count) for name in ("eot", "eom"))]
         by_text = find(_ENDS)
         for name, texts in FIM_NAMES.items():
-            token = fields.id(f"fim_{name}_token_id", count)
+            token = fields.spare_id(f"fim_{name}_token_id", count)
             if token is None and name in _OLD_FIM:
-                token = fields.id(_OLD_FIM[name], count)
+                token = fields.spare_id(_OLD_FIM[name], count)
             matches = find(texts) if token is None else []
             by_text += matches
             ids = matches if token is None else [token]
@@ -460,7 +480,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
         advice = f"the merges are those of {name}, which is taken"
         if name == "default":
             advice = "words may be split differently than in training; convert the model again"
-        self.notices = (f"{fields.source}: {_KEY}pre is {written}; {advice}",)
+        fields.notice("pre", f"is {written}; {advice}")
         return name
 
     def _adds_bos_by_default(self, fields: _Fields) -> bool:

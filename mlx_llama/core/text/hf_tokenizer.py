@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.files import read_file, read_json, reading
+from mlx_llama.core.system.files import read_file, read_json, read_text, reading
 from mlx_llama.core.system.forks import cached_property
 
 from .infill import FIM_NAMES
@@ -241,7 +241,7 @@ class _FastTokenizer(_FolderTokenizer):
         import tokenizers
 
         with reading(self.path, TokenizerError):
-            text = read_file(self.path, MOST_BYTES).decode()
+            text = read_text(self.path, MOST_BYTES)
         with library_faults(self.path, "not a tokenizer.json", "fetch the file again"):
             _check_charsmaps(text)
             library = tokenizers.Tokenizer.from_str(text)

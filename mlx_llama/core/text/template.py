@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mlx_llama.core.errors import TemplateError, show
-from mlx_llama.core.system.files import read_file, read_json, reading
+from mlx_llama.core.system.files import read_json, read_text, reading
 
 from .adapting import Habits, PartsText, adapt_messages, split_parts
 from .controls import one_line
@@ -64,7 +64,9 @@ class ChatTemplate:
 
         Raises TemplateError: too long, or not valid Jinja.
         """
-        self.source, self.name, self.variables = source, name, dict(variables or {})
+        # A byte order mark would be in every prompt.
+        self.source = source = source.removeprefix("\ufeff")
+        self.name, self.variables = name, dict(variables or {})
         self.notice = ""  # for the user
         self.named: dict[str, ChatTemplate] = {}  # of NAMES, used instead where they apply
         self._is_known = _is_known(source)
@@ -524,7 +526,7 @@ def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
 
 def _read(path: Path) -> str:
     with reading(path, TemplateError):
-        return read_file(path, MOST_BYTES).decode()
+        return read_text(path, MOST_BYTES)
 
 
 # Templates for models without one, by their names in `template`

@@ -292,6 +292,23 @@ def test_missing_fields_of_a_sentencepiece_file_have_llama_cpps_defaults():
     assert ours.named == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
+SPARE = "unknown seperator padding cls mask fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [384, 32000, -1, 1 << 33])
+@pytest.mark.parametrize("name", [*SPARE.split(), "prefix"])
+def test_an_id_outside_the_vocabulary_that_no_text_needs_is_ignored(name, value, kind):
+    """llama.cpp: "bad special token ..., using default id"."""
+    key, metadata = f"{name}_token_id", toy(kind)[0]
+    ours, without = (load_vocabulary(metadata, **{key: x}) for x in (value, None))
+    notice = f"toy.gguf: tokenizer.ggml.{key} is {value}, ignored: the vocabulary ends at 383"
+    assert {*ours.notices} == {notice, *without.notices}
+    assert (ours.named, ours.fim_ids) == (without.named, without.fim_ids)
+    assert ours.eos_ids == without.eos_ids
+    assert ours.encode("<unk>Hello</s>") == without.encode("<unk>Hello</s>")
+
+
 def test_unused_and_empty_tokens():
     metadata, sp = toy("llama")
     count = sp.get_piece_size()
@@ -384,7 +401,7 @@ BAD_LLAMA = [
     ({"eos_token_id": -1}, "eos_token_id is -1"),
     ({"eot_token_id": "2"}, "eot_token_id is '2'"),
     ({"padding_token_id": True}, "padding_token_id is True"),
-    ({"fim_pad_token_id": 999}, "fim_pad_token_id is 999"),
+    ({"fim_pad_token_id": "9"}, "fim_pad_token_id is '9'"),
     ({"add_bos_token": 1}, "add_bos_token is 1"),
     ({"add_eos_token": "no"}, "add_eos_token is 'no'"),
     ({"add_space_prefix": 0.0}, "add_space_prefix is 0.0"),
