@@ -20,6 +20,7 @@ from mlx_llama.core.generation.schema import Schema
 
 from .faults import (
     MOST_FAULTS,
+    SHOWN,
     Fault,
     Refusal,
     client_gone,
@@ -33,6 +34,7 @@ from .settings import Settings
 MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
+MAX_NOTED = 256  # ignored places that a request's answer and the log name
 NOT_AS_SENT = "cannot be served as sent: leave it out, or start the server without --strict"
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
 Note = Callable[[str], None]  # reports an ignored place in the body
@@ -281,7 +283,9 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
 
 def note(request: Request, place: str) -> None:
     """Report in the answer and in the log that a place of the request was ignored."""
-    request.scope.setdefault("noted", {})[place] = None
+    noted = request.scope.setdefault("noted", {})
+    if len(noted) < MAX_NOTED:
+        noted[place[:SHOWN]] = None
 
 
 def parse_object(raw: bytes, list_field: str = "") -> dict[str, Any]:

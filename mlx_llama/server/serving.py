@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import signal
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
@@ -32,6 +35,22 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: FastAPI, grace: float):
         super().__init__(config)
         self._app, self._grace = app, grace
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGHUP, sent when a terminal closes, as SIGTERM; under nohup it stays ignored."""
+        with super().capture_signals():
+            hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+            is_main = threading.current_thread() is threading.main_thread()
+            if hangup is None or not is_main or signal.getsignal(hangup) is signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(hangup, self.handle_exit)
+            try:
+                yield
+            finally:
+                # uvicorn raises the signal again, for the exit code
+                signal.signal(hangup, signal.SIG_DFL if before is None else before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         is_first = not self.should_exit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 
 import pytest
 
@@ -13,10 +14,14 @@ QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 HOSTS = (
     "localhost:{port} 127.0.0.1 [::1]:{port} LOCALHOST 192.168.1.5 host.docker.internal:8080 "
-    "my-pc.local"
+    "my-pc.local localhost. localhost: [fe80::1%25eth0]:80 [::ffff:127.0.0.1]"
 ).split()
 FOREIGN = (
-    "evil.example local localhost.evil.example 127.0.0.1.evil.example evil@localhost"
+    "evil.example local localhost.evil.example 127.0.0.1.evil.example evil@localhost "
+    "localhost:x@evil localhost:80@evil localhost:80:80 localhost:-1 localhost:123456 "
+    "localhost/evil localhost,evil localhost;evil localhost#evil localhost%2eevil .local "
+    "evil..local evil@x.local localhost.. [::1 [::1]evil [::1]:x ::1 [127.0.0.1] [localhost] "
+    "[[::1]] 127.1 0x7f.0.0.1 2130706433 lo\u00e7alhost"
 ).split()
 
 
@@ -25,8 +30,20 @@ FOREIGN = (
 )
 def test_a_name_of_another_is_refused(host, status, guide):
     """DNS rebinding: a page's own name that suddenly points here."""
-    done = guide.http.get("/v1/models", headers={"Host": host.format(port=guide.port)})
+    sent = host.format(port=guide.port).encode("latin-1")
+    done = guide.http.get("/v1/models", headers={"Host": sent})
     assert done.status_code == status, done.text
+
+
+@pytest.mark.parametrize("path", ["/health", "/live", "/ready", "/metrics", "/v1/models"])
+def test_a_probe_over_http_1_0_names_no_host(path, guide):
+    """As HAProxy's and other checks; HTTP/1.1 demands the header (RFC 9112, 3.2)."""
+    for version, status in (("1.0", 200), ("1.1", 400)):
+        with socket.create_connection(("127.0.0.1", guide.port)) as sock:
+            sock.sendall(f"GET {path} HTTP/{version}\r\n\r\n".encode())
+            answer = http.client.HTTPResponse(sock)
+            answer.begin()
+            assert answer.status == status
 
 
 OTHERS = (
