@@ -29,7 +29,7 @@ from .settings import Settings
 log = logging.getLogger("mlx_llama.server")
 
 # need no key: they reveal nothing about the model
-PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}
+PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico", "/sw.js"}
 PUBLIC_FOLDERS = ("/page/",)
 MAX_WARNED = 10_000  # pairs of a client and a field
 MAX_NAMED, MAX_NOTE = 100, 1024  # ignored fields in a header, and its characters
@@ -74,7 +74,7 @@ class Guard:
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS":
-                allowed = Response(headers=_answer_preflight(headers))
+                allowed = Response(headers=self._answer_preflight(headers))
                 await allowed(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
@@ -159,10 +159,23 @@ class Guard:
         # Let any page read a refusal: the browser's console shows the remedy.
         if origin is None or not (is_refused or self._is_allowed(origin)):
             return {}
+        shares = self.settings.cors_credentials and not is_refused
         return {
             "Access-Control-Allow-Origin": origin,
             "Vary": "Origin",
             "Access-Control-Expose-Headers": "X-Request-Id, X-Mlx-Llama-Noted, Retry-After",
+            **({"Access-Control-Allow-Credentials": "true"} if shares else {}),
+        }
+
+    def _answer_preflight(self, headers: Headers) -> dict[str, str]:
+        """Write headers that allow a page's request; its origin was checked."""
+        asked = headers.get("access-control-request-headers", "")
+        is_list = re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII)
+        return {
+            "Access-Control-Allow-Methods": self.settings.cors_methods,
+            "Access-Control-Max-Age": "600",
+            "Access-Control-Allow-Headers": self.settings.cors_headers
+            or (asked if is_list else _USUAL_HEADERS),
         }
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
@@ -266,17 +279,6 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
     if settings.logs_prompts:
         receipt += f" prompts={list(map(answers.llm.tokenizer.decode, answers.prompts))!r}"
     return receipt
-
-
-def _answer_preflight(headers: Headers) -> dict[str, str]:
-    """Write headers that allow a page's request; its origin was checked."""
-    asked = headers.get("access-control-request-headers", "")
-    is_list = re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII)
-    return {
-        "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-        "Access-Control-Max-Age": "600",
-        "Access-Control-Allow-Headers": asked if is_list else _USUAL_HEADERS,
-    }
 
 
 _APP_SCHEMES = tuple(

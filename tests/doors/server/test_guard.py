@@ -103,6 +103,34 @@ def test_an_allowed_origin(serve):
         assert server.http.get("/v1/models", headers={"Origin": origin}).status_code == 403
 
 
+def test_flags_of_llama_server_for_other_origins(serve):
+    """Its --cors-... flags, --tags, --verbose and its names of templates; a larger context."""
+    flags = "--cors-origins * --cors-methods GET,POST --cors-headers * --cors-credentials"
+    flags += " --tags chat,small --verbose --chat-template command-r --ctx-size 4096 --tools all"
+    server = serve(*flags.split())
+    origin = {"Origin": "https://web.mydomain.fr"}
+    asked = origin | {"Access-Control-Request-Method": "POST"}
+    preflight = server.http.options("/completions", headers=asked)
+    assert preflight.status_code == 200
+    for name, value in (
+        ("Origin", "https://web.mydomain.fr"),
+        ("Methods", "GET,POST"),
+        ("Headers", "*"),
+        ("Credentials", "true"),
+    ):
+        assert preflight.headers[f"access-control-allow-{name}"] == value
+    listed = server.http.get("/v1/models", headers=origin)
+    assert listed.headers["access-control-allow-credentials"] == "true"  # for the page to read
+    [model] = listed.json()["data"]
+    assert model["tags"] == ["chat", "small"] and model["meta"]["n_ctx"] == 512
+    shown = server.ask("/v1/chat/completions", **QUESTION)["__verbose"]["prompt"]
+    assert shown.endswith("hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>")
+    hidden = server.ask("/v1/chat/completions", **QUESTION, verbose=False)
+    assert "__verbose" not in hidden
+    log = server.text()
+    assert "(--tools is not needed: " in log and "the context has 512)" in log
+
+
 def test_programs_of_this_machine_written_as_pages_are_served_with_a_key(serve, guide):
     server = serve("--api-key", "key")
     for origin in (
@@ -121,7 +149,7 @@ def test_keys(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# two keys\nfirst-key\n\nsecond-key\n")
     server = serve("--api-key-file", keys, MLX_LLAMA_API_KEY="third-key")
-    for path in ("/health", "/live", "/ready", "/", "/page/app.js"):
+    for path in ("/health", "/live", "/ready", "/", "/page/app.js", "/sw.js"):
         assert server.http.get(path).status_code == 200, path
     for path in (
         "/v1/models /metrics /props /slots /openapi.json /docs /v1/loading/progress /page"
