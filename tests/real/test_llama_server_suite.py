@@ -86,6 +86,7 @@ _OTHER_PAGES = "pages of other sites are refused unless --cors-origins allows th
 OWN_DIFFERENT = DIFFERENT | {
     "basic::test_server_props": _PER_REQUEST,
     "basic::test_server_slots": _PER_REQUEST,
+    "completion::test_nocache_long_input_prompt": _PER_REQUEST,
     "chat_completion::test_context_size_exceeded": _PER_REQUEST,
     "security::test_cors_options": _OTHER_PAGES,
     "security::test_cors_origins_defaults_to_localhost_with_tools_enabled": "pages of this machine "

@@ -47,7 +47,7 @@ def test_a_context_beyond_the_trained_length_is_lowered_with_a_notice(size, toy)
     llm = load(toy, backend="cpu", ctx_size=size)
     assert llm.engine.context == 256
     notices = llm.generate([1, 5], max_tokens=1).notices
-    text = f"`ctx_size` {size}: toy takes 1 to 256 positions; the context has 256"
+    text = f"`ctx_size` {size}: {toy} takes 1 to 256 positions; the context has 256"
     assert notices.count(text) == 1, notices
 
 
