@@ -34,6 +34,7 @@ FOREIGN_FLAGS = {
         "--device": "--gpu",
         "--stop-token-ids": "--extra-eos-token",
         "--system-prompt": "--system",
+        "--cache-memory": "--cache-ram",
         "--ignore-chat-template": "-no-cnv --no-conversation",
     }.items()
     for foreign in names.split()
