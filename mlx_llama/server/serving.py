@@ -29,7 +29,7 @@ SPARE_SECONDS = 5  # after --shutdown-seconds, to notify clients
 
 class Server(uvicorn.Server):
     """uvicorn that refuses new requests at the first signal and stops running ones `grace` seconds
-    later. A second signal stops at once.
+    later. A second signal, but SIGHUP, stops at once.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, grace: float):
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
             desk.is_draining = True
             # A signal may interrupt any code: leave the rest to the event loop.
             desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
-        else:
+        elif sig != getattr(signal, "SIGHUP", None):  # a closing terminal may send several
             self.force_exit = True
             logging.getLogger("uvicorn.error").disabled = True  # cancelled tasks are no errors
 

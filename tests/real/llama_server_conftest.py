@@ -68,8 +68,9 @@ def list_flags(server) -> tuple[str, ...]:
     context = min(CONTEXT, (server.n_ctx or 4096) * unified // slots)
     flags = ["--model", MODEL, "--backend", "cpu", "--max-rows", slots, "--ctx-size", context]
     flags += ["--temp", server.temperature, "--seed", server.seed]
-    # llama-server's default is any origin
-    flags += ["--cors-origin", server.cors_origins or "*"]
+    # llama-server's default is any origin, and with tools pages of the same machine
+    default = "localhost" if server.server_tools else "*"
+    flags += ["--cors-origin", server.cors_origins or default]
     flags += ["--host", server.server_host]
     flags += ["--slots" if server.server_slots else "--no-slots"]
     named = {
