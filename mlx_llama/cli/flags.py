@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from mlx_llama import __version__
@@ -34,6 +34,7 @@ FOREIGN_FLAGS = {
         "--device": "--gpu",
         "--stop-token-ids": "--extra-eos-token",
         "--system-prompt": "--system",
+        "--cache-memory": "--cache-ram",
         "--ignore-chat-template": "-no-cnv --no-conversation",
     }.items()
     for foreign in names.split()
@@ -41,7 +42,7 @@ FOREIGN_FLAGS = {
 # Flags of llama.cpp and mlx-lm that are accepted and change nothing: names, nargs, reason.
 _DEVICE = "the whole model runs on the device that --backend and --device choose"
 _FILES = "the operating system's page cache holds the file"
-NEEDLESS_FLAGS = (
+NEEDLESS_FLAGS: tuple[tuple[Sequence[str], int | str, str], ...] = (
     (("-ngl", "--gpu-layers", "--n-gpu-layers"), 1, _DEVICE),
     (("-sm", "--split-mode"), 1, _DEVICE),
     (("-mg", "--main-gpu"), 1, _DEVICE),
@@ -51,7 +52,11 @@ NEEDLESS_FLAGS = (
     (("--numa",), 1, "threads stay on the cores that the operating system chooses"),
     (("-cb", "--cont-batching", "-kvu", "--kv-unified"), 0, "requests are always batched"),
     (("-cnv", "--conversation"), 0, "chat is a conversation, generate one prompt"),
-    (("--jinja", "--use-default-chat-template"), 0, "the model's chat template is always used"),
+    (
+        ("--jinja", "--no-jinja", "--use-default-chat-template"),
+        0,
+        "the model's chat template is always used",
+    ),
     (("--no-warmup",), 0, "there is no warm-up"),
     (("--no-display-prompt",), 0, "the prompt is never printed"),
     (("-co", "--color", "--simple-io", "--log-disable"), 0, "stdout holds the answer alone"),
@@ -284,8 +289,16 @@ def add_load_flags(
         kwargs |= {"default": field.default, "help": about["help"] + about["flag_help"]}
         add = parser.group_of(name, group).add_argument
         add(*flags_of(name, about["aliases"]), dest=name, **kwargs)
+    if not only:
+        add_needless_flags(parser, NEEDLESS_FLAGS)
+
+
+def add_needless_flags(
+    parser: Parser, table: Sequence[tuple[Sequence[str], int | str, str]]
+) -> None:
+    """Accept flags of other tools that change nothing: names, nargs, reason."""
     hidden: Any = dict.fromkeys(("dest", "default", "help"), argparse.SUPPRESS)
-    for names, count, reason in () if only else NEEDLESS_FLAGS:
+    for names, count, reason in table:
         parser.add_argument(*names, action=_Needless, nargs=count, const=reason, **hidden)
 
 

@@ -23,6 +23,7 @@ from mlx_llama.core.text.surrogates import replace_surrogates
 
 from .faults import (
     MOST_FAULTS,
+    SHOWN,
     Fault,
     Refusal,
     client_gone,
@@ -37,6 +38,7 @@ from .settings import Settings
 MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
+MAX_NOTED = 256  # ignored places that a request's answer and the log name
 NOT_AS_SENT = "cannot be served as sent: leave it out, or start the server without --strict"
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # escaped, or as bytes
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
@@ -296,7 +298,9 @@ def suggest_field(kind: type[Dialect], place: str) -> str:
 
 def note(request: Request, place: str) -> None:
     """Report in the answer and in the log that a place of the request was ignored."""
-    request.scope.setdefault("noted", {})[place] = None
+    noted = request.scope.setdefault("noted", {})
+    if len(noted) < MAX_NOTED:
+        noted[place[:SHOWN]] = None
 
 
 def parse_object(raw: bytes, list_field: str, note: Note | None) -> dict[str, Any]:

@@ -65,12 +65,13 @@ def _files() -> dict[str, str | bytes]:
 
 @router.get("/")
 @router.get("/favicon.ico")
+@router.get("/sw.js")
 @router.get("/page/{name}")
 async def page_file(request: Request) -> Response:
     """Return a file of the page."""
     if not desk_of(request).settings.serves_page:
         raise not_found("the page is off: start the server with --page")
-    names = {"/": "index.html", "/favicon.ico": "icon.svg"}
+    names = {"/": "index.html", "/favicon.ico": "icon.svg", "/sw.js": "sw.js"}
     name = request.path_params.get("name") or names[request.url.path]
     if name not in _files():
         raise not_found("the page has no such file")

@@ -571,7 +571,8 @@ def load_model(options: LoadOptions) -> LLM:
     assert isinstance(options.adapters, tuple)
     assert not isinstance(options.cache_memory, str) and options.max_rows is not None
     checkpoint = open_checkpoint(options.model, options.revision, options.adapters)
-    context = context_size(checkpoint, options.ctx_size)
+    notices: list[str] = []
+    context = context_size(checkpoint, options.ctx_size, notices.append)
     template = checkpoint.template
     if options.template:
         template = load_builtin_template(os.fspath(options.template), checkpoint.tokenizer)
@@ -596,6 +597,7 @@ def load_model(options: LoadOptions) -> LLM:
         limits: Any = {"cache_memory": options.cache_memory, "max_rows": options.max_rows}
         llm = LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
         llm.engine.files = FileWatch(*(x.tensors for x in (checkpoint, smaller) if x))
+        llm.engine.notices = (*llm.engine.notices, *notices)
         return llm
     except BaseException:
         if home:
@@ -627,13 +629,19 @@ def check_load(options: LoadOptions) -> None:
         load_builtin_template(options.template)
 
 
-def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
-    """Positions of a context; None: as many as the model was trained for. Raises ContextError."""
+def context_size(
+    checkpoint: Checkpoint, ctx_size: int | str | None, notify: abc.Callable[[str], object]
+) -> int:
+    """Positions of a context; None: as many as the model was trained for. A larger number than it
+    takes is lowered, and `notify` gets a notice. Raises ContextError for no positive number.
+    """
     if ctx_size is None:
         return checkpoint.config.max_position_embeddings
     maximum = rope.max_context(checkpoint.config)
     context = int(ctx_size) if re.fullmatch(r"\d{1,12}", str(ctx_size)) else 0
-    if not 1 <= context <= maximum:
-        text = f"{checkpoint.name} takes 1 to {maximum} positions"
-        raise ContextError(f"`ctx_size` {ctx_size}: {text}")
-    return context
+    text = f"`ctx_size` {ctx_size}: {checkpoint.name} takes 1 to {maximum} positions"
+    if context < 1:
+        raise ContextError(text)
+    if context > maximum:
+        notify(f"{text}; the context has {maximum}")
+    return min(context, maximum)

@@ -324,26 +324,38 @@ def start_early(text: TemplateText) -> None:
 
 
 def _is_known(source: str) -> bool:
-    return source in BUILTIN.values() or is_known(source)
+    return is_known(source) or source in _named_templates().values()
+
+
+@functools.cache
+def _named_templates() -> Mapping[str, str]:
+    """Sources by name: BUILTIN, and the others that llama.cpp has (src/llama-chat.cpp)."""
+    text = Path(__file__).with_name("llama_cpp_templates.json").read_text(encoding="utf-8")
+    return {**json.loads(text), **BUILTIN}
 
 
 def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
-    """Load the value of `template`: a name in `BUILTIN`, a Jinja file, or Jinja text.
+    """Load the value of `template`: a name in `BUILTIN` or of llama.cpp's, a Jinja file, or Jinja
+    text.
 
     tokenizer: its named tokens become variables of the template; None only checks the value.
 
     Raises TemplateError: none of the three, or not valid Jinja.
     """
     named = tokenizer.named if tokenizer else {}
-    if value in BUILTIN:
-        return ChatTemplate(BUILTIN[value], f"template {value}", named)
+    if source := _named_templates().get(value):
+        return ChatTemplate(source, f"template {value}", named)
     if "{{" in value or "{%" in value:
         return ChatTemplate(value, "`template`", named)
     path = Path(os.path.expanduser(value))
     if not os.path.isfile(path):
+        if re.search(r"\s", value) and not re.search(r"[/\\]|\.\w+$", value):
+            template = ChatTemplate(value, "`template`", named)
+            template.notice = f"`template` {show(value)} is plain text: it shows no message"
+            return template
         raise TemplateError(
             f"template {show(value)}: neither a file, nor Jinja text, nor a known name; known "
-            f"are {', '.join(BUILTIN)}"
+            f"are {', '.join(BUILTIN)} and the names that llama.cpp has, such as command-r"
         )
     return ChatTemplate(_read(path), str(path), named)
 

@@ -34,12 +34,22 @@ def test_numpy_prompts(llm):
 
 def test_the_context_may_be_smaller_and_stretched_rope_larger(tmp_path, toy):
     assert len(load(toy, backend="cpu", ctx_size=10).generate([1] * 7, max_tokens=99).tokens) == 3
-    for bad in (0, 257, 4.7, True, "x", -5):
+    for bad in (0, 4.7, True, "x", -5):
         with pytest.raises(ContextError, match="1 to 256"):
             load(toy, backend="cpu", ctx_size=bad)
     folder = make_checkpoint(tmp_path / "m", rope_scaling={"type": "linear", "factor": 4.0})
     assert load(folder, backend="cpu").engine.context == 256
     assert load(folder, backend="cpu", ctx_size=1024).engine.context == 1024
+
+
+@pytest.mark.parametrize("size", [257, "100000"])
+def test_a_context_beyond_the_trained_length_is_lowered_with_a_notice(size, toy):
+    """As in llama.cpp, which warns."""
+    llm = load(toy, backend="cpu", ctx_size=size)
+    assert llm.engine.context == 256
+    notices = llm.generate([1, 5], max_tokens=1).notices
+    text = f"`ctx_size` {size}: {toy} takes 1 to 256 positions; the context has 256"
+    assert notices.count(text) == 1, notices
 
 
 @pytest.mark.parametrize(

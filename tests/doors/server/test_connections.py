@@ -10,9 +10,10 @@ import socket
 import time
 
 import pytest
+from starlette.responses import Response
 
 from mlx_llama import load
-from mlx_llama.server import guard
+from mlx_llama.server import connections, guard
 from mlx_llama.server.connections import SPARE
 
 LATEST = 20.0  # seconds in which a limit of less than one must act
@@ -194,6 +195,70 @@ def test_an_answer_that_nobody_reads(strict):
         sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 64)
         strict.wait(lambda: len(strict.open) == 1)
         strict.wait(lambda: not strict.open, LATEST)
+
+
+# Clients that send nothing more (RFC 9112, 9.6: half a connection may be closed)
+
+
+def finish(server, data: bytes) -> bytes:
+    """Send `data`, end the sending side as `nc -N` does, and return all that the server says."""
+    with connect(server) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        return read_all(sock)
+
+
+def test_a_client_that_ends_its_side_gets_its_answer(strict):
+    stream = BODY.replace(b"}", b', "stream": true}')
+    old = complete(BODY).replace(b"HTTP/1.1", b"HTTP/1.0")
+    for request, end in (
+        (complete(BODY), b"}"),
+        (old, b"}"),
+        (complete(stream), b"data: [DONE]\n\n\r\n0\r\n\r\n"),
+        (GET + complete(BODY) + GET, b'{"status":"ok"}'),
+    ):
+        answer = finish(strict, request)
+        assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(end), answer
+        assert answer.count(b"HTTP/1.1 200 ") == request.count(b" HTTP/1.")
+    assert finish(strict, complete(BODY)[:-1]) == b""  # half a request
+    strict.wait(lambda: not strict.open)
+
+
+def test_a_long_answer_reaches_a_client_that_ended_its_side(strict, monkeypatch):
+    """http.client skips the interim responses, with which the server probes the connection."""
+    monkeypatch.setattr(connections, "PROBE_SECONDS", 0.01)
+    body = b'{"prompt": "hello", "max_tokens": 1000, "logit_bias": {"2": -1000}}'
+    assert finish(strict, complete(body)).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 ")
+    with connect(strict) as sock:
+        sock.sendall(complete(body))
+        sock.shutdown(socket.SHUT_WR)
+        status, answer = read_answer(sock)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 1000
+
+
+@pytest.mark.parametrize("field", [b"", b', "stream": true'])
+def test_a_client_that_leaves_after_its_side_ended_is_noticed(field, strict):
+    body = b'{"prompt": "hello", "max_tokens": 90000, "logit_bias": {"2": -1000}%s}' % field
+    with connect(strict) as sock:
+        sock.sendall(complete(body))
+        sock.shutdown(socket.SHUT_WR)
+        strict.wait(lambda: strict.desk.active == 1)
+    strict.wait(strict.is_idle, LATEST)
+    assert b'outcome="gone"' in finish(strict, GET.replace(b"health", b"metrics"))
+
+
+# Answers of the application that are not HTTP
+
+
+@pytest.mark.parametrize("value", ["a ", "a\nb", "\0", " a"])
+def test_a_header_that_is_illegal_is_a_500(value, strict):
+    @strict.app.get("/illegal")
+    async def answer() -> Response:
+        return Response(headers={"X-A": value})
+
+    for _ in range(2):
+        status, body = ask(strict, GET.replace(b"health", b"illegal"))
+        assert status == 500 and body["error"]["code"] == "internal_error"
 
 
 # Sizes and kinds

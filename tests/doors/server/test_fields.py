@@ -16,9 +16,11 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel, SecretStr
+from starlette.requests import Request
 
 from mlx_llama.server.anthropic import MessagesRequest
 from mlx_llama.server.completions import CompletionRequest
+from mlx_llama.server.fields import note
 from mlx_llama.server.openai import ChatRequest
 from mlx_llama.server.responses import ResponsesRequest
 
@@ -200,6 +202,37 @@ def test_strange_names_of_fields_are_noted_in_a_header_of_ascii(lenient):
     assert done.status_code == 200 and "set-cookie" not in done.headers, done.text
     assert "a??Set-Cookie: x?" in done.headers["x-mlx-llama-noted"]
     assert len(done.headers["x-mlx-llama-noted"]) < 3000
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["x "],
+        [" x"],
+        ["\t"],
+        [""],
+        [" "],
+        ["\ud7ff\u2028\x7f"],
+        [f"x{i}" for i in range(1000)],  # cut at a space
+        ["🦙" * 2000],
+        [f"{i}{'y' * 300}" for i in range(2000)],
+    ],
+    ids=range(9),
+)
+def test_names_of_fields_leave_the_header_legal(names, lenient):
+    """Judged by h11 on both sides, as in httpx."""
+    path, base = CHAT
+    done = lenient.post(path, **base, max_tokens=1, **dict.fromkeys(names, 1))
+    assert done.status_code == 200, done.text
+    assert len(done.headers["x-mlx-llama-noted"]) <= 1024
+
+
+def test_a_request_keeps_few_short_names_of_ignored_fields():
+    request = Request({"type": "http"})
+    for number in range(1000):
+        note(request, f"{number}{'x' * 9000}")
+    assert len(request.scope["noted"]) <= 256
+    assert max(map(len, request.scope["noted"])) <= 200
 
 
 def test_a_client_s_ignored_field_is_in_the_log_once(lenient):

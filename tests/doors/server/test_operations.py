@@ -211,18 +211,33 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside, llm):
     assert ask("/v1/responses", input="Who are you?", text={"format": text}) not in words
 
 
-def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_running_requests_end_and_refuses_new_ones(number, tmp_path, roomy):
     with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(1) as pool:
         asked = {"prompt": "hello", "max_tokens": 1500, "stream": True}
         running = pool.submit(fetch, server, "POST", ROUTE, **asked)
         server.wait(lambda: server.metric("rows_running") == 1)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         time.sleep(0.3)
+        if number == signal.SIGHUP:  # of the shell and of the terminal
+            server.process.send_signal(number)
         with contextlib.suppress(httpx.HTTPError):  # a kept connection may still answer
             assert server.http.get("/ready").status_code == 503
         text = running.result()[1]
         assert text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text
-        server.process.wait(20)
+        assert server.process.wait(20) == -number  # as a shell and a supervisor expect
+
+
+def test_a_hangup_is_ignored_under_nohup(tmp_path, toy):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the child inherits it
+    try:
+        server = Live(tmp_path / "log", "--model", toy)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with server:
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert server.http.get("/ready").status_code == 200
 
 
 def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
