@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .kernels.panels import Panels, Slab
     from .kernels.target import Target
 
+SMALL_TABLE = 64 << 20  # bytes
 READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk in advance
 
 
@@ -102,11 +103,19 @@ class Weights(BaseWeights):
         return values
 
     def _table(self, name: str) -> ops.Matrix:
-        """The stored matrix, memory-mapped; copied if unaligned."""
+        """The stored matrix, memory-mapped; copied if unaligned. The compiled path maps nothing
+        else, so it also copies a small one: then no truncation of the file can end the process.
+        """
         stored = self.tensors[f"{name}.weight"]
         stored.check_file()
-        is_low_bit = isinstance(stored, AffineWeight)
-        return stored if is_low_bit else np.require(stored.bits, requirements="A")
+        copies = self.code is not None and stored.nbytes <= SMALL_TABLE
+        if isinstance(stored, AffineWeight):
+            return stored.copy() if copies else stored
+        bits = np.require(stored.bits, requirements="A")
+        if copies:
+            bits = bits.copy()
+            bits.flags.writeable = False
+        return bits
 
     def _compile(self, target: Target, threads: int, bits: int, cache_bits: int | None) -> None:
         """Plan all panels, compile their code, and map them from the cache or fill an arena. bits:

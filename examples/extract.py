@@ -33,7 +33,7 @@ def main() -> None:
         {"role": "user", "content": f"Give name, age and town of the person as JSON. {args.text}"}
     ]
     answer = llm.generate(question, schema=Person, max_tokens=200)
-    print(answer.parsed or f"cut short ({answer.finish_reason}): {answer}")
+    print(answer.parsed)  # IncompleteAnswerError if 200 tokens did not suffice
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core import errors
+    from . import errors
     from .core.backends.load_options import LoadOptions
     from .core.backends.logprobs import TokenLogprobs
     from .core.engine.builder import RequestBuilder
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ConfigError,
         ContextError,
+        IncompleteAnswerError,
         LlamaError,
         NumericalError,
         OptionsError,
@@ -61,8 +62,8 @@ _HOMES = {
     "core.backends.load_options": "LoadOptions", "core.backends.logprobs": "TokenLogprobs",
     "core.engine.builder": "RequestBuilder",
     "core.engine.loop": "Loop", "core.engine.request": "Handle",
-    "core.errors": "errors LlamaError BackendError CheckpointError ConfigError ContextError "
-    "NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
+    "core.errors": "LlamaError BackendError CheckpointError ConfigError ContextError "
+    "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
     "core.generation.cache_file": "Identity", "core.generation.completion": "Completion Token",
     "core.generation.entries": "Entry", "core.generation.guide": "Guide",
@@ -80,21 +81,22 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
     "CheckpointError", "ConfigError", "ContextError", "Defaults", "Entry",
-    "GenerationOptions", "Guide", "Handle", "Identity", "Infill", "LlamaError", "LoadOptions",
-    "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece", "OnProgress", "Options",
-    "OptionsError", "OutOfMemoryError", "Prompt", "RequestBuilder", "Resolved", "Schema",
-    "SessionError", "TemplateError", "Thought", "Token", "TokenLogprobs", "Tokenizer",
-    "TokenizerError",
+    "GenerationOptions", "Guide", "Handle", "Identity", "IncompleteAnswerError", "Infill",
+    "LlamaError", "LoadOptions", "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece",
+    "OnProgress", "Options", "OptionsError", "OutOfMemoryError", "Prompt", "RequestBuilder",
+    "Resolved", "Schema", "SessionError", "TemplateError", "Thought", "Token", "TokenLogprobs",
+    "Tokenizer", "TokenizerError",
     "ToolCall", "ToolDelta", "ToolLoop", "ToolStream", "Toolbox", "TraceError",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     # Import names at their first use, so that `import mlx_llama` takes milliseconds.
+    if name == "errors":
+        return importlib.import_module(".errors", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".{_HOME_OF[name]}", __name__)
-    return module if name == "errors" else getattr(module, name)
+    return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -37,13 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
-        print(overview())
-        return 0
+        return _print(overview())
     if name == "--version":
         from . import __version__
 
-        print(f"mlx_llama {__version__}")
-        return 0
+        return _print(f"mlx_llama {__version__}")
     if name not in COMMANDS:
         import difflib
 
@@ -51,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         near += [_OTHER_NAMES[name]] if name in _OTHER_NAMES else []
         near += difflib.get_close_matches(name, COMMANDS, 1)
         remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
-        print(f"error: there is no command {name!r}: {remedy}", file=sys.stderr)
+        from .cli import say
+
+        say(f"error: there is no command {name!r}: {remedy}")
         return 2
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
@@ -59,11 +59,27 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         from . import cli
+        from .core.system.launch import find_launch
 
-        run = importlib.import_module(f"mlx_llama.{HOMES.get(name, name)}").main
+        command = importlib.import_module(f"mlx_llama.{HOMES.get(name, name)}").main
     finally:
         signal.signal(signal.SIGINT, before)
+
+    def run(arguments: list[str]) -> int | None:
+        if find_launch() is not None:
+            from .core.backends.following import follow_leader
+
+            if follow_leader():
+                return 0
+        return command(arguments)
+
     return cli.run(run, arguments[1:])
+
+
+def _print(text: str) -> int:
+    from . import cli
+
+    return cli.run(lambda _: print(text), [])
 
 
 def start(name: str) -> NoReturn:

@@ -84,6 +84,8 @@ def load(args: argparse.Namespace) -> LLM:
     with cli.Bar("loading"):
         llm = load_model(flags.load_options(args))
     llm.defaults.lift_limit()
+    if args.ignore_chat_template:
+        llm.tells_plain = False
     if llm.template is None and not args.ignore_chat_template:
         _refuse_system(args)
         cli.say(
@@ -155,6 +157,8 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
         print(json.dumps({"receipt": receipt}), flush=True)
     else:
         print()
+    if not args.jsonl and (notice := stream.completion.describe_repetition()):
+        cli.say(f"({spell_flags(notice)})")
     if not args.jsonl and (logprobs := stream.completion.describe_logprobs(llm.tokenizer)):
         cli.show(logprobs)
     if args.stats:

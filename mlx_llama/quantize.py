@@ -124,14 +124,14 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
     from .core.generation.llm import load_model
     from .core.proofs.importance import WINDOW, WINDOWS, measure_importance, read_docs
     from .core.system import progress
-    from .core.system.files import read_file, reading
+    from .core.system.files import read_text, reading
 
     is_docs = args.calibrate == "docs"
     if is_docs:
         text = read_docs()
     else:
         with reading(args.calibrate, CheckpointError, "choose a text file, or docs"):
-            text = read_file(args.calibrate, 1 << 28).decode()
+            text = read_text(args.calibrate, 1 << 28)
     options = LoadOptions(args.source, "cpu", compile=False, revision=args.revision)
     llm = load_model(options)
     tokens = llm.tokenizer.encode(text)[: WINDOW * WINDOWS if is_docs else None]

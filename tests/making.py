@@ -268,7 +268,7 @@ Encoded = dict[str, tuple[str, tuple[int, ...], bytes]]  # {name: (dtype code, s
 
 def put_zeros(name: str, code: str, *shape: int) -> Callable[[Encoded], None]:
     """An edit of encoded tensors: zeros of this dtype code and shape under the name."""
-    sizes = {"U8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "F64": 8}
+    sizes = {"U8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "F64": 8, "I64": 8}
     data = bytes(math.prod(shape) * sizes.get(code, 4))
     return lambda tensors: tensors.__setitem__(name, (code, shape, data))
 

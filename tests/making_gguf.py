@@ -90,13 +90,15 @@ def dequantise(blocks: np.ndarray, kind: str) -> np.ndarray:
 
 def encode(values: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
     """The stored form of a tensor, for GGUFWriter.add_tensor."""
+    if kind == "F64":
+        return values.astype(np.float64)
     if kind in PLAIN or kind in QUANTISABLE:
         return gguf.quants.quantize(values, Type[kind])
     return random_blocks(kind, *values.shape, rng)
 
 
 def decode(stored: np.ndarray, kind: str) -> np.ndarray:
-    return dequantise(stored, kind) if kind != "F32" else stored.copy()
+    return stored.astype(np.float32) if kind in ("F32", "F64") else dequantise(stored, kind)
 
 
 def permute(x: np.ndarray, heads: int) -> np.ndarray:

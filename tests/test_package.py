@@ -37,9 +37,22 @@ def test_public_names_are_listed_and_there():
         *("Prompt", "errors", "LogitsProcessor", "OnPiece", "OnProgress", "Messages")
     }:
         assert getattr(mlx_llama, name).__name__ == name
-    assert mlx_llama.errors is errors and (ROOT / "mlx_llama" / "py.typed").is_file()
+    assert (ROOT / "mlx_llama" / "py.typed").is_file()
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         mlx_llama.lod
+
+
+def test_errors_are_a_module_that_can_be_imported():
+    code = (
+        "import mlx_llama.errors as imported; from mlx_llama.errors import LlamaError; import "
+        "mlx_llama; assert mlx_llama.errors is imported and mlx_llama.LlamaError is LlamaError; "
+        "print(sorted(n for n in dir(imported) if n[0].isupper()))"
+    )
+    done = run_python("-c", code)
+    assert done.stdout.strip() == str(sorted(ERRORS)), done.stderr
+    assert {getattr(mlx_llama.errors, name) for name in ERRORS} == {
+        getattr(errors, name) for name in ERRORS
+    }
 
 
 def annotations(thing: object) -> list[str]:

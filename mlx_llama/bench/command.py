@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> int:
         args.compile = False  # a traced or captured step hides its operations
     options = backend.check(flags.load_options(args))
     checkpoint = open_checkpoint(options.model, options.revision, single_adapter(options))
-    context = context_size(checkpoint, options.ctx_size)
+    context = context_size(checkpoint, options.ctx_size, lambda notice: cli.say(f"({notice})"))
     has_one = len(prompts) == len(generates) == 1 and depths in (None, [0]) and row_counts is None
     is_table = args.plot or args.profile or output not in ("text", "json")
     is_single = has_one and not is_table

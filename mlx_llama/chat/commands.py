@@ -169,8 +169,8 @@ def _set(session: Session, argument: str) -> str:
     name = option_name(typed)
     if name not in FIELDS:
         session.resolve(**{name: ""})  # raises, and suggests a name
-    unset = "random" if name == "seed" else "none" if name in NULLABLE else "default"
-    if rest and rest[0] in ("default", unset):
+    unset = ("random", "-1") if name == "seed" else ("none",) if name in NULLABLE else ()
+    if rest and rest[0] in ("default", *unset):
         session.options.pop(name, None)
     elif rest:
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})
@@ -243,14 +243,14 @@ def _stats(session: Session, argument: str) -> str:
 
 
 def _count_messages(session: Session) -> str:
-    oldest = session.dropped
+    oldest = len(session.messages) - len(session.seen)
     dropped = f", the oldest {oldest} no longer seen by the model" if oldest else ""
     return f"{len(session.messages)} messages{dropped}"
 
 
 def _read(session: Session, argument: str) -> Stream:
     path = _require_file(file_path(argument))
-    text = cli.read_text(path).removeprefix("\ufeff")
+    text = cli.read_text(path)
     if not text.strip():
         raise CommandError(f"{path}: is empty")
     return session.stream(text)

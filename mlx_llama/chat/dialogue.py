@@ -201,6 +201,11 @@ def describe_end(completion: Completion, engine: RequestBuilder) -> Iterator[str
     """Remarks on how an answer ended."""
     if completion.finish_reason == "interrupted":
         yield "stopped"
+    elif completion.repeated:
+        yield (
+            f"stopped after {len(completion.tokens)} tokens because the answer repeats itself: "
+            "/resume continues it, /set repetition_limit 0 lets all answers go on"
+        )
     elif completion.finish_reason == "length":
         yield (
             f"cut off after {len(completion.tokens)} tokens: /resume continues it, /set max_tokens "

@@ -62,6 +62,7 @@ def main(arguments: list[str]) -> int:
         with cli.Bar("loading"):
             llm = load_model(replace(load_options, **other))
         llm.defaults.lift_limit()
+        llm.defaults.end_repetition()
         return llm
 
     def load_another(name: str) -> LLM:

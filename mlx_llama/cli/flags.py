@@ -7,13 +7,13 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from mlx_llama import __version__
 from mlx_llama.core.backends.load_options import TABLE, LoadOptions
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_GRAMMAR
+from mlx_llama.core.generation.options import FIELDS, MAX_GRAMMAR
 from mlx_llama.core.generation.schema import MAX_CHARACTERS
 
 from .running import say
@@ -34,6 +34,7 @@ FOREIGN_FLAGS = {
         "--device": "--gpu",
         "--stop-token-ids": "--extra-eos-token",
         "--system-prompt": "--system",
+        "--cache-memory": "--cache-ram",
         "--ignore-chat-template": "-no-cnv --no-conversation",
     }.items()
     for foreign in names.split()
@@ -41,7 +42,7 @@ FOREIGN_FLAGS = {
 # Flags of llama.cpp and mlx-lm that are accepted and change nothing: names, nargs, reason.
 _DEVICE = "the whole model runs on the device that --backend and --device choose"
 _FILES = "the operating system's page cache holds the file"
-NEEDLESS_FLAGS = (
+NEEDLESS_FLAGS: tuple[tuple[Sequence[str], int | str, str], ...] = (
     (("-ngl", "--gpu-layers", "--n-gpu-layers"), 1, _DEVICE),
     (("-sm", "--split-mode"), 1, _DEVICE),
     (("-mg", "--main-gpu"), 1, _DEVICE),
@@ -51,7 +52,11 @@ NEEDLESS_FLAGS = (
     (("--numa",), 1, "threads stay on the cores that the operating system chooses"),
     (("-cb", "--cont-batching", "-kvu", "--kv-unified"), 0, "requests are always batched"),
     (("-cnv", "--conversation"), 0, "chat is a conversation, generate one prompt"),
-    (("--jinja", "--use-default-chat-template"), 0, "the model's chat template is always used"),
+    (
+        ("--jinja", "--no-jinja", "--use-default-chat-template"),
+        0,
+        "the model's chat template is always used",
+    ),
     (("--no-warmup",), 0, "there is no warm-up"),
     (("--no-display-prompt",), 0, "the prompt is never printed"),
     (("-co", "--color", "--simple-io", "--log-disable"), 0, "stdout holds the answer alone"),
@@ -61,8 +66,6 @@ SIMILAR = 0.8  # minimum difflib ratio for a suggested flag, dashes included
 # Listed first in --help.
 COMMON = "model backend ctx_size max_tokens temperature top_p seed system_prompt prompt".split()
 PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
-# -1 as in llama.cpp: no limit, or a new seed each time.
-_MINUS_ONE = {"max_tokens": str(ENDLESS), "seed": None, "repetition_context_size": "65536"}
 # As in llama.cpp: the model's context, and a number of threads chosen by us.
 _UNSET = {"ctx_size": "0", "threads": "-1"}
 
@@ -147,9 +150,17 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._arguments, namespace)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # argparse takes -f for -fa, with allow_abbrev=False too
+        # argparse takes -f for -fa, with allow_abbrev=False too, and -hf for -h -f
+        if not self._has_value(option_string):
+            return []
         matches: list[Any] = super()._get_option_tuples(option_string)
         return [match for match in matches if not match[1].startswith(option_string)]
+
+    def _has_value(self, argument: str) -> bool:
+        """True for a short flag and its value in one word, as in -m5."""
+        action = self._option_string_actions.get(argument[:2])
+        is_foreign = argument.partition("=")[0] in FOREIGN_FLAGS
+        return action is not None and action.nargs != 0 and not is_foreign
 
     def error(self, message: str) -> NoReturn:
         unknown = [
@@ -169,7 +180,7 @@ class Parser(argparse.ArgumentParser):
         name = argument.partition("=")[0]
         if not re.match(r"--?[A-Za-z]", name) or name in self._option_string_actions:
             return False
-        return name in FOREIGN_FLAGS or name[:2] not in self._option_string_actions  # -m5 is -m 5
+        return not self._has_value(name)
 
     def _suggest(self, flag: str) -> str:
         """The flag that was probably meant, "" for none."""
@@ -238,10 +249,7 @@ def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("schema", "grammar"):
         if name in values:
             values[name] = _read_file(name, values[name])
-    for name, meaning in _MINUS_ONE.items():
-        if values.get(name) == "-1":
-            values[name] = meaning
-    return {name: value for name, value in values.items() if value is not None}
+    return values
 
 
 def _read_file(name: str, value: str) -> str:
@@ -249,7 +257,7 @@ def _read_file(name: str, value: str) -> str:
     if re.match(r"\s*{" if name == "schema" else r"(?s).*(\bstart\s*:|\broot\s*::=)", value):
         return value
     try:
-        with open(os.path.expanduser(value), encoding="utf-8") as file:
+        with open(os.path.expanduser(value), encoding="utf-8-sig") as file:
             # one more than allowed, for the check of the length
             return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)
     except (OSError, ValueError) as error:
@@ -281,8 +289,16 @@ def add_load_flags(
         kwargs |= {"default": field.default, "help": about["help"] + about["flag_help"]}
         add = parser.group_of(name, group).add_argument
         add(*flags_of(name, about["aliases"]), dest=name, **kwargs)
+    if not only:
+        add_needless_flags(parser, NEEDLESS_FLAGS)
+
+
+def add_needless_flags(
+    parser: Parser, table: Sequence[tuple[Sequence[str], int | str, str]]
+) -> None:
+    """Accept flags of other tools that change nothing: names, nargs, reason."""
     hidden: Any = dict.fromkeys(("dest", "default", "help"), argparse.SUPPRESS)
-    for names, count, reason in () if only else NEEDLESS_FLAGS:
+    for names, count, reason in table:
         parser.add_argument(*names, action=_Needless, nargs=count, const=reason, **hidden)
 
 

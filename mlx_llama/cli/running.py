@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TextIO
 
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.launch import find_launch
 from mlx_llama.core.text.controls import shorten, show_controls
 
 from .spelling import spell_flags
@@ -38,12 +38,26 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
     if sys.stdout is None:
         say("error: standard output is closed: open it to receive the answer")
         return 2
+    code = 0
     try:
-        if find_launch() is not None:
-            from mlx_llama.core.backends.following import follow_leader
+        try:
+            code = _call(main, arguments)
+        finally:  # also when --help ends by SystemExit
+            # At exit a reader that left would be a message and code 120.
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head`
+        _discard(sys.stdout)
+    except OSError as error:
+        if "--debug" in arguments or error.errno != errno.ENOSPC:
+            raise
+        say(f"error: the output cannot be written: {error.strerror}")
+        _discard(sys.stdout)
+        return 1
+    return code
 
-            if follow_leader():
-                return 0
+
+def _call(main: Callable[[list[str]], int | None], arguments: list[str]) -> int:
+    try:
         return main(arguments) or 0
     except LlamaError as error:
         if "--debug" in arguments:
@@ -52,16 +66,11 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader left (`| head`). Redirect stdout, or closing it raises the error again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if "--debug" in arguments or error.errno != errno.ENOSPC:
-            raise
-        say(f"error: the output cannot be written: {error.strerror}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what is left in a stream's buffer, and what follows, to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(text: str) -> None:
@@ -81,7 +90,10 @@ def show(text: str) -> None:
             width = max(20, shutil.get_terminal_size().columns)
             wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
             text = "\n".join(map(wrapper.fill, text.split("\n")))
-        print(text, file=sys.stderr, flush=True)
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except BrokenPipeError:  # the messages' reader left, the answer's may be there
+            _discard(sys.stderr)
 
 
 def announce(doing: str) -> Callable[[str], None]:
@@ -139,7 +151,7 @@ def read_text(path: str) -> str:
             if sys.stdin is None:
                 raise LlamaError("standard input is closed: there is no text to read")
             return sys.stdin.buffer.read().decode("utf-8-sig")
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
+        with open(os.path.expanduser(path), encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)  # a device may be endless
         if len(text) > MAX_CHARACTERS:
             raise LlamaError(

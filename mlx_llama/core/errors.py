@@ -69,6 +69,10 @@ class ContextError(LlamaError):
     """A prompt does not fit the context, is empty, or contains token ids outside the vocabulary."""
 
 
+class IncompleteAnswerError(LlamaError):
+    """An answer was cut before it satisfied its schema."""
+
+
 class SessionError(LlamaError):
     """A saved session is damaged or belongs to another model."""
 

@@ -20,7 +20,14 @@ from starlette.requests import Request as HttpRequest
 
 from mlx_llama.core.engine.builder import PromptTooLong
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TokenizerError, plain
+from mlx_llama.core.errors import (
+    CheckpointError,
+    ContextError,
+    LlamaError,
+    OptionsError,
+    TokenizerError,
+    plain,
+)
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
@@ -164,6 +171,8 @@ class Answers:
                     error = handle.error  # OptionsError: a rule grew too complex
                     if isinstance(error, OptionsError) and _has_rule(self.asks[i]):
                         raise Failure(400, "invalid_value", [_describe(error, "", self.llm, {})])
+                    if isinstance(error, CheckpointError):  # its file has changed
+                        raise Failure(503, "model_changed", message=str(error))
                     text = completion.error or "the answer was interrupted"
                     raise Failure(500, "generation_failed", message=text)
                 if tokens or is_last:
@@ -358,7 +367,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     number of messages dropped from its prompt. Raises Refusal with every fault; tools' schemas are
     not compiled for a prompt that is too long.
 
-    fits: check that the prompt leaves room for an answer.
+    fits: check that the prompt leaves room for an answer; a text that cannot is never encoded.
     """
     resolved, merged = _resolve(llm, ask, settings)
     is_chat, seconds, context = _is_chat(ask.prompt), settings.compile_seconds, llm.engine.context
@@ -366,15 +375,22 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     prompt, dropped, eos = ToolPrompt([]), 0, None
     if isinstance(ask.prompt, Infill):
         eos = llm.engine.eos | ask.prompt.find_ends(llm.tokenizer)
-    check_count: Callable[..., None] = llm.engine.check_count if fits else lambda *count: None
+    check_count = llm.engine.count_checker(resolved.options)
     try:
         ask.toolbox.check(resolved.options)
         truncates = fits and (settings.truncates if ask.truncates is None else ask.truncates)
         prompt, dropped = _encode(llm, ask, resolved.options, check_count, truncates)
-        check_count(len(prompt.tokens), "")
+        if fits:
+            check_count(len(prompt.tokens), "")
+        if prompt.rule and settings.is_strict:
+            prompt = replace(prompt, rule=replace(prompt.rule, is_lenient=False))
         # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
-            llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=seconds)
+            constraint = llm.engine.grammars.compile(
+                prompt.rule, starts_text=is_chat, seconds=seconds
+            )
+            if constraint.relaxed:
+                ask.note(f"tools: {constraint.relaxed}")
     except PromptTooLong as error:
         fault = Fault(ask.field, f"< {context} tokens", plain(str(error)))
         if not faults or not prompt.tokens:  # a long prompt is not encoded
@@ -388,6 +404,8 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
         raise Refusal(400, "invalid_value", faults)
     if dropped:
         ask.note(f"truncation: {dropped} messages")
+    for notice in prompt.notices:
+        ask.note(f"{ask.field}: {notice}")
     request = prompt.request(
         resolved,
         starts_text=is_chat,
@@ -450,8 +468,8 @@ def _encode(
 ) -> tuple[ToolPrompt, int]:
     """Encode a prompt of any kind. Returns the number of dropped messages, too.
 
-    check_count: called with token counts, early. truncates: drop the oldest turns until the prompt
-    leaves room for an answer. Raises LlamaError.
+    check_count: called with lower bounds of the tokens before encoding. truncates: drop the oldest
+    turns until the prompt leaves room for an answer. Raises LlamaError.
     """
     is_chat = _is_chat(ask.prompt)
     for name in () if is_chat else ask.variables:
@@ -477,7 +495,7 @@ def _encode(
     talk, beginning = _read_chat(llm, ask, options)
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
     if truncates:
-        prompt, dropped = fit_turns(talk, llm.engine, begun=len(begun))
+        prompt, _, dropped = fit_turns(talk, llm.engine, begun=len(begun))
     else:
         prompt, dropped = talk.encode(check_count), 0
     if not beginning:
@@ -585,7 +603,11 @@ def _has_rule(ask: Ask) -> bool:
 def refuse(
     error: LlamaError, field: str, llm: LLM | None = None, values: Mapping[str, Any] | None = None
 ) -> Refusal:
-    """Turn an error of core into a 400. field: used if the error names none. values: by field."""
+    """Turn an error of core into a 400, or a 503 if the model's file has changed. field: used if
+    the error names none. values: by field.
+    """
+    if isinstance(error, CheckpointError):
+        return Refusal(503, "model_changed", message=str(error))
     return Refusal(400, "invalid_value", [_describe(error, field, llm, values or {})])
 
 

@@ -18,6 +18,7 @@ from .conversations import (
     SchemaBody,
     TextPart,
     adapt_arguments,
+    adapt_parts,
     format_options,
     plain_call,
     plain_message,
@@ -187,6 +188,13 @@ class MessagesRequest(Conversing):
         return [system, *messages] if system["content"] else messages
 
 
+# Thoughts, and blocks about tools that run on Anthropic's servers
+_PASSED_OVER = (
+    "thinking redacted_thinking server_tool_use mcp_tool_use mcp_tool_listing container_upload "
+    "tool_addition tool_removal fallback compaction"
+).split()
+
+
 def _adapt_message(message: Any, note: Note) -> Any:
     """Drop a message's thoughts and server-side tools, and adapt its other blocks."""
     if not isinstance(message, dict) or not isinstance(blocks := message.get("content"), list):
@@ -194,8 +202,8 @@ def _adapt_message(message: Any, note: Note) -> Any:
     kept = []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
-        thoughts = ("thinking", "redacted_thinking")
-        if kind in (*thoughts, "server_tool_use") or str(kind).endswith("_tool_result"):
+        is_summary = kind == "compaction" and isinstance(block.get("content"), str)
+        if str(kind).endswith("_tool_result") or (kind in _PASSED_OVER and not is_summary):
             note(f"messages[].content[].{kind:.40}")
         else:
             kept.append(_adapt_block(block, note))
@@ -217,12 +225,18 @@ def _adapt_block(block: Any, note: Note) -> Any:
                     note(f"messages[].content[].{name:.40}")
                 title = [block["title"]] if block.get("title") else []
                 return {"type": "text", "text": "".join(f"{line}\n" for line in [*title, *texts])}
+        case {"type": "compaction", "content": text}:  # the summary of earlier messages
+            for name in block.keys() - {"type", "content"}:
+                note(f"messages[].content[].{name:.40}")
+            return {"type": "text", "text": text}
         case {"type": "tool_use"} if not isinstance(block.get("input"), dict):
             arguments = adapt_arguments(block.get("input") or {})
             is_text = isinstance(arguments, str)
             return {**block, "input": json.loads(arguments) if is_text else arguments}
         case {"type": "tool_result", "content": list(content)}:
-            return {**block, "content": [_adapt_block(part, note) for part in content]}
+            block = {**block, "content": [_adapt_block(part, note) for part in content]}
+            place = "messages[].content[].content[]"
+            adapt_parts(block, "content", "text", lambda kind: note(f"{place}.{kind}"))
     return block
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from .conversations import AnswerFields
 from .fields import Body, Count, Note
-from .replies import DONE, FINGERPRINT, Events, Writer, write_timings, write_usage
+from .replies import DONE, FINGERPRINT, Events, Writer, desk_of, write_timings, write_usage
 from .tooling import Reader
 
 
@@ -52,6 +52,8 @@ class OpenAIWriter(Writer):
     def __init__(self, request: Request, body: Any):
         super().__init__(request, body)
         self.shows_progress = body.return_progress
+        is_asked = "verbose" in body.model_fields_set
+        self.shows_prompt = body.verbose if is_asked else desk_of(request).settings.is_verbose
 
     def head(self, kind: str) -> dict[str, Any]:
         """Write the fields that every object has."""
@@ -82,8 +84,8 @@ class OpenAIWriter(Writer):
         return {"usage": write_usage(readers), "timings": timings}
 
     def verbose(self, reader: Reader) -> dict[str, Any]:
-        """Write the prompt as the model saw it, if the body asks for it."""
-        if not self.body.verbose:
+        """Write the prompt as the model saw it, if the body or --verbose asks for it."""
+        if not self.shows_prompt:
             return {}
         prompt = reader.llm.tokenizer.decode(reader.prompt, skip_special=False)
         return {"__verbose": {"prompt": prompt}}

@@ -46,12 +46,18 @@ FLAGS = f"""
 --slot-save-path FOLDER: serve POST /slots/0?action=save and restore, with files in this folder
 --api-key KEY ...: keys that clients must send, separated by commas. Other users of this machine can
   see them: prefer --api-key-file or the variable {KEY_VARIABLE}
---cors-origin ORIGIN ...: origin whose pages may send requests, such as https://example.org;
-  localhost for this machine at any port; * for all; repeatable
+--cors-origin --cors-origins ORIGIN ...: origin whose pages may send requests, such as
+  https://example.org, or several, separated by commas; localhost for this machine at any port;
+  * for all; repeatable
+--cors-methods METHODS: methods that these pages may use (default: {_DEFAULT.cors_methods})
+--cors-headers HEADERS: headers that they may send (default: those that they ask for)
+--cors-credentials: let them send cookies and other credentials
 --allowed-host NAME ...: further host name to accept besides localhost and the address; repeatable
 --slots: serve GET /slots (default: yes)
 --metrics: serve GET /metrics (default: yes)
---page --webui: serve the web page at / (default: yes)
+--page --webui --ui: serve the web page at / (default: yes)
+--tags TAGS: tags of the model in GET /v1/models, separated by commas
+--verbose -v --log-verbose: show the prompt of each answer in it, as `verbose` of a request does
 --log-prompts: log prompts, and show them in GET /slots
 --strict: refuse unknown fields and model names; without it they are ignored and listed in the
   header x-mlx-llama-noted
@@ -59,6 +65,19 @@ FLAGS = f"""
 --truncation {{auto,disabled}}: for conversations that outgrow the context: auto drops the oldest
   turns, disabled refuses them; a request's truncation wins (default: disabled)
 """
+# Flags of llama-server that change nothing
+_TOOLS = "the server runs no tools: clients send theirs with a request, and run the calls"
+_ONE_MODEL = "a server serves one model"
+NEEDLESS: tuple[tuple[tuple[str, ...], int, str], ...] = (
+    (("--backend-sampling", "--backend_sampling", "-bs"), 0, "tokens are sampled on the device"),
+    (("--media-path",), 1, "this package reads text only"),
+    (("--no-mmproj", "--no-mmproj-offload"), 0, "this package reads text only"),
+    (("--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json"), 1, _TOOLS),
+    (("--ui-mcp-proxy", "--webui-mcp-proxy", "--no-ui-mcp-proxy"), 0, _TOOLS),
+    (("--models-max",), 1, _ONE_MODEL),
+    (("--models-autoload", "--no-models-autoload"), 0, _ONE_MODEL),
+    (("--swa-full", "--no-cache-idle-slots"), 0, "the cache keeps what later requests can use"),
+)
 EXAMPLES = """
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --port 8081
 --model HuggingFaceTB/SmolLM2-360M-Instruct --host 0.0.0.0 --api-key-file keys.txt
@@ -73,6 +92,7 @@ def parser() -> flags.Parser:
         **{name: {"default": str(getattr(_DEFAULT, name))} for name in numbers},
         **{name: {"default": []} for name in ("api_key", "cors_origin", "allowed_host")},
     }
+    settings["cors_credentials"] = {"action": argparse.BooleanOptionalAction, "default": False}
     for name in ("slots", "metrics", "page"):
         settings[name] = {"action": argparse.BooleanOptionalAction, "default": True}
     settings["truncation"] = {"choices": ("auto", "disabled"), "default": "disabled"}
@@ -80,6 +100,7 @@ def parser() -> flags.Parser:
     result.add_flags(FLAGS, result.add_argument_group("server"), **settings)
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
+    flags.add_needless_flags(result, NEEDLESS)
     return result
 
 
@@ -109,6 +130,8 @@ def main(arguments: list[str]) -> int:
         checked = validate(settings.options)
         llm.engine.check_options(checked)
         llm.engine.check_rule(checked)
+        for notice in llm.engine.notices:
+            cli.say(f"({notice})")
         return llm
 
     return serve(settings, load_checked, bind_all(settings))
@@ -124,7 +147,8 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
             "out"
         )
     parse_rows(parsed.max_rows)
-    for origin in parsed.cors_origin:
+    origins = _split_list(parsed.cors_origin)
+    for origin in origins:
         if origin not in ("*", "localhost") and not re.fullmatch(
             r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII
         ):
@@ -132,6 +156,9 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
                 f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
                 "https://example.org, or localhost or *"
             )
+    for flag, names in ("methods", parsed.cors_methods), ("headers", parsed.cors_headers):
+        if names is not None and not re.fullmatch(r"\*|[\w-]+(?:, *[\w-]+)*", names, re.ASCII):
+            raise OptionsError(f"--cors-{flag} {names!r:.100}: must be names between commas, or *")
     idle = parsed.idle_unload
     if idle is not None:
         idle = 60 * parse_number("--idle-unload", idle, 0.001, 1e6, False)
@@ -144,10 +171,14 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         port=parse_number("--port", parsed.port, 0, 65535),
         alias=parsed.alias,
         api_keys=_read_keys(parsed),
-        cors_origins=tuple(origin.rstrip("/") for origin in parsed.cors_origin),
+        cors_origins=tuple(origin.rstrip("/") for origin in origins),
+        cors_methods=parsed.cors_methods or _DEFAULT.cors_methods,
+        cors_headers=parsed.cors_headers,
+        cors_credentials=parsed.cors_credentials,
         allowed_hosts=tuple(parsed.allowed_host),
         key_file=parsed.ssl_key_file,
         certificate_file=parsed.ssl_cert_file,
+        tags=tuple(_split_list([parsed.tags or ""])),
         options={name: getattr(checked, name) for name in wanted},
         truncates=parsed.truncation == "auto",
         queue=parse_number("--queue", parsed.queue, 0, 1e6),
@@ -161,12 +192,18 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         serves_metrics=parsed.metrics,
         serves_page=parsed.page,
         logs_prompts=parsed.log_prompts,
+        is_verbose=parsed.verbose,
         is_strict=parsed.strict,
     )
 
 
+def _split_list(values: list[str]) -> list[str]:
+    """Split at commas, and drop what is empty."""
+    return [part.strip() for part in ",".join(values).split(",") if part.strip()]
+
+
 def _read_keys(parsed: argparse.Namespace) -> tuple[str, ...]:
-    keys = [*",".join(parsed.api_key).split(","), *os.environ.get(KEY_VARIABLE, "").split(",")]
+    keys = _split_list([*parsed.api_key, os.environ.get(KEY_VARIABLE, "")])
     if parsed.api_key_file is not None:
         lines = cli.read_text(parsed.api_key_file).split("\n")
         keys += [line for line in lines if not line.lstrip().startswith("#")]

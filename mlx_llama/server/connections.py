@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +16,7 @@ from .replies import dump
 
 # set in a request's state when there are too many connections: the guard refuses it
 CROWDED = "is_crowded"
+PROBE_SECONDS = 0.25  # until a client that sends nothing more is probed
 SPARE = 32  # connections beyond the limit that get a 503; any more are closed at once
 
 
@@ -26,6 +28,7 @@ class Connection(H11Protocol):
         self.settings = config.app.state.settings  # type: ignore[union-attr]
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
+        self._probing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -38,7 +41,7 @@ class Connection(H11Protocol):
         self._receiving = self.loop.call_later(self.settings.receive_timeout, self._end_receiving)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._receiving, self._sending):
+        for timer in (self._receiving, self._sending, self._probing):
             if timer:
                 timer.cancel()
         super().connection_lost(exc)
@@ -52,6 +55,32 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch()
+        if self._probing and self.cycle.response_complete:  # no further request is buffered
+            self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection of a client that closed its sending side only (RFC 9112, 9.6) until
+        its request is answered. asyncio's TLS has no such connections.
+        """
+        cycle = self.cycle
+        is_answering = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        if not is_answering or self.scheme == "https":
+            return False
+        if self._probing is None:
+            self._probing = self.loop.call_later(PROBE_SECONDS, self._probe, 2 * PROBE_SECONDS)
+        return True
+
+    def _probe(self, seconds: float) -> None:
+        """Find out whether the client has left altogether: it then resets the connection when
+        something is sent. Before an answer, this is an interim response, which clients skip.
+        """
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(interim) or b"")
+        self._probing = self.loop.call_later(seconds, self._probe, 2 * seconds)
 
     def _watch(self) -> None:
         """Run the timer while a request is incomplete. uvicorn's timer covers idle connections."""

@@ -12,7 +12,7 @@ from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.generation.schema import Schema
 
 from .answers import Ask
-from .faults import Fault, bad_field, fault_of
+from .faults import MEDIA, Fault, bad_field, fault_of
 from .fields import (
     RULES,
     AdapterScales,
@@ -106,12 +106,16 @@ def plain_call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": identity, "type": "function", "function": function}
 
 
-def adapt_messages(messages: list[Any]) -> list[Any]:
+def adapt_messages(messages: list[Any], note: Note) -> list[Any]:
     """Convert messages of older and other clients: missing ids of calls, arguments as objects, the
-    role function, contents that are null.
+    role function, contents that are null, thoughts and other parts that are no text.
     """
     adapted: list[Any] = []
     waiting: list[str] = []  # ids of calls without a result
+
+    def note_part(kind: str) -> None:
+        note(f"messages[].content[].{kind}")
+
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             adapted.append(message)
@@ -131,7 +135,10 @@ def adapt_messages(messages: list[Any]) -> list[Any]:
             waiting = [other for other in waiting if other != identity]
         if message.get("role") in ("user", "assistant", "tool", "system", "developer"):
             message.setdefault("content", "")
-        adapt_parts(message, "content", "text")
+        if message.get("role") == "assistant":
+            _move_thoughts(message, note)
+        is_sent = message.get("role") not in ("assistant", "tool")
+        adapt_parts(message, "content", "text", note_part=None if is_sent else note_part)
         adapted.append(message)
     return adapted
 
@@ -139,10 +146,56 @@ def adapt_messages(messages: list[Any]) -> list[Any]:
 def _adapt_call(call: Any, identity: str) -> Any:
     if not isinstance(call, dict):
         return call
+    call = dict(call)
+    if call.get("type") == "custom" and isinstance(custom := call.pop("custom", None), dict):
+        call |= {"type": "function", "function": adapt_custom(custom)}
     function = call.get("function")
     if isinstance(function, dict):
         function = {**function, "arguments": adapt_arguments(function.get("arguments", {}))}
     return {**call, "id": call.get("id") or identity, "function": function}
+
+
+def adapt_custom(call: dict[str, Any]) -> dict[str, Any]:
+    """Turn the call of a custom tool, whose input is a text, into that of a function."""
+    rest = {name: value for name, value in call.items() if name != "input"}
+    return {**rest, "arguments": adapt_arguments({"input": call.get("input", "")})}
+
+
+# Fields of an assistant's message, and types of parts, that hold a thought
+_THOUGHT_FIELDS = ("reasoning", "thinking")
+_THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
+
+
+def _move_thoughts(message: dict[str, Any], note: Note) -> None:
+    """Move the thoughts of an assistant's message into its reasoning_content, unless it has one."""
+    thoughts = [message.pop(name) for name in _THOUGHT_FIELDS if _is_text(message.get(name))][:1]
+    if isinstance(parts := message.get("content"), list):
+        kept = []
+        for part in parts:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in _THOUGHT_PARTS:
+                kept.append(part)
+                continue
+            name = next((name for name in ("thinking", "reasoning", "text") if name in part), "")
+            if text := _join_texts(part.get(name)):
+                thoughts.append(text)
+            for other in part.keys() - {"type", name}:  # such as a signature
+                note(f"messages[].content[].{kind if other == 'data' else other[:40]}")
+        message["content"] = kept
+    thought = "\n".join(thoughts)
+    if thoughts and message.setdefault("reasoning_content", thought) != thought:
+        note("messages[].reasoning")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _join_texts(value: Any) -> str:
+    """Join a text, or a list of text parts."""
+    parts = value if isinstance(value, list) else [{"text": value}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def adapt_arguments(arguments: Any) -> Any:
@@ -159,17 +212,41 @@ def adapt_arguments(arguments: Any) -> Any:
     return json.dumps(arguments, ensure_ascii=False) if is_object else arguments
 
 
-def adapt_parts(owner: dict[str, Any], name: str, kind: str) -> None:
-    """Turn the text parts of all APIs in a list `owner[name]` into parts of the type `kind`."""
+def adapt_parts(owner: dict[str, Any], name: str, kind: str, note_part: Note | None = None) -> None:
+    """Turn the text parts of all APIs in a list `owner[name]` into parts of the type `kind`.
+
+    note_part: drop thoughts, put a short text in the place of other parts, and report their types.
+    """
     if not isinstance(parts := owner.get(name), list):
         return
-    adapted, texts = list(parts), ("text", "input_text", "output_text", "refusal")
-    for i, part in enumerate(parts):
+    adapted: list[Any] = []
+    for part in parts:
+        form = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, str):
-            adapted[i] = {"type": kind, "text": part}
-        elif isinstance(part, dict) and part.get("type") in texts:
-            adapted[i] = {**part, "type": kind, "text": part.get("text", part.get("refusal"))}
+            adapted.append({"type": kind, "text": part})
+        elif form in ("text", "input_text", "output_text", "refusal"):
+            text = part.get("text", part.get("refusal"))
+            adapted.append({**part, "type": kind, "text": text})
+        elif isinstance(part, dict) and note_part is not None:
+            if form in _THOUGHT_PARTS:
+                note_part(form)
+            else:
+                adapted.append({"type": kind, "text": leave_out(part, note_part)})
+        else:
+            adapted.append(part)
     owner[name] = adapted
+
+
+def leave_out(part: dict[str, Any], note_part: Note) -> str:
+    """Return a text for the place of a part that is no text, and report its type."""
+    kind = str(part.get("type", "part"))[:40]
+    note_part(kind)
+    name = next(
+        (part[name] for name in ("filename", "title", "name") if _is_text(part.get(name))), ""
+    )
+    media = MEDIA.search(kind)
+    shown = " ".join(filter(None, [media[0] if media else kind, name[:200]]))
+    return f"[{shown}: left out, this model reads text only]"
 
 
 # Tools

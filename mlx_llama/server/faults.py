@@ -14,6 +14,7 @@ from typing import Any
 
 SHOWN = 200  # characters of a value in an error
 MOST_FAULTS = 32  # reported per request
+SIMILAR = 0.82  # a field that is ignored is likelier another server's: min_tokens is no max_tokens
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ _TYPE_NAMES = {  # JSON's
     **{"int": "integer", "float": "number", "bool": "boolean", "string": "string"},
     **{"list": "array", "tuple": "array", "dict": "object", "model": "object", "none": "null"},
 }
+MEDIA = re.compile("image|screenshot|audio|video|document|file")  # in types of parts
 TEXT_ONLY = "this package reads text only: leave the {} out, or describe it in words"
 MOST_LOOKED_AT = 1000  # errors searched for a union's branches
 
@@ -225,9 +227,17 @@ def _describe_foreign(
         reason = f": {refused[field]}" if refused[field] else ""
         message = f"{field}: is not supported by this server{reason}"
         return Fault(field, "unsupported", message, value)
-    near = difflib.get_close_matches(field, known, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return Fault(field, "unknown", f"{field}: unknown field{hint}", value)
+    message = f"{field}: unknown field{suggest(field, known, 0.6)}"
+    return Fault(field, "unknown", message, value)
+
+
+def suggest(name: str, known: Iterable[str], similar: float = SIMILAR) -> str:
+    """Return " (did you mean NAME?)" for the known name that is most similar; "" if none is.
+
+    similar: minimum ratio of difflib.
+    """
+    near = difflib.get_close_matches(name[:SHOWN].lower(), known, 1, similar)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
@@ -241,7 +251,7 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     sent = context.get("tag", error["input"])
     is_kind = kind in ("literal_error", "union_tag_invalid") and isinstance(sent, str)
     is_part = is_kind and not {"content", "input"}.isdisjoint(error["loc"])
-    if is_part and (match := re.search("image|audio|video", sent)):
+    if is_part and (match := MEDIA.search(sent)):
         return "text", f"is {shorten(sent)}, but {TEXT_ONLY.format(match[0])}"
     if kind == "literal_error":
         expected = context["expected"]

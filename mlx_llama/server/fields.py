@@ -4,6 +4,8 @@ table.
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
 import warnings
@@ -15,11 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.requests import ClientDisconnect, Request
 
 from mlx_llama.core.files.adapters import MOST_ADAPTERS
-from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_LOGPROBS, GenerationOptions
+from mlx_llama.core.generation.options import FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
+from mlx_llama.core.text.surrogates import replace_surrogates
 
 from .faults import (
     MOST_FAULTS,
+    SHOWN,
     Fault,
     Refusal,
     client_gone,
@@ -27,13 +31,16 @@ from .faults import (
     fault_of,
     find_path,
     rename_fault,
+    suggest,
 )
 from .settings import Settings
 
 MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
+MAX_NOTED = 256  # ignored places that a request's answer and the log name
 NOT_AS_SENT = "cannot be served as sent: leave it out, or start the server without --strict"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # escaped, or as bytes
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
 Note = Callable[[str], None]  # reports an ignored place in the body
 TokenId = Annotated[int, Field(ge=0)]
@@ -130,11 +137,10 @@ class OptionFields(Dialect, _TableFields):
         description="maps token ids or texts to biases; also a list of [id or text, bias or false]",
         json_schema_extra=FIELDS["logit_bias"].json_schema_extra,
     )
-    stop: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
+    stop: tuple[str, ...] = Field(
         (),
         description="stop at this text, or at any in a list of texts",
         json_schema_extra=FIELDS["stop"].json_schema_extra,
-        max_length=16,
     )
     renamed: ClassVar[Mapping[str, str]] = {
         "n_predict": "max_tokens",
@@ -151,9 +157,6 @@ class OptionFields(Dialect, _TableFields):
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         """Translate values by which other servers switch an option off."""
         super().adapt(values, note)
-        for name, off in _OFF.items():
-            if _number(values.get(name)) == -1:
-                values[name] = off
         if _number(values.get("top_p")) == 0:
             values["top_p"] = 1e-6  # the likeliest token
         if _number(values.get("dry_base")) < 1:
@@ -232,8 +235,6 @@ class OptionFields(Dialect, _TableFields):
 
 # Fields by which APIs control thinking
 _SWITCHES = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "think")
-# Numbers that -1 stands for
-_OFF = {"max_tokens": ENDLESS, "top_k": 0, "repetition_context_size": 65536}
 
 
 def _number(value: Any) -> float:
@@ -247,16 +248,18 @@ Parsed = TypeVar("Parsed", bound=Dialect)
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     """Read and check a request's body. Raises Refusal with every fault.
 
-    Sets in the request's scope `names`, option -> place in this body that sets it, and `noted`,
-    the ignored places.
+    Sets in the request's scope `names`, option -> place in this body that sets it, `noted`, the
+    ignored places, and `suggest`, which adds "did you mean" to one.
     """
     try:
         raw = await request.body()
     except ClientDisconnect:
         raise client_gone() from None
     settings, desk = request.app.state.settings, request.app.state.desk
-    values = parse_object(raw, kind.list_field)
+    take_note = None if settings.is_strict else functools.partial(note, request)
+    values = parse_object(raw, kind.list_field, take_note)
     names = request.scope["names"] = name_options(values, kind)
+    request.scope["suggest"] = functools.partial(suggest_field, kind)
     if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
         for name in ("enable_thinking", "reasoning_effort"):
             names[f"chat_template_kwargs.{name}"] = switch
@@ -279,15 +282,31 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
         raise
 
 
+@functools.cache
+def _known_names(kind: type[Dialect]) -> frozenset[str]:
+    """Return the names of a body's fields, and of those within them."""
+    schema = kind.model_json_schema()
+    objects = [schema, *schema.get("$defs", {}).values()]
+    return frozenset(kind.renamed).union(*(part.get("properties", ()) for part in objects))
+
+
+def suggest_field(kind: type[Dialect], place: str) -> str:
+    """Return an ignored place with the known field that it may be a misspelling of."""
+    name, known = place.rpartition(".")[2], _known_names(kind)
+    return place if name in known else place + suggest(name, known)
+
+
 def note(request: Request, place: str) -> None:
     """Report in the answer and in the log that a place of the request was ignored."""
-    request.scope.setdefault("noted", {})[place] = None
+    noted = request.scope.setdefault("noted", {})
+    if len(noted) < MAX_NOTED:
+        noted[place[:SHOWN]] = None
 
 
-def parse_object(raw: bytes, list_field: str = "") -> dict[str, Any]:
+def parse_object(raw: bytes, list_field: str, note: Note | None) -> dict[str, Any]:
     """Parse a JSON object, or a list as this field of one. Raises Refusal."""
     try:
-        values = pydantic_core.from_json(raw.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
+        values = _parse(raw.removeprefix(b"\xef\xbb\xbf"), note)
     except ValueError as error:
         fault = Fault("", "JSON", f"the body is not JSON: {error}")
         if "recursion" in fault.message:
@@ -303,6 +322,24 @@ def parse_object(raw: bytes, list_field: str = "") -> dict[str, Any]:
         text = f"the body has more than {MOST_VALUES} values, not counting prompt and tokens"
         raise Refusal(400, "invalid_value", [Fault("", f"at most {MOST_VALUES} values", text)])
     return values
+
+
+def _parse(raw: bytes, note: Note | None) -> Any:
+    """Parse JSON. Lone surrogates become U+FFFD if that can be noted. Raises ValueError."""
+    parse = functools.partial(pydantic_core.from_json, allow_inf_nan=False)
+    try:
+        return parse(raw)
+    except ValueError as error:
+        if not _SURROGATE.search(raw):
+            raise
+        try:  # the standard library takes them
+            values = json.loads(raw.decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError):
+            raise error from None
+    if note is None:
+        raise ValueError("half of a surrogate pair stands alone: send U+FFFD in its place")
+    note("lone surrogates")
+    return parse(replace_surrogates(json.dumps(values, ensure_ascii=False)))
 
 
 def _is_large(values: list[Any], limit: int) -> bool:
@@ -343,7 +380,7 @@ def check_values(
 ) -> Parsed:
     """Check a JSON object, which is modified. Raises Refusal with every fault."""
     faults: list[Fault] = []
-    ignored: list[Fault] = []
+    ignored: dict[str, Fault] = {}
     body: Any = None
     renamed = kind.renamed
     adapted = {
@@ -366,7 +403,8 @@ def check_values(
             adapted[ours] = value
 
     def refuse_noted(place: str) -> None:
-        ignored.append(fault_of(place, "unsupported", NOT_AS_SENT, look_up(values, place)))
+        fault = fault_of(place, "unsupported", NOT_AS_SENT, look_up(values, place))
+        ignored.setdefault(place, fault)
 
     kind.adapt(adapted, refuse_noted if settings.is_strict else note)
     while True:
@@ -387,7 +425,7 @@ def check_values(
         break
     known = {fault.field for fault in faults}
     present = {name: value for name, value in adapted.items() if value is not None}
-    more = (*kind.check_together(present), *ignored)
+    more = (*kind.check_together(present), *ignored.values())
     faults += [fault for fault in more if fault.field not in known]
     if faults:
         raise Refusal(400, _CODES.get(faults[0].constraint, "invalid_value"), faults)

@@ -14,6 +14,9 @@ from xml.etree.ElementTree import Element
 CLOSINGS = {"$$": "$$", "$": "$", r"\[": r"\]", r"\(": r"\)"}
 BLOCKS = ("$$", r"\[")
 MAX_CHARACTERS = 3000  # characters of a formula
+MOST_STEPS = 100_000  # places of a text where markup is looked for; each takes some 30 microseconds
+FORMULA_STEPS = 10  # as long as a formula takes, besides a step for each of these characters
+STEP_CHARACTERS = 4
 # MathML without elements that load, link or style.
 TAGS = frozenset(
     "math menclose mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms "
@@ -27,6 +30,25 @@ ATTRIBUTES = frozenset(
 # Environments of amsmath that latex2mathml does not align; arrays replace them.
 ALIGNED = re.compile(r"\\(begin|end)\{(?:aligned|align|alignat|split|eqnarray)\*?\}")
 GATHERED = re.compile(r"\\(begin|end)\{(?:gathered|gather|equation|multline)\*?\}")
+
+
+class TooIntricate(Exception):
+    """A text has too much markup to be drawn at once."""
+
+
+def count_steps(state: Any, steps: int = 1) -> None:
+    """Count steps of a text. Raises TooIntricate."""
+    state.env["steps"] = state.env.get("steps", 0) + steps
+    if state.env["steps"] > MOST_STEPS:
+        raise TooIntricate
+
+
+def push_formula(state: Any, tex: str, mark: str) -> Any:
+    """Add a formula to a parser's tokens. Raises TooIntricate."""
+    count_steps(state, FORMULA_STEPS + len(tex) // STEP_CHARACTERS)
+    token = state.push("formula", "math", 0)
+    token.content, token.markup = tex, mark
+    return token
 
 
 def add_formulas(markdown: Any) -> None:
@@ -44,7 +66,8 @@ def add_formulas(markdown: Any) -> None:
 
 
 def read_inline(state: Any, silent: bool) -> bool:
-    """Read a formula within a paragraph."""
+    """Read a formula within a paragraph. Raises TooIntricate."""
+    count_steps(state)
     text, start = state.src, state.pos
     mark = next((mark for mark in CLOSINGS if text.startswith(mark, start)), None)
     if mark is None:
@@ -59,14 +82,13 @@ def read_inline(state: Any, silent: bool) -> bool:
     if not tex.strip() or is_money:
         return False
     if not silent:
-        token = state.push("formula", "math", 0)
-        token.content, token.markup = tex, mark
+        push_formula(state, tex, mark)
     state.pos = end + len(closing)
     return True
 
 
 def read_block(state: Any, start: int, end: int, silent: bool) -> bool:
-    """Read a formula that begins a line and ends another."""
+    """Read a formula that begins a line and ends another. Raises TooIntricate."""
     begin = state.bMarks[start] + state.tShift[start]
     mark = next((mark for mark in BLOCKS if state.src.startswith(mark, begin)), None)
     if mark is None or state.is_code_block(start):
@@ -80,9 +102,8 @@ def read_block(state: Any, start: int, end: int, silent: bool) -> bool:
     if not tex.strip() or state.src[stop + len(closing) : state.eMarks[last]].strip():
         return False
     if not silent:
-        token = state.push("formula", "math", 0)
-        token.content, token.markup, token.block = tex, mark, True
-        token.map = [start, last + 1]
+        token = push_formula(state, tex, mark)
+        token.block, token.map = True, [start, last + 1]
         state.line = last + 1
     return True
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
+import itertools
 import logging
 import re
 import secrets
@@ -12,10 +14,13 @@ import time
 from collections.abc import Iterable
 from urllib.parse import SplitResult, urlsplit
 
+import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlx_llama.core.system import machine
 
 from .answers import Answers
 from .connections import CROWDED
@@ -27,9 +32,14 @@ from .settings import Settings
 log = logging.getLogger("mlx_llama.server")
 
 # need no key: they reveal nothing about the model
-PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}
+PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico", "/sw.js"}
 PUBLIC_FOLDERS = ("/page/",)
+BODIES = 8  # bodies of --max-body bytes in memory at a time, or more of fewer bytes
+SMALL_SHARE = 64  # of --max-body: smaller bodies are always taken
+LARGE_BODY = 1 << 20
+TRIM_SECONDS = 1.0
 MAX_WARNED = 10_000  # pairs of a client and a field
+MAX_NAMED, MAX_NOTE = 100, 1024  # ignored fields in a header, and its characters
 _STREAM = r"/v1/jobs/[^/]+/stream"
 
 
@@ -38,6 +48,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
         self.app, self.settings, self.metrics = app, settings, metrics
+        self._bodies = 0  # bytes of the bodies of running requests
+        self._trim: asyncio.TimerHandle | None = None
         self._keys = [_digest(key) for key in settings.api_keys]
         self._warned: set[tuple[str, str]] = set()  # clients and ignored fields that the log names
 
@@ -51,8 +63,7 @@ class Guard:
 
         async def send_marked(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            if is_start := message["type"] == "http.response.start":
                 marked = MutableHeaders(scope=message)
                 # OpenAI's name and Anthropic's
                 marked["X-Request-Id"] = marked["Request-Id"] = identity
@@ -61,14 +72,18 @@ class Guard:
                     marked["X-Mlx-Llama-Noted"] = _join_places(places)
                 for name, value in self._cors(headers, "origin_refused" in scope).items():
                     marked[name] = value
+                # Raise for illegal headers here: uvicorn could not send the 500 afterwards.
+                h11.Response(status_code=message["status"], headers=message["headers"])
             await send(message)
+            if is_start:
+                status = message["status"]
 
         try:
             self._check_room(scope)
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS":
-                allowed = Response(headers=_answer_preflight(headers))
+                allowed = Response(headers=self._answer_preflight(headers))
                 await allowed(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
@@ -76,7 +91,7 @@ class Guard:
                 self._check_type(headers)
             # GET's answer to HEAD; uvicorn, which has the scope itself, leaves out the body.
             inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-            await self.app(inner, self._limit(headers, receive), send_marked)
+            await self.app(inner, self._limit(scope, headers, receive), send_marked)
         except Refusal as refusal:
             if scope["method"] == "OPTIONS" and scope.pop("origin_refused", False):
                 # without CORS headers, so that the browser's console says that the origin is not
@@ -91,6 +106,7 @@ class Guard:
                 failure = Refusal(500, "internal_error", message=text)
                 await reply_refusal(Request(scope), failure)(scope, receive, send_marked)
         finally:
+            self._forget_body(scope, status)
             self.metrics.http.labels(str(status or 499)).inc()
             self._write_line(scope, identity, status or 499, time.monotonic() - began)
 
@@ -106,13 +122,16 @@ class Guard:
 
     def _check_host(self, headers: Headers) -> None:
         """Refuse foreign host names: a page may point its domain here (DNS rebinding)."""
-        host = _host_name(headers.get("host", ""))
+        sent = headers.get("host")
+        if sent is None:
+            return  # a probe over HTTP/1.0; browsers always name the host
+        host = _host_name(sent)
         names = (*self.settings.host.split(","), *self.settings.allowed_hosts)
-        allowed = {"localhost", "host.docker.internal", *map(str.lower, names)}
-        if host in allowed or host.endswith(".local") or _is_address(host):
+        allowed = {"localhost", "host.docker.internal", *(name.strip().lower() for name in names)}
+        if host and (host in allowed or host.endswith(".local") or _is_address(host)):
             return
         text = (
-            f"this server does not answer to the host {host!r:.100}: use localhost or its "
+            f"this server does not answer to the host {sent!r:.100}: use localhost or its "
             "address, or start it with --allowed-host"
         )
         raise Refusal(403, "host_not_allowed", message=text)
@@ -150,10 +169,23 @@ class Guard:
         # Let any page read a refusal: the browser's console shows the remedy.
         if origin is None or not (is_refused or self._is_allowed(origin)):
             return {}
+        shares = self.settings.cors_credentials and not is_refused
         return {
             "Access-Control-Allow-Origin": origin,
             "Vary": "Origin",
             "Access-Control-Expose-Headers": "X-Request-Id, X-Mlx-Llama-Noted, Retry-After",
+            **({"Access-Control-Allow-Credentials": "true"} if shares else {}),
+        }
+
+    def _answer_preflight(self, headers: Headers) -> dict[str, str]:
+        """Write headers that allow a page's request; its origin was checked."""
+        asked = headers.get("access-control-request-headers", "")
+        is_list = re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII)
+        return {
+            "Access-Control-Allow-Methods": self.settings.cors_methods,
+            "Access-Control-Max-Age": "600",
+            "Access-Control-Allow-Headers": self.settings.cors_headers
+            or (asked if is_list else _USUAL_HEADERS),
         }
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
@@ -187,9 +219,11 @@ class Guard:
         if text:
             raise Refusal(415, "unsupported_media_type", message=text)
 
-    def _limit(self, headers: Headers, receive: Receive) -> Receive:
-        """Refuse a body beyond the limit, whether its length is declared or not."""
-        limit, taken = self.settings.max_body, 0
+    def _limit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """Refuse a body beyond the limit, whether its length is declared or not, and a large one
+        while others fill the memory for bodies.
+        """
+        limit = self.settings.max_body
         text = f"the body is larger than {limit} bytes: start the server with a larger --max-body"
         fault = Fault("", f"at most {limit} bytes", text)
         refusal = Refusal(413, "body_too_large", [fault])
@@ -198,14 +232,31 @@ class Guard:
             raise refusal
 
         async def receive_limited() -> Message:
-            nonlocal taken
             message = await receive()
-            taken += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            scope["body_size"] = taken = scope.get("body_size", 0) + size
+            self._bodies += size
             if taken > limit:
                 raise refusal
+            if taken > limit // SMALL_SHARE and self._bodies > BODIES * limit:
+                text = f"the bodies of running requests take {self._bodies} bytes: retry later"
+                raise unavailable("too_many_bodies", text, 1)
             return message
 
         return receive_limited
+
+    def _forget_body(self, scope: Scope, status: int) -> None:
+        """Count a request's body no longer. Soon after a large or refused one, return the freed
+        memory to the system, of which the C library keeps fragments.
+        """
+        size = scope.pop("body_size", 0)
+        self._bodies -= size
+        if (size > LARGE_BODY or status >= 400) and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim_memory)
+
+    def _trim_memory(self) -> None:
+        self._trim = None
+        asyncio.get_running_loop().run_in_executor(None, machine.trim_memory)
 
     # The log
 
@@ -232,16 +283,17 @@ class Guard:
         agent = Headers(scope=scope).get("user-agent", "")[:100]
         client = _join_places([(scope.get("client") or ["a socket"])[0], agent])
         if new := [place for place in places if (client, place) not in self._warned]:
-            log.warning("ignored in requests of %s: %s", client, _join_places(new))
+            suggest = scope.get("suggest", str)  # set with the ignored fields
+            log.warning("ignored in requests of %s: %s", client, _join_places(map(suggest, new)))
         if len(self._warned) > MAX_WARNED:
             self._warned.clear()
         self._warned.update((client, place) for place in new)
 
 
 def _join_places(places: Iterable[str]) -> str:
-    """Places of a body as a header's value: printable ASCII."""
-    text = ", ".join(places)[:1024].encode("ascii", "backslashreplace").decode()
-    return re.sub(r"[^ -~]", "?", text)
+    """Places of a body as a header's value: printable ASCII without spaces around it."""
+    text = ", ".join(itertools.islice(places, MAX_NAMED)).encode("ascii", "backslashreplace")
+    return re.sub(r"[^ -~]", "?", text.decode())[:MAX_NOTE].strip()
 
 
 def write_receipt(answers: Answers, settings: Settings) -> str:
@@ -259,17 +311,6 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
     return receipt
 
 
-def _answer_preflight(headers: Headers) -> dict[str, str]:
-    """Write headers that allow a page's request; its origin was checked."""
-    asked = headers.get("access-control-request-headers", "")
-    is_list = re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII)
-    return {
-        "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-        "Access-Control-Max-Age": "600",
-        "Access-Control-Allow-Headers": asked if is_list else _USUAL_HEADERS,
-    }
-
-
 _APP_SCHEMES = tuple(
     "app tauri vscode-webview file chrome-extension moz-extension safari-web-extension".split()
 )
@@ -283,15 +324,24 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
+# RFC 9110's Host: an IPv6 address in brackets, or a name, and a port
+_HOST = re.compile(
+    r"(?:(\[[0-9a-f:.]+(?:%[\w.~%-]+)?\])|([\w-]+(?:\.[\w-]+)*)\.?)(?::\d{0,5})?", re.A
+)
+
+
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without port and brackets."""
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    return name.lower().rstrip(".")
+    """Return the name or the address, in brackets, of a Host header; "" for a malformed one."""
+    match = _HOST.fullmatch(host.lower())
+    return (match[1] or match[2]) if match else ""
 
 
 def _is_address(host: str) -> bool:
     try:
-        ipaddress.ip_address(host)
+        if host.startswith("["):
+            ipaddress.IPv6Address(host[1:-1])
+        else:
+            ipaddress.IPv4Address(host)
     except ValueError:
         return False
     return True

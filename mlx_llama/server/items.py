@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .conversations import adapt_arguments, adapt_parts
+from .conversations import adapt_arguments, adapt_custom, adapt_parts
 from .faults import bad_field
-from .fields import Body
+from .fields import Body, Note
 from .replies import Json
 
 router = APIRouter(tags=["OpenAI"])
@@ -71,21 +71,67 @@ class InputItem(Body):
         return self
 
 
-def adapt_item(item: Any) -> Any:
-    """Convert an input item; None for thoughts, and for calls that ran on OpenAI's servers."""
+# Calls that clients run, and their fields with the arguments
+_RUN_BY_CLIENTS = {
+    "local_shell_call": ("action",),
+    "shell_call": ("action",),
+    "apply_patch_call": ("operation",),
+    "computer_call": ("action", "actions"),
+}
+# Other items without a text for the model; also all calls that ran on OpenAI's servers
+_PASSED_OVER = (
+    "reasoning compaction compaction_trigger configuration_update additional_tools "
+    "tool_search_output mcp_list_tools mcp_approval_request mcp_approval_response "
+    "program program_output"
+).split()
+
+
+def adapt_item(item: Any, note: Note) -> Any:
+    """Convert an input item; None for one that is passed over, and noted."""
     if not isinstance(item, dict):
         return item
     item = {name: value for name, value in item.items() if value is not None}
     kind = item.get("type", "message")
     if not isinstance(kind, str):
         return item
-    if kind == "reasoning" or (kind.endswith("_call") and kind != "function_call"):
+    if kind == "custom_tool_call":
+        item = adapt_custom(item) | {"type": "function_call"}
+    elif kind in _RUN_BY_CLIENTS:
+        names = _RUN_BY_CLIENTS[kind]
+        arguments = {name: item.pop(name) for name in names if name in item}
+        call = {"name": kind.removesuffix("_call"), "arguments": adapt_arguments(arguments)}
+        item |= {"type": "function_call", "call_id": item.get("call_id", item.get("id")), **call}
+    elif kind in _PASSED_OVER or (kind.endswith("_call") and kind != "function_call"):
+        note(f"input[].{kind:.40}")
         return None
-    if kind == "function_call" and "arguments" in item:
+    elif kind.endswith("_call_output") and (
+        kind != "function_call_output" or isinstance(item.get("output"), dict)
+    ):
+        item = _adapt_output(item)
+    elif kind == "function_call" and "arguments" in item:
         item["arguments"] = adapt_arguments(item["arguments"])
+    is_sent = item.get("role", "assistant") != "assistant"
     for name in ("content", "output"):
-        adapt_parts(item, name, "input_text")
+
+        def note_part(kind: str, name: str = name) -> None:
+            note(f"input[].{name}[].{kind}")
+
+        adapt_parts(item, name, "input_text", note_part=None if is_sent else note_part)
     return item
+
+
+def _adapt_output(item: dict[str, Any]) -> dict[str, Any]:
+    """Turn the output of a client's tool into that of a function: texts, others as JSON."""
+    output = item.get("output", item.get("status", ""))
+    if not isinstance(output, str):
+        outputs = output if isinstance(output, list) else [output]
+        is_part = [isinstance(part, dict) and "type" in part for part in outputs]
+        output = [
+            part if known or isinstance(part, str) else json.dumps(part, ensure_ascii=False)
+            for part, known in zip(outputs, is_part, strict=True)
+        ]
+    identity = item.get("call_id", item.get("id"))
+    return {**item, "type": "function_call_output", "call_id": identity, "output": output}
 
 
 def as_input(item: dict[str, Any]) -> dict[str, Any] | None:

@@ -135,6 +135,8 @@ class Job:
             self.ended = time.monotonic()
             fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason, **error}
             fields |= {"reasoning_tokens": completion.reasoning_tokens}
+            if completion.repeated:
+                fields["repeated"] = completion.repeated
             self.add("end", tokens_out=len(completion.tokens), **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 
@@ -165,13 +167,12 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
 
     def make_room(self) -> None:
-        """Forget old jobs that have ended. Raises Refusal if there is still no room."""
-        jobs, limit, now = self._jobs, self._settings.max_jobs, time.monotonic()
+        """Forget ended jobs if there are many. Raises Refusal if there is still no room."""
+        jobs, limit = self._jobs, self._settings.max_jobs
         ended = [job for job in jobs.values() if job.answers is None]
         for job in sorted(ended, key=lambda job: job.ended):
             size = sum(job.size for job in jobs.values())
-            is_old = now - job.ended > self._settings.job_seconds
-            if is_old or size > MOST_EVENTS or len(jobs) >= limit:
+            if size > MOST_EVENTS or len(jobs) >= limit:
                 del jobs[job.identity]
         if len(jobs) >= limit:
             raise unavailable("too_many_jobs", f"{len(jobs)} jobs are running: retry later", 5)
@@ -182,7 +183,12 @@ class Jobs:
         job.count_readers(0)
         self._jobs[job.identity] = job
         job.task = asyncio.create_task(job.run(answers))
+        job.task.add_done_callback(lambda _: self._forget_later(job))
         return job
+
+    def _forget_later(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._settings.job_seconds, self._jobs.pop, job.identity, None)
 
     def find(self, identity: str) -> Job:
         """Return a job by its id. Raises Refusal with the reason if there is none."""

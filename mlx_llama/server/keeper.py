@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mlx_llama.core.errors import LlamaError, plain
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.system import progress
+from mlx_llama.core.system import machine, progress
 
 from .faults import Refusal, shutting_down, unavailable
 from .slots import Slots
@@ -109,8 +109,14 @@ class Keeper:
         return self._preemptions + (self.llm.loop.preemptions if self.llm else 0)
 
     def require(self) -> LLM:
-        """Return the model. Raises Refusal if it is loading, unloaded or has failed."""
+        """Return the model. Raises Refusal if it is loading, unloaded or has failed, or if its file
+        has changed.
+        """
         if self.llm is not None:
+            try:
+                self.llm.engine.files.check()
+            except LlamaError as error:
+                raise Refusal(503, "model_changed", message=str(error)) from None
             return self.llm
         if self.error is not None:
             is_ours = isinstance(self.error, LlamaError)
@@ -155,6 +161,7 @@ class Keeper:
             self._preemptions += llm.loop.preemptions
             del llm
             gc.collect()
+            machine.trim_memory()
         self.state = state  # last: memory is free when pollers see the state
 
     def describe(self) -> dict[str, Any]:

@@ -48,6 +48,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Encode a text as token ids."""
 
     def work(llm: LLM) -> list[Any]:
+        llm.engine.check_count(llm.tokenizer.count_at_least(body.content))
         add_bos, how = body.add_special and bool(body.content), body.parse_special
         ids = llm.tokenizer.encode(body.content, add_bos=add_bos, parse_special=how)
         if not body.with_pieces:

@@ -81,9 +81,13 @@ class OllamaChat(OllamaFields):
             for i, message in enumerate(messages):
                 if isinstance(message, dict) and "tool_name" in message:
                     message.setdefault("name", message.pop("tool_name"))
-                if isinstance(message, dict) and message.pop("images", None):
+                if not isinstance(message, dict) or not (images := message.pop("images", None)):
+                    continue
+                if message.get("role") != "tool":
                     raise bad_field(f"messages[{i}].images", "text", cls.refused["images"])
-            values["messages"] = adapt_messages(messages)
+                parts = [{"type": "image"}] * (len(images) if isinstance(images, list) else 1)
+                message["content"] = [str(message.get("content", "")), *parts]
+            values["messages"] = adapt_messages(messages, note)
 
 
 class OllamaGenerate(OllamaFields):

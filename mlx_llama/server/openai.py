@@ -97,7 +97,7 @@ class ChatFields(OpenAIFields):
             else:
                 values["logprobs"] = True
         if isinstance(messages := values.get("messages"), list):
-            values["messages"] = adapt_messages(messages)
+            values["messages"] = adapt_messages(messages, note)
         if values.get("continue_final_message") is True:
             _adapt_continuation(values)
 

@@ -130,5 +130,6 @@ async def model(request: Request, name: str) -> Response:
 
 
 def _model(request: Request, name: str) -> dict[str, Any]:
-    created = int(request.app.state.started)
-    return {"id": name, "object": "model", "created": created, "owned_by": "mlx_llama"}
+    created, tags = int(request.app.state.started), desk_of(request).settings.tags
+    fields = {"id": name, "object": "model", "created": created, "owned_by": "mlx_llama"}
+    return fields | ({"tags": tags} if tags else {})

@@ -22,7 +22,7 @@ from mlx_llama.core.generation.session_file import parse_session
 from .answers import refuse
 from .faults import bad_field, not_found
 from .fields import Body
-from .formulas import add_formulas
+from .formulas import TooIntricate, add_formulas
 from .replies import Json, desk_of
 from .schemas import serves
 
@@ -36,6 +36,7 @@ KINDS = {
     ".svg": "image/svg+xml",
 }
 MAX_TEXT = 1 << 20  # characters rendered at once
+MOST_DRAWN = 200_000  # of them as Markdown: a table takes 3 seconds
 MOST_CODE = 50_000  # characters of a highlighted block
 
 HEADERS = {
@@ -64,12 +65,13 @@ def _files() -> dict[str, str | bytes]:
 
 @router.get("/")
 @router.get("/favicon.ico")
+@router.get("/sw.js")
 @router.get("/page/{name}")
 async def page_file(request: Request) -> Response:
     """Return a file of the page."""
     if not desk_of(request).settings.serves_page:
         raise not_found("the page is off: start the server with --page")
-    names = {"/": "index.html", "/favicon.ico": "icon.svg"}
+    names = {"/": "index.html", "/favicon.ico": "icon.svg", "/sw.js": "sw.js"}
     name = request.path_params.get("name") or names[request.url.path]
     if name not in _files():
         raise not_found("the page has no such file")
@@ -142,8 +144,13 @@ def _markdown() -> Any:
 
 
 def render_markdown(text: str) -> str:
-    """Render Markdown as HTML, formulas as MathML; HTML in it is shown as text."""
-    return _markdown().render(text)
+    """Render Markdown as HTML, formulas as MathML; HTML in it is shown as text. A text that would
+    take many seconds, for its length or its markup, is shown as it is.
+    """
+    with contextlib.suppress(TooIntricate):
+        if len(text) <= MOST_DRAWN:
+            return str(_markdown().render(text, {}))
+    return f'<pre class="long">{escape(text)}</pre>\n'
 
 
 def highlight(code: str, language: str, attributes: str) -> str:

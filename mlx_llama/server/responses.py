@@ -110,9 +110,8 @@ class ResponsesRequest(OpenAIFields):
         if not has_logprobs and values.pop("top_logprobs", None):
             note("top_logprobs")
         if isinstance(items := values.get("input"), list):
-            values["input"] = [item for item in map(adapt_item, items) if item is not None]
-            if len(values["input"]) < len(items):
-                note("input[]")
+            adapted = [adapt_item(item, note) for item in items]
+            values["input"] = [item for item in adapted if item is not None]
 
     def items(self, kept: KeptResponses) -> list[InputItem]:
         """Return the conversation: the kept items, and the input. Raises Refusal."""

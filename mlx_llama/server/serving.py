@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import signal
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
@@ -26,12 +29,28 @@ SPARE_SECONDS = 5  # after --shutdown-seconds, to notify clients
 
 class Server(uvicorn.Server):
     """uvicorn that refuses new requests at the first signal and stops running ones `grace` seconds
-    later. A second signal stops at once.
+    later. A second signal, but SIGHUP, stops at once.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, grace: float):
         super().__init__(config)
         self._app, self._grace = app, grace
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGHUP, sent when a terminal closes, as SIGTERM; under nohup it stays ignored."""
+        with super().capture_signals():
+            hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+            is_main = threading.current_thread() is threading.main_thread()
+            if hangup is None or not is_main or signal.getsignal(hangup) is signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(hangup, self.handle_exit)
+            try:
+                yield
+            finally:
+                # uvicorn raises the signal again, for the exit code
+                signal.signal(hangup, signal.SIG_DFL if before is None else before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         is_first = not self.should_exit
@@ -41,7 +60,7 @@ class Server(uvicorn.Server):
             desk.is_draining = True
             # A signal may interrupt any code: leave the rest to the event loop.
             desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
-        else:
+        elif sig != getattr(signal, "SIGHUP", None):  # a closing terminal may send several
             self.force_exit = True
             logging.getLogger("uvicorn.error").disabled = True  # cancelled tasks are no errors
 

@@ -16,9 +16,13 @@ class Settings:
     alias: str | None = None  # name of the model in answers; None: the checkpoint's
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    cors_methods: str = "GET, POST, DELETE, OPTIONS"
+    cors_headers: str | None = None  # None: those that a preflight asks for
+    cors_credentials: bool = False
     allowed_hosts: tuple[str, ...] = ()  # names besides localhost, `host` and IP addresses
     key_file: str | None = None  # for https
     certificate_file: str | None = None
+    tags: tuple[str, ...] = ()  # of the model, for clients
     options: Mapping[str, Any] = field(default_factory=dict)  # of generation: defaults by name
 
     truncates: bool = False  # drop the oldest turns of a conversation that outgrew the context
@@ -43,6 +47,7 @@ class Settings:
     serves_metrics: bool = True
     serves_page: bool = True
     logs_prompts: bool = False
+    is_verbose: bool = False  # show prompts in answers to clients that do not say otherwise
     is_strict: bool = False  # refuse fields that would be ignored
 
     @property

@@ -75,6 +75,32 @@ assert ask(llm) == expected
     )
 
 
+def test_every_call_in_a_fork_answers_or_raises(run, backend):
+    """Calls that compute raise the same error on mlx and cuda; on cpu they give the same values."""
+    run(
+        backend,
+        """
+llm = load()
+chat = llm.chat(max_tokens=3)
+chat.send("hi")
+calls = [
+    lambda: llm.logits([1, 2, 3]).tolist(),
+    lambda: llm.prompt_logprobs([1, 2, 3]),
+    lambda: llm.batch(["a"], max_tokens=2)[0].text,
+    lambda: chat.send("you", max_tokens=2).text,
+    lambda: llm.loop.erase([1]),
+    lambda: len(chat.cached_tokens),
+]
+for number, call in enumerate(calls):
+    answer = in_child(call)
+    if backend != "cpu":
+        assert answer.startswith(f"BackendError: the {backend} backend had loaded"), (number, answer)
+    elif number in (0, 2):
+        assert answer == call(), (number, answer)
+""",  # noqa: E501
+    )
+
+
 def test_a_fork_before_the_first_load(run, backend):
     run(
         backend,

@@ -4,12 +4,20 @@ pages kills the process.
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 from making import make_checkpoint
 from making_gguf import make_gguf
+
+from mlx_llama import load
+from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.files import watch
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 SCRIPT = """
 import os, sys
@@ -60,3 +68,128 @@ def test_loading(kind, backend, tmp_path):
 @pytest.mark.parametrize("what", ["numpy", "mlx form", "gguf form"])
 def test_plain_numpy_and_writing(what, kind, tmp_path):
     assert "its file was truncated after it was opened" in truncated(what, kind, tmp_path)
+
+
+AFTER = """
+import os, sys
+from mlx_llama import load
+from mlx_llama.core.errors import CheckpointError
+
+backend, model, weights, compiles = sys.argv[1:]
+llm = load(model, backend=backend, device="cpu", dtype="float32", compile=eval(compiles))
+stream = iter(llm.stream("Once upon", max_tokens=200, temperature=0))
+next(stream)
+os.truncate(weights, 0)
+for call in (
+    lambda: list(stream),
+    lambda: llm.generate("Once upon", max_tokens=3),
+    lambda: llm.batch(["a", "b"], max_tokens=3),
+    lambda: llm.logits([5, 6]),
+    lambda: llm.save_cache("never"),
+):
+    try:
+        call()
+    except CheckpointError as error:
+        print(error)
+"""
+CHANGED = "the model's file changed: {} was {} after it was loaded: load the model again"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot truncate a mapped file")
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("compiles", [None, False])
+def test_truncated_while_it_answers(compiles, kind, backend, tmp_path):
+    """An error in the answer that runs and in all later ones, where SIGBUS killed the process."""
+    if kind == "folder":
+        model, weights = make_checkpoint(tmp_path / "in"), tmp_path / "in" / "model.safetensors"
+    else:
+        model = weights = tmp_path / "in.gguf"
+        make_gguf(model, kinds="Q8_0")
+    words = [backend.name, str(model), str(weights), str(compiles)]
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER, *words], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.stdout.splitlines() == 5 * [CHANGED.format(weights.name, "truncated")]
+
+
+UNWATCHED = """
+import os, sys
+from mlx_llama import load
+from mlx_llama.core.files.watch import FileWatch
+
+FileWatch.check = lambda self: None
+model, weights = sys.argv[1:]
+llm = load(model, backend="cpu")
+expected = llm.generate("Once upon", max_tokens=9, temperature=0).tokens
+os.truncate(weights, 0)
+llm.loop.erase([])
+for prompt in ("Once upon", "A quick brown fox", [*range(3, 200)]):
+    answer = llm.generate(prompt, max_tokens=9, temperature=0)
+    assert prompt != "Once upon" or answer.tokens == expected
+print(llm.backend.device_name)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot truncate a mapped file")
+@pytest.mark.parametrize("kind", [None, "F16", "Q8_0", "Q4_K"])
+def test_the_compiled_path_touches_no_page_of_a_file_with_a_small_vocabulary(kind, tmp_path):
+    """So that no moment between two looks at the file is fatal."""
+    model, weights = make_checkpoint(tmp_path / "in"), tmp_path / "in" / "model.safetensors"
+    if kind:
+        model = weights = tmp_path / "in.gguf"
+        make_gguf(model, kinds=kind, hidden_size=256, intermediate_size=256, head_dim=64)
+    command = [sys.executable, "-c", UNWATCHED, str(model), str(weights)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    if "compiled" not in done.stdout:
+        pytest.skip("this machine has no compiled path")
+
+
+@pytest.fixture
+def copied(backend, tmp_path, monkeypatch):
+    """(a loaded model whose file is looked at without pauses, the file)"""
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.0)
+    folder = make_checkpoint(tmp_path / "m")
+    how = {"backend": backend.name, "device": "cpu", "dtype": "float32"}
+    return load(folder, **how), folder / "model.safetensors"
+
+
+def overwrite(path):
+    """Change a byte, as a tool that writes in place does."""
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+def test_overwritten_while_it_answers(copied):
+    llm, path = copied
+    stream = iter(llm.stream("Once upon", max_tokens=200, temperature=0))
+    next(stream)
+    overwrite(path)
+    for call in (lambda: list(stream), lambda: llm.generate("Once upon")):
+        with pytest.raises(CheckpointError) as caught:
+            call()
+        assert str(caught.value) == CHANGED.format(path.name, "overwritten")
+
+
+def test_a_file_that_another_replaces_stays_loaded(copied, tmp_path):
+    """As downloads and git do, which rename; the mapped file keeps its content."""
+    llm, path = copied
+    expected = llm.generate("Once upon", max_tokens=8, temperature=0).tokens
+    os.replace(shutil.copy(make_checkpoint(tmp_path / "n", seed=1) / path.name, tmp_path), path)
+    for change in (lambda: None, lambda: path.unlink(), lambda: path.touch()):
+        change()
+        assert llm.generate("Once upon", max_tokens=8, temperature=0).tokens == expected
+
+
+def test_times_are_looked_at_once_a_second(tmp_path, monkeypatch):
+    tensors, looks = open_checkpoint(make_checkpoint(tmp_path / "m")).tensors, []
+    clock = itertools.count(100.0, 0.25)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(watch.FileMap, "is_overwritten", lambda mapped: looks.append(mapped))
+    files = watch.FileWatch(tensors)
+    for _ in range(9):  # 0 to 2 seconds
+        files.check()
+    assert len(looks) == 3

@@ -9,7 +9,7 @@ import pytest
 from making import make_checkpoint
 
 from backends.conftest import matrices_of
-from cpu_fallback import ops
+from cpu_fallback import ops, weights
 from cpu_fallback.model import Llama
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -26,9 +26,9 @@ def named_matrices(model) -> dict:
 
 
 @pytest.mark.parametrize("dtype", STORED)
-def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path):
+def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path, monkeypatch):
     """NumPy's matrices are the file's pages; compiled, each has one copy in panels, at its stored
-    width, with rows and columns padded to 16 and 32."""
+    width, with rows and columns padded to 16 and 32. The table of a large vocabulary is mapped."""
     checkpoint = open_checkpoint(
         make_checkpoint(tmp_path / "m", dtype=dtype, vocab_size=389, intermediate_size=100)
     )
@@ -38,10 +38,12 @@ def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path):
     model = Llama.load(checkpoint)
     if "NumPy" in model.notices[0]:
         return  # it gives the reason
-    named = named_matrices(model)
-    assert np.shares_memory(
-        named.pop("model.embed_tokens"), checkpoint.tensors["model.embed_tokens.weight"].bits
-    )
+    named, stored = named_matrices(model), checkpoint.tensors["model.embed_tokens.weight"].bits
+    table = named.pop("model.embed_tokens")  # small: copied, so that nothing stays mapped
+    assert not np.shares_memory(table, stored) and np.array_equal(table, stored)
+    monkeypatch.setattr(weights, "SMALL_TABLE", stored.nbytes - 1)
+    other = named_matrices(Llama.load(checkpoint))["model.embed_tokens"]
+    assert np.shares_memory(other, stored)
     for name, panels in named.items():
         rows, columns = checkpoint.tensors[f"{name}.weight"].shape
         filled = -(-rows // 16) * 16 * -(-columns // 32) * 32

@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from scripting import Script, make_scripted_checkpoint
 
-from mlx_llama import load
+from mlx_llama import generate, load
 from mlx_llama.chat import (
     commands as chat_commands,
     dialogue,
@@ -139,7 +139,8 @@ def test_set_shows_sets_and_resets(session):
     assert change("--temp default") == "temperature = 0 (default)"
     assert change("n 9") == "max_tokens = 9 (user)"
     assert change("seed 5") == "seed = 5 (user)"
-    assert change("seed random") == "seed = random (default)"
+    for unset in ("random", "-1"):
+        assert change(f"seed {unset}") == "seed = random (default)"
     # as it must be typed
     for name in ("speculate", "logprobs", "schema", "regex", "grammar"):
         assert re.search(rf"{name} +none +default", everything)
@@ -147,6 +148,8 @@ def test_set_shows_sets_and_resets(session):
         assert change(f"{name} none") == f"{name} = none ({origin})"
     session.defaults.lift_limit()
     assert change("max_tokens none") == "max_tokens = none (default)"
+    assert change("max_tokens -1") == "max_tokens = none (user)"
+    change("max_tokens default")
     assert change("regex a+") == "regex = a+ (user)"
     assert change("regex none") == "regex = none (default)"
     assert change('schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
@@ -431,6 +434,28 @@ never"""
     assert result.code == 0
 
 
+def test_an_answer_that_repeats_itself_is_ended(talk, door, toy):
+    """By default in a chat, not of one prompt on the command line."""
+    lines = "/set repetition_limit\nhello\n/set repetition_limit 40\n/clear\nhello\n/resume\n/stats"
+    options = "-m", "210", "--logit-bias", "229=99"
+    result = talk(lines, *options)
+    assert "repetition_limit = 200 (default)" in result.err
+    cut = [line for line in result.err.splitlines() if "because the answer repeats" in line]
+    assert [re.search(r"stopped after (\d+) tokens", line)[1] for line in cut] == [
+        "200",
+        "40",
+        "40",
+    ]
+    assert "/resume continues it, /set repetition_limit 0 lets all answers go on" in cut[0]
+    assert "note: the answer was ended because it repeats the same token" in result.err
+    result = talk("/set repetition_limit 0\nhello", *options)
+    assert "repeats" not in result.err and "cut off after 210 tokens" in result.err
+    one = ["--model", toy, "--backend", "cpu", "-p", "hello", *options]
+    assert "repeats" not in door(generate.main, *one).err
+    said = door(generate.main, *one, "--repetition-limit", "40").err
+    assert "repeats the same token again and again: --repetition-limit 0 lets it go on" in said
+
+
 def test_a_failing_line_is_told_and_the_rest_still_runs(talk):
     result = talk(f"/frob\n/load /nowhere\n{'once upon a time ' * 100}\nhello\\")
     errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
@@ -439,18 +464,17 @@ def test_a_failing_line_is_told_and_the_rest_still_runs(talk):
     assert result.out.strip() and result.code == 2
 
 
-@pytest.mark.parametrize(
-    "arguments, stdin, words",
-    [
-        ([], b"hello\nfine\xff\n", "standard input, line 2: is not UTF-8 (byte 4"),
-        (["-sys", "\udcff"], b"hello", "surrogate"),
-    ],
-)
-def test_text_that_is_no_utf8_is_one_line_and_exit_code_2(talk, arguments, stdin, words):
-    result = talk(stdin, *arguments)
+def test_text_that_is_no_utf8_is_one_line_and_exit_code_2(talk):
+    result = talk(b"hello\nfine\xff\n")
     *_, last = result.err.splitlines()
-    assert last.startswith("error: ") and words in last
+    assert last.startswith("error: standard input, line 2: is not UTF-8 (byte 4")
     assert result.err.count("error: ") == 1 and result.code == 2
+
+
+def test_a_byte_of_a_flag_that_is_no_utf8_is_replaced_and_told(talk):
+    result = talk("hello\n", "-sys", "a\udcff")
+    assert result.code == 0 and "was replaced by U+FFFD" in result.err
+    assert result.out == talk("hello\n", "-sys", "a\ufffd").out
 
 
 def test_a_model_without_template_is_told_before_anything_is_asked(talk, tmp_path):
@@ -1003,7 +1027,8 @@ def leave(child, keys="\x04"):
 
 def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child = terminal(
-        *f"-m mlx_llama.chat --model {roomy} --backend cpu -m 99999 --logit-bias 2=-100".split()
+        *f"-m mlx_llama.chat --model {roomy} --backend cpu -m 99999 --logit-bias 2=-100".split(),
+        *("--repetition-limit", "0"),
     )  # token 2 would end the answer
     child.expect_exact("context 100000 tokens")
     child.expect_exact("Ctrl-D leaves")

@@ -69,6 +69,51 @@ def test_a_full_disk_is_one_line():
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
 
 
+@pytest.fixture
+def left_pipe():
+    """The writing end of a pipe whose reader left, as of `| true`."""
+    read, write = os.pipe()
+    os.close(read)
+    yield write
+    os.close(write)
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_a_reader_that_left_is_no_error(command, flag, left_pipe, monkeypatch, capsys):
+    with open(left_pipe, "w", closefd=False) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        try:
+            assert main([flag] if command is None else [command, flag]) == 0
+        except SystemExit as end:
+            assert end.code == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [[], ["--version"], ["models", "--help"], ["nope"]])
+def test_a_reader_that_left_sees_no_traceback(words, unbuffered, left_pipe):
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "mlx_llama", *words]
+    done = subprocess.run(command, stdout=left_pipe, stderr=subprocess.PIPE, env=env, timeout=60)
+    assert done.returncode == 2 * (words == ["nope"])
+    assert done.stderr.count(b"\n") == (words == ["nope"])
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=left_pipe, env=env, timeout=60)
+    assert done.returncode == 2 * (words == ["nope"])
+
+
+def test_an_error_keeps_its_code_where_no_one_reads(left_pipe, monkeypatch, capsys):
+    with open(left_pipe, "w", closefd=False) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+
+        def fail_after_a_word(arguments):
+            print("a word")
+            raise LlamaError("x")
+
+        assert cli.run(fail_after_a_word, []) == 2
+    assert capsys.readouterr().err == "error: x\n"
+
+
 @pytest.mark.parametrize(
     "data, message", [(b"a\xffb", "is not UTF-8 (byte 1: "), (None, "cannot be read: No such file")]
 )

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from mlx_llama.__main__ import COMMANDS, main
 from mlx_llama.cli import flags as flag_tables, running
 from mlx_llama.cli.spelling import flag_of
 from mlx_llama.core.backends.load_options import TABLE
@@ -66,6 +67,17 @@ def test_flags_that_were_meant_are_suggested(line):
     with pytest.raises(OptionsError) as caught:
         flag_tables.generation_options(parser.parse_args(words.split()))
     assert meant in str(caught.value)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", [*(f for f in flag_tables.FOREIGN_FLAGS if f != "-m"), "-hp"])
+def test_a_flag_of_other_tools_is_no_cluster_of_short_flags(command, flag, capsys):
+    """As in llama.cpp, and other than argparse, for which -hf is -h and -f."""
+    prompt = {"generate": ["-p", "hi"]}.get(command, [])
+    code = main([command, *prompt, flag, "x/y"])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"there is no flag {flag} (did you mean" in err or f"arguments: {flag}" in err
 
 
 @pytest.mark.parametrize("flag, count", [("-ngl", 1), ("-fa", 0), ("-fa", 1), ("--mlock", 0)])

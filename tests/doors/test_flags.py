@@ -93,6 +93,48 @@ def test_keys_stand_between_commas_and_slots_in_a_folder(tmp_path):
     assert settings.api_keys == ("a", "b", "c") and settings.slot_folder == str(tmp_path)
 
 
+LLAMA_SERVER = """
+--cors-origins https://a.example,localhost --cors-origins * --cors-methods GET,POST
+--cors-headers * --cors-credentials --tags chat,small --verbose --no-ui --no-slots --no-jinja
+"""
+NEEDLESS = """
+--no-jinja | the model's chat template is always used
+--backend-sampling | tokens are sampled on the device
+--backend_sampling | tokens are sampled on the device
+--media-path tools | this package reads text only
+--no-mmproj | this package reads text only
+--tools all | the server runs no tools: clients send theirs with a request, and run the calls
+--ui-mcp-proxy | the server runs no tools: clients send theirs with a request, and run the calls
+--swa-full | the cache keeps what later requests can use
+--no-models-autoload | a server serves one model
+"""
+
+
+def test_flags_of_llama_server():
+    settings = server.make_settings(server.parser().parse_args(LLAMA_SERVER.split()))
+    assert settings.cors_origins == ("https://a.example", "localhost", "*")
+    assert (settings.cors_methods, settings.cors_headers) == ("GET,POST", "*")
+    assert settings.cors_credentials and settings.is_verbose and settings.tags == ("chat", "small")
+    assert not settings.serves_page and not settings.serves_slots
+    plain = server.make_settings(server.parser().parse_args([]))
+    assert plain.cors_methods == "GET, POST, DELETE, OPTIONS" and plain.cors_headers is None
+    assert not (plain.cors_credentials or plain.is_verbose or plain.tags)
+
+
+@pytest.mark.parametrize("line", NEEDLESS.strip().splitlines())
+def test_flags_of_llama_server_that_are_not_needed(line, capsys):
+    words, _, reason = line.partition(" | ")
+    server.make_settings(server.parser().parse_args(words.split()))
+    assert capsys.readouterr().err == f"({words.split()[0]} is not needed: {reason})\n"
+
+
+@pytest.mark.parametrize("flag", ["--cors-methods", "--cors-headers"])
+@pytest.mark.parametrize("value", ["a\nb", "GET POST", "", "ü", "*, a"])
+def test_names_that_no_header_takes_are_refused(flag, value):
+    with pytest.raises(OptionsError, match=f"{flag} .*names between commas"):
+        server.make_settings(server.parser().parse_args([flag, value]))
+
+
 @pytest.mark.parametrize(
     "origin, is_good",
     [

@@ -28,7 +28,7 @@ bench TOY -r 0 | --repetitions 0: must be at least 1
 bench TOY -r 1,2 | --repetitions 1,2: must be one number
 bench TOY -o xml | invalid choice: 'xml'
 bench TOY -o csv --json | --json and --output csv contradict each other
-bench TOY -c 300 | --ctx-size 300
+bench TOY -c 3k | --ctx-size 3k
 bench TOY -p 200 -n 57 | a prompt of 200 and 57 more tokens needs 257 positions
 bench TOY -p 8 -n 64 -d 0,193 | tg64 @ d193 needs 257 positions and the context of
 bench TOY -n 64 -d 37 -p 8 -c 100 | tg64 @ d37 needs 101 positions and the context of
@@ -92,7 +92,6 @@ doctor --ctx-size many | --ctx-size 'many'
 doctor --cache-bits 4 | --cache-bits '4': must be 8 or 16
 doctor --cache-bits '' | --cache-bits ''
 doctor --ctx-size 0 | --ctx-size 0
-doctor --ctx-size 513 | takes 1 to 512 positions
 doctor --ctx-size | --ctx-size
 doctor TOY guide | not allowed with
 generate TOY -p hi --temp -3 --top-p 9 --seed x | option --temp: '-3'
@@ -102,7 +101,7 @@ generate TOY -p hi --device tpu | no device 'tpu'
 generate TOY -p hi --backend cpu --device gpu | the cpu backend has no GPU
 generate TOY -p hi --backend cpu --dtype float16 | computes in float32
 generate TOY -p hi --dtype int8 | --dtype 'int8'
-generate TOY -p hi --ctx-size 9999 | 1 to 256
+generate TOY -p hi --ctx-size 9k | 1 to 256
 generate TOY -p LONG | the context holds 256
 generate TOY -p hi --template nope | nope
 generate TOY -p hi --chat-template '{% for %}' | template
@@ -154,7 +153,7 @@ quantize IN OUT.gguf --imatrix m.gguf --format gguf:Q8_0 | gguf:Q8_0
 quantize IN OUT.gguf --imatrix no.gguf --format gguf:Q4_0 | no.gguf
 quantize IN OUT.gguf --calibrate no.txt --format gguf:Q4_0 | no.txt
 server --quiet --port 0 --ssl-key-file /no/a --ssl-cert-file /no/b | cannot be used
-server --quiet --port 0 --ctx-size 99999 | 1 to
+server --quiet --port 0 --ctx-size 9k | 1 to
 server --quiet --port 0 --regex ( | option --regex
 server --quiet --port 0 --logit-bias 999999=1 | option --logit-bias
 """

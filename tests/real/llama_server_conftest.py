@@ -1,5 +1,6 @@
 """conftest.py of llama-server's own tests when they run against this server: the copy stands beside
-their utils.py. MODEL and CONTEXT: of the GGUF file; several tests share a server.
+their utils.py. MODEL and CONTEXT: of the GGUF file; several tests share a server. OWN_FLAGS=1:
+start it with llama-server's flags, all but the model's and the port; else with ours.
 """
 
 from __future__ import annotations
@@ -20,25 +21,56 @@ import requests  # noqa: E402
 import utils  # noqa: E402
 
 MODEL, CONTEXT = os.environ["MODEL"], int(os.environ["CONTEXT"])
+HAS_OWN_FLAGS = os.environ.get("OWN_FLAGS") == "1"
 KEPT = 2  # servers that wait for the next test with the same flags
 # Patterns that do not name what stories260K writes
 STRICT = ('"42"', '"foooooo"', "a{5,5}", "[ -3000 ]")
 _servers: OrderedDict[tuple[str, ...], tuple[subprocess.Popen, int]] = OrderedDict()
 
 
+class Started(Exception):
+    """Carries the command line with which ServerProcess.start would start llama-server."""
+
+
+def list_own_flags(server) -> tuple[str, ...]:
+    """llama-server's flags for a ServerProcess, with our model."""
+    try:
+        _start(server)
+    except Started as started:
+        [command] = started.args
+    pairs = iter(command[1:])
+    flags = ["--model", MODEL, "--backend", "cpu"]
+    for name in pairs:
+        if name in ("--port", "--hf-repo", "--hf-file"):
+            next(pairs)
+        elif name == "--chat-template-file":
+            flags += [name, os.path.basename(next(pairs))]
+        elif name != "--offline":
+            flags.append(name)
+    return tuple(flags)
+
+
+def raise_command(command, **_) -> None:
+    """subprocess.Popen of utils.py."""
+    raise Started(command)
+
+
 def list_flags(server) -> tuple[str, ...]:
     """Our flags for a ServerProcess; skips the test where there is none."""
     # a router without a model, in tests of origins that send it no prompt
-    is_router = server.model_hf_repo is None and server.cors_origins
+    is_router = server.model_hf_repo is None and (server.cors_origins or server.server_tools)
     if not is_router and "stories260K" not in (server.model_hf_repo or ""):
         pytest.skip(f"needs {server.model_hf_repo or 'several models'}")
+    if HAS_OWN_FLAGS:
+        return list_own_flags(server)
     slots = server.n_slots or 4
     unified = slots if server.kv_unified else 1
     context = min(CONTEXT, (server.n_ctx or 4096) * unified // slots)
     flags = ["--model", MODEL, "--backend", "cpu", "--max-rows", slots, "--ctx-size", context]
     flags += ["--temp", server.temperature, "--seed", server.seed]
-    # llama-server's default is any origin
-    flags += ["--cors-origin", server.cors_origins or "*"]
+    # llama-server's default is any origin, and with tools pages of the same machine
+    default = "localhost" if server.server_tools else "*"
+    flags += ["--cors-origin", server.cors_origins or default]
     flags += ["--host", server.server_host]
     flags += ["--slots" if server.server_slots else "--no-slots"]
     named = {
@@ -65,8 +97,13 @@ def ask(server, method, path, data=None, *rest, **more):
     """ServerProcess.make_request; --verbose is the body's field here."""
     if server.debug and data and path.endswith("/chat/completions"):
         data = {"verbose": True, **data}
-    answer = _ask(server, method, path, data, *rest, **more)
-    answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)  # as HTTP's are
+    return with_any_case(server, method, path, data, *rest, **more)
+
+
+def with_any_case(server, *request, **more):
+    """ServerProcess.make_request, with headers as HTTP has them: in any case."""
+    answer = _ask(server, *request, **more)
+    answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)
     return answer
 
 
@@ -114,10 +151,11 @@ def match_regex(pattern: str, text: str) -> bool:
     return bool(re.search(pattern, text, re.I | re.M | re.S)) if strict else len(text) > 0
 
 
-_ask = utils.ServerProcess.make_request
-utils.ServerProcess.make_request = ask
+_ask, _start = utils.ServerProcess.make_request, utils.ServerProcess.start
+utils.subprocess = types.SimpleNamespace(Popen=raise_command)
 utils.ServerProcess.start = start
 utils.ServerProcess.stop = lambda server: None
+utils.ServerProcess.make_request = with_any_case if HAS_OWN_FLAGS else ask
 utils.match_regex = match_regex
 
 

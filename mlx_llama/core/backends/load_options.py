@@ -100,7 +100,7 @@ class LoadOptions:
     )
     cache_memory: int | str | None = _option(
         "memory of all keys and values, in bytes or as a size such as 2GB (default: what is free "
-        "beside the weights, less a reserve)",
+        "beside the weights, at most half of it and 8 GB)",
         metavar="SIZE",
     )
     max_rows: int | None = _option(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
+from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.dry import Breakers, Dry
 from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
@@ -42,14 +44,18 @@ class RequestBuilder:
     context: int  # positions, prompt and answer together
     draft: Model | None = None
     notices: tuple[str, ...] = ()  # about the model's tokenizer and template
+    files: FileWatch = field(default_factory=FileWatch)  # of the weights
 
     # From a request to a sequence
 
     def check(self, request: Request) -> None:
-        """Raise ContextError or OptionsError for a bad request. `begin` checks its rule."""
+        """Raise ContextError or OptionsError for a bad request, and CheckpointError if the model's
+        file has changed. `begin` checks its rule.
+        """
+        self.files.check()
         options = request.options.options
         self.check_options(options)
-        self.check_prompt(request.prompt)
+        self.check_prompt(request.prompt, options)
         if request.wants_text and self.tokenizer is None:
             raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
         if options.stop and not request.wants_text:
@@ -79,11 +85,18 @@ class RequestBuilder:
         is_split = thinking and thinking.is_split
         thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
         ends = eos, decoder, stops, options.stop_token_ids, thoughts, request.decode_seconds
-        writer = Writer(completion, options.max_tokens, limit, *ends)
+        # structured answers may repeat themselves
+        is_free = rule is None and not request.may_call
+        repetition = options.repetition_limit if is_free else 0
+        writer = Writer(completion, options.max_tokens, repetition, limit, *ends)
         writer.add_notices(self.notices)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
         )
+        if rule and constraint and constraint.relaxed:
+            writer.add_notices(
+                [f"`{rule.option}`: not enforced as it is written: {constraint.relaxed}"]
+            )
         if request.begun and writer.decoder:
             writer.resume(_find_begun(request))
         tokens = list(request.prompt)  # the answer is appended
@@ -136,13 +149,13 @@ class RequestBuilder:
 
     # Checks
 
-    def check_prompt(self, tokens: abc.Sequence[int]) -> None:
+    def check_prompt(self, tokens: abc.Sequence[int], options: GenerationOptions) -> None:
         """Raise ContextError for a prompt that is empty or too long, or has foreign token ids."""
         if not tokens:
             raise ContextError(
                 "the prompt is empty and this model has no BOS token to start from: give some text"
             )
-        self.check_count(len(tokens), "")
+        self.count_checker(options)(len(tokens), "")
         vocabulary = self.model.config.vocab_size
         low, high = min(tokens), max(tokens)
         if low < 0 or high >= vocabulary:
@@ -150,9 +163,15 @@ class RequestBuilder:
                 f"token id {low if low < 0 else high} is outside the vocabulary of {vocabulary}"
             )
 
-    def check_count(self, count: int, bound: str = "at least ") -> None:
-        """Raise PromptTooLong if `count` tokens leave no room for an answer. bound: its prefix."""
-        if count >= self.context:
+    def count_checker(self, options: GenerationOptions) -> abc.Callable[..., None]:
+        """`check_count` for these options. A prompt without an answer may fill the context."""
+        return functools.partial(self.check_count, room=min(1, options.max_tokens))
+
+    def check_count(self, count: int, bound: str = "at least ", room: int = 1) -> None:
+        """Raise PromptTooLong if `count` tokens leave no room for an answer. bound: its prefix.
+        room: tokens that the answer needs.
+        """
+        if count + room > self.context:
             error = PromptTooLong(
                 f"the prompt has {bound}{count} tokens and the context holds {self.context}, "
                 f"answer included: shorten the prompt{self.suggest_context()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
 import functools
@@ -14,6 +15,7 @@ from typing import Any
 
 from mlx_llama.core.system.interrupts import uninterrupted
 
+WAKE_SECONDS = 0.5  # a thread that waits checks again after this time
 Call = tuple[Future, Callable[[], Any]]
 
 
@@ -46,12 +48,36 @@ class Home:
             raise
         return future.result()
 
+    def call_or_leave(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """As `call`, but Ctrl-C stops waiting for it: a call that has begun ends by itself."""
+        # Ctrl-C inside a Future's Condition may leave its lock held, not inside a SimpleQueue. One
+        # that arrives just before the wait begins is noticed after WAKE_SECONDS.
+        ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        with uninterrupted():
+            future = self._submit(function, arguments, ended.put)
+        try:
+            while ended.empty():
+                with contextlib.suppress(queue.Empty):
+                    ended.put(ended.get(timeout=WAKE_SECONDS))
+        except BaseException:
+            future.cancel()
+            raise
+        return future.result()
+
     def close(self) -> None:
         """End the thread after the calls that are queued."""
         self._calls.put(None)
 
-    def _submit(self, function: Callable[..., Any], arguments: tuple) -> Future:
+    def _submit(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple,
+        end: Callable[[Future], object] | None = None,
+    ) -> Future:
+        """Queue a call, or run it in this thread if that is the home. end: called at its end."""
         future: Future = Future()
+        if end:
+            future.add_done_callback(end)
         call = (future, functools.partial(contextvars.copy_context().run, function, *arguments))
         # A forked process lacks the thread; the backend's call reports the error there.
         if threading.get_ident() == self._thread.ident or os.getpid() != self._process:
@@ -62,6 +88,8 @@ class Home:
 
 
 def _run(future: Future, function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(function())
     except BaseException as error:

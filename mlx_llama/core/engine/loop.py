@@ -24,20 +24,21 @@ from mlx_llama.core.errors import SessionError
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-from .home import Home
+from .home import WAKE_SECONDS, Home
 from .request import Handle, Request, Sequence
+from .rows import Rows
 from .scheduler import Scheduler
 
 KEPT_ROWS = 8  # rows of ended requests that stay as prefixes
-WAKE_SECONDS = 0.5  # a waiting consumer checks again after this time
+REST_SECONDS = 30.0  # a thread without work looks after its memory
 
 
 class Loop:
     """Serves requests on one model; any thread may call it.
 
     context: positions of a request, prompt and answer together. draft: a smaller model that guesses
-    tokens. cache_memory: bytes of all keys and values; None: the memory that is free at the first
-    request, less a tenth, at least 256 MB. max_rows: requests in one step. kept_rows: ended ones
+    tokens. cache_memory: bytes of all keys and values; None: half of the memory that is free, at
+    most 8 GB. max_rows: requests in one step. kept_rows: ended ones
     that stay as prefixes for later prompts. home: the thread for all calls of the backend; None:
     the threads that tick.
     """
@@ -70,13 +71,13 @@ class Loop:
         self._numbers = itertools.count()
         self._setup = threading.Lock()
         self._ticking = threading.Lock()
-        self._ticker: int | None = None  # the thread that ticks
+        self._ticker: int | None = None  # the thread that ticks or changes rows, and runs callbacks
         self._thread: threading.Thread | None = None
         # Ctrl-C inside a Condition or an Event may leave its lock held, not inside a SimpleQueue
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closing = False
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
         """Start over in a forked process. Raises BackendError where it cannot compute."""
         if self._process != os.getpid():
             self.engine.backend.check_process()
@@ -97,6 +98,14 @@ class Loop:
             self._scheduler = self._scheduler or Scheduler(self.engine, *self._limits)
             return self._scheduler
 
+    def refuse_callback(self, action: str) -> None:
+        """Raise SessionError in a callback of a request, which would wait for itself."""
+        if self._ticker == threading.get_ident():
+            raise SessionError(
+                f"a callback cannot {action}: it runs inside the loop that computes its answer; do "
+                "this after the answer"
+            )
+
     # Requests
 
     def submit(self, request: Request) -> Handle:
@@ -105,14 +114,14 @@ class Loop:
 
     def prepare(self, request: Request) -> Handle:
         """As `submit`, but the handle queues the request at its first use."""
-        self._check_process()
+        self.check_process()
         self.engine.check(request)
         self.scheduler.rows.check_fits(len(request.prompt))
         return Handle(self.engine.begin(request), self)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a request that `prepare` has checked."""
-        self._check_process()
+        self.check_process()
         sequence.number = next(self._numbers)
         sequence.writer.submitted = time.perf_counter()
         if sequence.limit == 0 and not sequence.logprob_prompt_tokens:
@@ -127,12 +136,31 @@ class Loop:
 
     def tick(self) -> bool:
         """Compute a token of each running request. False: there was nothing to do."""
-        return self._between_ticks(self._tick)
-
-    def _between_ticks(self, function: abc.Callable[..., Any], *arguments: Any) -> Any:
-        self._check_process()
+        self.refuse_callback("run a tick")
+        self.check_process()
         with self._ticking:
-            return self.call(function, *arguments)
+            return self.call(self._tick)
+
+    def _read_rows(self, read: abc.Callable[[Rows], Any]) -> Any:
+        """Call a function of the rows that changes nothing; in a callback, within its tick."""
+        if self._ticker == threading.get_ident():
+            return read(self.scheduler.rows)
+        return self._change_rows("", read)
+
+    def _change_rows(self, action: str, change: abc.Callable[[Rows], Any]) -> Any:
+        """Call a function of the rows between ticks. action: for the error in a callback."""
+        self.refuse_callback(action)
+        self.check_process()
+        with self._ticking:
+            return self.call(self._hold, lambda: change(self.scheduler.rows))
+
+    def _hold(self, function: abc.Callable[[], Any]) -> Any:
+        """Mark this thread, as `_tick` does, for callbacks of requests that the function ends."""
+        self._ticker = threading.get_ident()
+        try:
+            return function()
+        finally:
+            self._ticker = None
 
     def _tick(self) -> bool:
         self._ticker = threading.get_ident()
@@ -148,11 +176,8 @@ class Loop:
 
     def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None:
         """Wait for news of a request: run a tick, or await one where another thread ticks."""
-        if self._ticker == threading.get_ident():
-            raise SessionError(
-                "a callback cannot wait for an answer: it runs inside the loop that computes it"
-            )
-        self._check_process()
+        self.refuse_callback("wait for an answer")
+        self.check_process()
         if self._thread is not None:
             sequence.news = queue.SimpleQueue()
             if not has_news():
@@ -168,7 +193,7 @@ class Loop:
         """End cancelled requests now, or in the tick that runs."""
         if self._ticker != threading.get_ident() and self._ticking.acquire(blocking=False):
             try:
-                self.call(self._sweep)
+                self.call(self._hold, self._sweep)
             finally:
                 self._ticking.release()
 
@@ -190,17 +215,28 @@ class Loop:
     def _run(self) -> None:
         while True:
             while not (self._is_closing or self._has_work()):
-                self._wakes.get()
+                try:
+                    self._wakes.get(timeout=REST_SECONDS)
+                except queue.Empty:
+                    with self._ticking:
+                        self.call(self._hold, self._rest)
             if self._is_closing:
                 return
             self.tick()
+
+    def _rest(self) -> None:
+        if self._scheduler:
+            self._scheduler.rows.rest()
 
     def _has_work(self) -> bool:
         scheduler = self._scheduler
         return bool(self._arrived or (scheduler and (scheduler.waiting or scheduler.admitted)))
 
     def close(self) -> None:
-        """Stop the thread, end all requests as interrupted and free the rows."""
+        """Stop the thread, end all requests as interrupted and free the rows. Raises SessionError
+        in a callback.
+        """
+        self.refuse_callback("close the model")
         if self._process != os.getpid():
             return
         self._is_closing = True
@@ -209,7 +245,7 @@ class Loop:
             self._thread.join()
             self._thread = None
         with self._ticking:
-            self.call(self._close)
+            self.call(self._hold, self._close)
 
     def _close(self) -> None:
         self._queue_arrived()
@@ -220,21 +256,23 @@ class Loop:
 
     def count_known(self, tokens: abc.Sequence[int], adapter: int = 0) -> int:
         """Tokens at the beginning of `tokens` that some row holds, computed by this adapter."""
-        return self._between_ticks(
-            lambda: self.scheduler.rows.find_prefix([*tokens, -1], adapter)[1]
-        )
+        return self._read_rows(lambda rows: rows.find_prefix([*tokens, -1], adapter)[1])
 
     def export(self, tokens: abc.Sequence[int] | None = None, adapter: int = 0) -> dict[str, Any]:
         """State of the longest prefix of `tokens` that some row holds. See Rows.export."""
-        return self._between_ticks(lambda: self.scheduler.rows.export(tokens, adapter))
+        return self._read_rows(lambda rows: rows.export(tokens, adapter))
 
     def erase(self, tokens: abc.Sequence[int]) -> int:
-        """Drop kept rows that hold only a prefix of `tokens`; returns the longest one's length."""
-        return self._between_ticks(lambda: self.scheduler.rows.drop_prefixes(tokens))
+        """Drop kept rows that hold only a prefix of `tokens`; returns the longest one's length.
+        Raises SessionError in a callback.
+        """
+        return self._change_rows("erase a prefix", lambda rows: rows.drop_prefixes(tokens))
 
     def install(self, state: dict[str, Any], adapter: int = 0) -> None:
-        """Restore a state as a prefix of later prompts to an adapter. Raises ContextError."""
-        self._between_ticks(lambda: self.scheduler.rows.install(state, adapter))
+        """Restore a state as a prefix of later prompts to an adapter. Raises ContextError, and
+        SessionError in a callback.
+        """
+        self._change_rows("load a cache", lambda rows: rows.install(state, adapter))
 
 
 def _call_here(function: abc.Callable[..., Any], *arguments: Any) -> Any:

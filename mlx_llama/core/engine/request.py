@@ -50,6 +50,7 @@ class Request:
     compile_seconds: float | None = None
     # special tokens to show in the text, such as the start of a tool call
     shown: frozenset[int] = frozenset()
+    may_call: bool = False  # True if tools are offered
     reuses: bool = True  # cached prefixes of the prompt
     # time limit from the first token, applied once the text has a line break
     decode_seconds: float | None = None
@@ -164,16 +165,16 @@ class Sequence:
         )
 
     def tell(self) -> None:
-        """Wake the consumer and call the callbacks. Raises their errors."""
+        """Wake the consumer, and call the callbacks unless it has left. Raises their errors."""
         on_progress = self.request.hooks.on_progress
-        if on_progress and self.reported != self.processed:
+        if on_progress and not self.is_cancelled and self.reported != self.processed:
             self.reported = self.processed
             on_progress(self.processed, self.prompt_length)
         if on_piece := self.request.hooks.on_piece:
             for token in self.writer.completion.tokens[self.handed :]:
                 self.handed += 1
                 for text, kind in ((token.thought, "thought"), (token.text, "text")):
-                    if text:
+                    if text and not self.is_cancelled:
                         on_piece(text, kind)
         if news := self.news:
             news.put(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +13,23 @@ from mlx_llama.core.backends.interface import Cache
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system import machine
 
 MIN_RESERVE = 256 << 20  # bytes left for activations, growing storage and other programs
+MOST = 8 * 10**9  # bytes of a default budget
+IDLE_SECONDS = 15 * 60  # until prefixes within a default budget are dropped
+TRIM_BYTES = 1 << 20  # freed bytes worth returning to the system
+TRIM_SECONDS = 1.0  # between two returns
 MIN_COPY = 8  # tokens of a prefix that are worth a copy
 BLOCK = 64  # tokens compared at a time
 
 
-def default_budget(free: int) -> int:
-    """Bytes of a KV cache, of `free` bytes beside the weights; a tenth stays free."""
-    return max(0, free - max(free // 10, MIN_RESERVE))
+def default_budget(free: int, promised: int = 0) -> int:
+    """Bytes of a KV cache, of `free` bytes beside the weights: at most half of them and 8 GB, or
+    `promised` before, as long as a tenth stays free.
+    """
+    room = free - max(free // 10, MIN_RESERVE)
+    return max(0, min(room, max(promised, min(free // 2, MOST))))
 
 
 @dataclass(eq=False)
@@ -33,6 +42,8 @@ class Rows:
     budget: int | None  # bytes of keys and values; None: unlimited
     max_kept: int  # rows that stay as prefixes after their sequence ended
     is_out_of_memory: Callable[[Exception], bool]  # of the backend's runtime
+    # returns the free bytes for a default budget; None: the user chose the budget
+    measure: Callable[[], int | None] | None = None
 
     def __post_init__(self) -> None:
         self.has_dynamic_rope = rope.length_dependent(self.config)
@@ -40,6 +51,11 @@ class Rows:
         # Each row's tokens are its request's list, which may be longer than the row.
         self.used: dict[int, Sequence[int]] = {}
         self.kept: dict[int, Sequence[int]] = {}  # least recently used first
+        self._freed = 0  # bytes, until they are returned to the system
+        self._promised = 0
+        self._used = self._trimmed = time.monotonic()
+        self.look()
+        self._promised = self.budget or 0
 
     # Bytes
 
@@ -51,9 +67,41 @@ class Rows:
         nbytes, drafts = self.cache.nbytes_for(length), self.drafts
         return nbytes + drafts.nbytes_for(min(length, drafts.capacity)) if drafts else nbytes
 
+    def look(self) -> None:
+        """Measure a default budget again, and drop the prefixes beyond it."""
+        self.budget = self._find_budget()
+        while self.budget is not None and self.nbytes > self.budget and self._drop_oldest():
+            pass
+
+    def _find_budget(self) -> int | None:
+        """The chosen budget, or the default one now."""
+        if self.measure and (free := self.measure()) is not None:
+            return default_budget(free + self.nbytes, self._promised)
+        return self.budget
+
+    def settle(self) -> None:
+        """End a tick: return much freed memory to the system."""
+        self._used = time.monotonic()
+        if self._freed > TRIM_BYTES and self._used - self._trimmed > TRIM_SECONDS:
+            self._trim()
+
+    def rest(self) -> None:
+        """Free memory between requests: prefixes go if the system is short, or after minutes."""
+        self.look()
+        if self.measure and time.monotonic() - self._used > IDLE_SECONDS:
+            self.drop_all()
+        if self._freed > TRIM_BYTES:
+            self._trim()
+
+    def _trim(self) -> None:
+        self._freed, self._trimmed = 0, time.monotonic()
+        machine.trim_memory()
+
     def check_fits(self, length: int) -> None:
         """Raise ContextError for a prompt of `length` tokens that never fits."""
         needed, budget = self.nbytes_for(length + 1), self.budget
+        if budget is not None and needed > budget:
+            budget = self._find_budget()
         if budget is not None and needed > budget:
             raise ContextError(
                 f"the KV cache of the prompt's {length} tokens takes {needed / 1e6:.1f} MB, and "
@@ -254,6 +302,7 @@ class Rows:
         self._free(row)
 
     def _free(self, row: int) -> None:
+        self._freed += self._taken(row)
         for cache in (self.cache, self.drafts) if self.drafts else (self.cache,):
             try:
                 cache.reset(row)

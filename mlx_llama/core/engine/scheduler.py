@@ -17,13 +17,13 @@ import numpy as np
 from mlx_llama.core.backends.interface import Array, SamplingBatch
 from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.engine.builder import RequestBuilder
-from mlx_llama.core.errors import ContextError
+from mlx_llama.core.errors import CheckpointError, ContextError
 from mlx_llama.core.generation.dry import write_columns
 from mlx_llama.core.system.interrupts import interruptible
 
 from .drafts import ModelDrafts
 from .request import NO_ROW, Sequence, Status
-from .rows import Rows, default_budget
+from .rows import Rows
 
 SHARED_CHUNK = 512  # maximum number of prompt tokens per tick while others run
 PORTION = 256  # positions of an answer that admission reserves
@@ -85,10 +85,8 @@ class Scheduler:
     def __init__(self, builder: RequestBuilder, cache_memory: int | None, rows: int, kept: int):
         backend, model, draft = builder.backend, builder.model, builder.draft
         self.runtime, drafts = backend.runtime, None
-        if cache_memory is None and (free := self.runtime.free_memory(backend.device)) is not None:
-            cache_memory = default_budget(free)
         self.backend, self.model, self.max_rows = backend, model, rows
-        self.runs_ahead = backend.runs_ahead
+        self.runs_ahead, self._files = backend.runs_ahead, builder.files
         self.cache = model.make_cache(builder.context, rows + kept)
         self.drafts: list[ModelDrafts] = []  # by row
         if draft:
@@ -98,8 +96,17 @@ class Scheduler:
             self.drafts = [
                 ModelDrafts(self.runtime, draft, drafts, row) for row in range(rows + kept)
             ]
-        limits = cache_memory, kept, self.runtime.is_out_of_memory
-        self.rows = Rows(model.config, self.cache, drafts, *limits)
+        self.rows = Rows(
+            model.config,
+            self.cache,
+            drafts,
+            budget=cache_memory,
+            max_kept=kept,
+            is_out_of_memory=self.runtime.is_out_of_memory,
+            measure=(lambda: self.runtime.free_memory(backend.device))
+            if cache_memory is None
+            else None,
+        )
         # Requests that have not ended, by status
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
@@ -127,6 +134,8 @@ class Scheduler:
         """Admit, prefill, step, read. False: there was nothing to do."""
         self._idle += time.perf_counter() - self._stopped
         try:
+            if self._check_files():
+                return True
             return self._tick()
         except Exception as error:  # a bug must not end the loop
             self._drop_steps()
@@ -137,7 +146,21 @@ class Scheduler:
             self.forget_steps()
             raise
         finally:
+            self.rows.settle()
             self._stopped = time.perf_counter()
+
+    def _check_files(self) -> bool:
+        """End all requests if the model's file has changed: no page of it is touched any more."""
+        sequences = [*self.waiting, *self.admitted]
+        try:
+            if sequences:
+                self._files.check()
+            return False
+        except CheckpointError as error:
+            self._drop_steps()
+            for sequence in sequences:
+                self.end(sequence, error)
+            return True
 
     def _tick(self) -> bool:
         self.sweep()
@@ -173,6 +196,7 @@ class Scheduler:
         """Give the next request a row, if memory has room for its prompt and some of its answer."""
         if self.prefilling or not self.waiting or len(self.running) >= self.max_rows:
             return
+        self.rows.look()
         sequence, rows = self.waiting[0], self.rows
         tokens, length = sequence.tokens, len(sequence.tokens)
         wishes = sequence.request.reuses, sequence.adapter
@@ -547,7 +571,9 @@ class Scheduler:
         """Make room for `count` more positions of `sequences`; returns those that have it. While
         there is none, the youngest request is preempted.
         """
-        lengths = self.cache.lengths
+        lengths, allocated = self.cache.lengths, self.cache.allocated
+        if any(lengths[s.row] + count > allocated[s.row] for s in sequences):
+            self.rows.look()
         while sequences:
             try:
                 if self.rows.reserve({s.row: lengths[s.row] + count for s in sequences}):

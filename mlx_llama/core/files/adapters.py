@@ -31,6 +31,7 @@ from .tensor import NUMBERS, Tensor, as_bits
 BASE = "base"  # name of the model without adapters
 MOST_ADAPTERS = 64
 MOST_RANK = 4096
+_LARGEST = 1e12  # alpha or scale; above all real ones, and its products fit float32
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
@@ -192,9 +193,10 @@ def parse(spec: str | os.PathLike) -> tuple[Path, float]:
         scale = float(number)
     except ValueError:
         scale = math.nan
-    if not math.isfinite(scale):
+    if not abs(scale) <= _LARGEST:  # also of NaN
         raise CheckpointError(
-            f"adapter {show(text)}: {show(number)} after = is not a number, expected a scale"
+            f"adapter {show(text)}: {show(number)} after = does not fit, expected a scale up to "
+            f"{_LARGEST:g}"
         )
     return Path(os.path.expanduser(folder)), scale
 
@@ -305,8 +307,9 @@ def _read_mlx(settings: Mapping[str, Any], config: Path) -> Scale:
 
 def _number(settings: Mapping[str, Any], name: str, default: float, config: Path) -> float:
     value = settings.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise _fault(config, name, value, f"expected a number; {_FETCH}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= _LARGEST:  # also of NaN
+        raise _fault(config, name, value, f"expected a number up to {_LARGEST:g}; {_FETCH}")
     return float(value)
 
 
@@ -372,7 +375,7 @@ def _pair(path: Path, part: re.Pattern[str], scale_of: Scale) -> dict[str, Pair]
                 f"{path}: tensor {show(name)} is not part of a LoRA pair, and others are not "
                 "supported: merge the adapter with the tool that wrote it"
             )
-        tensor = stored.tensor(name)
+        tensor = replace(stored, decode=None).tensor(name)  # small: float64 is rounded at once
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             raise CheckpointError(
                 f"{path}: tensor {show(name)} has shape {list(tensor.shape)}, expected a matrix; "

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mlx_llama.core.system.files import read_file
+from mlx_llama.core.system.files import read_text
 
 MAX_BYTES = 1 << 20
 MAX_EXAMPLES = 4
@@ -19,7 +19,7 @@ def read_examples(path: Path) -> list[str]:
     """
     try:
         folder = path if path.is_dir() else path.parent
-        text = read_file(folder / "README.md", MAX_BYTES).decode("utf-8-sig")
+        text = read_text(folder / "README.md", MAX_BYTES)
     except (OSError, ValueError):
         return []
     head = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)

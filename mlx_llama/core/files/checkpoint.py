@@ -25,7 +25,7 @@ from .adapters import Adapter, merge, open_adapters
 from .decoded import notice_decoded
 from .fit import select, split
 from .folder import INDEX, find_single, find_weights
-from .gguf import GGUFFile, is_gguf, part_names
+from .gguf import GGUFFile, is_gguf, list_models, part_names, pick_type
 from .quantized import AffineWeight
 from .tensor import Tensor
 
@@ -141,9 +141,9 @@ def open_checkpoint(
     """Open a model.
 
     Args:
-        name: a folder, a GGUF file (any part of a split file), a hub id ("org/name";
-            "org/name:file.gguf" or "org/name:Q4_K_M" for a GGUF file in it), its address, a name of
-            `hub.SHORT_NAMES`, or "guide" or None for the model in this package. An existing path
+        name: a folder, a GGUF file (any part of a split file), a hub id ("org/name"; with
+            ":file.gguf" or ":Q4_K_M" for a GGUF file in it, as with a folder), its address, a name
+            of `hub.SHORT_NAMES`, or "guide" or None for the model in this package. An existing path
             takes precedence.
         revision: branch, tag or commit of a hub id.
         adapters: folders of LoRA adapters of PEFT or mlx_lm, as FOLDER or FOLDER=SCALE.
@@ -185,7 +185,8 @@ def find_model(
             raise CheckpointError(
                 f"model {label}: is a path, and only hub ids have a revision; leave it out"
             )
-        return label, find_local(label)
+        path = find_local(label)
+        return (label if os.path.exists(os.path.expanduser(label)) else str(path)), path
     if ":" not in named:
         folder = hub.fetch(named, revision, hub.SETTINGS, local_only=local_only)
         if (folder / "config.json").exists():
@@ -218,13 +219,14 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
 
 
 def find_local(name: str) -> Path:
-    """Find the folder or .gguf file at a path, or the only GGUF model in a folder. Raises
-    CheckpointError: no such path, no model in the folder, or several GGUF models.
+    """Find the folder or .gguf file at a path, the only GGUF model in a folder, or by FOLDER:Q8_0
+    that of a type. Raises CheckpointError: no such path, no model in the folder, or several GGUF
+    models.
     """
     path = Path(os.path.expanduser(name))
     # unlike pathlib, os.path does not raise for long names, NUL and ~nobody
     if name and os.path.isdir(path):
-        files = sorted(file.name for file in path.glob("*.gguf"))
+        files = sorted(list_models(file.name for file in path.glob("*.gguf")))
         names = (INDEX,) if files else (INDEX, "config.json", "params.json")
         if find_single(path) or any((path / name).exists() for name in names):
             return path
@@ -236,7 +238,7 @@ def find_local(name: str) -> Path:
         if files != [part for part in part_names(files[0]) if part in files]:
             raise CheckpointError(
                 f"{path}: holds {len(files)} GGUF files ({show(', '.join(files))}); name one "
-                "of them"
+                f"of them, or its type, as in {path}:Q8_0"
             )
         return path / files[0]
     if name and os.path.exists(path):
@@ -246,6 +248,9 @@ def find_local(name: str) -> Path:
                 ".gguf file; choose the folder"
             )
         return path
+    folder, colon, kind = name.rpartition(":")
+    if colon and folder and os.path.isdir(os.path.expanduser(folder)):
+        return _find_type(Path(os.path.expanduser(folder)), kind)
     if path.suffix == ".gguf":
         raise CheckpointError(
             f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)"
@@ -253,6 +258,18 @@ def find_local(name: str) -> Path:
     raise CheckpointError(
         f"model {show(name)}: no such folder, and not a hub id (those look like org/name); check "
         f"the path, or use guide, the model in the package, or one of {', '.join(hub.SHORT_NAMES)}"
+    )
+
+
+def _find_type(folder: Path, kind: str) -> Path:
+    """The file of FOLDER:TYPE or FOLDER:FILE.gguf, also one folder deeper, as on the hub."""
+    files = [*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]
+    names = [file.relative_to(folder).as_posix() for file in files]
+    if file := kind if kind in names else pick_type(names, kind):
+        return folder / file
+    models = show(", ".join(list_models(names)) or "none")
+    raise CheckpointError(
+        f"{folder}: has no GGUF file of the type {show(kind)}, only {models}; choose another"
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from mlx_llama.core.system.forks import make_lock
 
-from .tensor import NUMBERS, Pages, Tensor, as_bits
+from .tensor import NUMBERS, Pages, Stored, Tensor, as_bits
 
 _SLAB = 1 << 18  # weights decoded at once; a few float32 arrays of this size fit a core's cache
 # (first row, row after the last) -> the rows, of a dtype of NUMBERS
@@ -29,6 +31,40 @@ def notice_decoded(tensors: Iterable[object]) -> str:
         f"{len(decoded)} matrices ({formats}) are loaded as {dtypes}: {after / 1e9:.2f} GB, in the "
         f"files {before / 1e9:.2f} GB"
     )
+
+
+def open_numbers(
+    path: Path,
+    name: str,
+    code: str,
+    shape: tuple[int, ...],
+    array: Callable[[], tuple[np.ndarray, Pages]],
+) -> Stored:
+    """Stored, where float64 is float32: matrices when they are read, other tensors from the first
+    use on.
+    """
+    if code != "F64":
+        return Stored(path, name, code, shape, array)
+
+    def narrow(values: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # writers refuse values that are not finite
+            return values.astype(np.float32)
+
+    @cache
+    def rounded() -> tuple[np.ndarray, Pages]:
+        values = narrow(array()[0])
+        values.flags.writeable = False
+        return values, ()
+
+    def decode(name: str) -> DecodedTensor:
+        view, pages = array()
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            return narrow(view[start:stop])
+
+        return DecodedTensor(name, "float32", shape, rows, code, view.nbytes, pages)
+
+    return Stored(path, name, "F32", shape, rounded, decode if len(shape) == 2 else None)
 
 
 class DecodedTensor(Tensor):

@@ -17,7 +17,7 @@ import os
 import re
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -34,6 +34,7 @@ from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import map_file
 
+from .decoded import open_numbers
 from .quantized import GGUF_FORMATS, GGUFWeight
 from .tensor import DTYPES, Pages, Stored, Tensor
 
@@ -77,7 +78,9 @@ _TYPES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-_PLAIN = dict[str, np.dtype](F32=np.dtype("<f4"), F16=np.dtype("<f2"), BF16=np.dtype("<u2"))
+_PLAIN: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+}  # fmt: skip
 # type -> (weights per block, bytes per block)
 _BLOCKS = {name: (1, storage.itemsize) for name, storage in _PLAIN.items()} | {
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
@@ -94,6 +97,8 @@ _LEFTOVER = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
 # Scales of whole NVFP4 matrices; those of inputs are for products in 4 bits.
 _FACTORS = re.compile(r"(.+)\.(input_)?scale", re.ASCII)
 
+# in names of GGUF files that llama.cpp writes beside models
+_NO_MODEL = re.compile(r"(mmproj|imatrix)[^/]*$", re.IGNORECASE)
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
@@ -237,7 +242,8 @@ class GGUFFile:
         if self._names.is_permuted(stored) and entry.shape[0] % self.config.head_dim == 0:
             order = row_order(entry.shape[0], self.config.head_dim)
         if entry.dtype in _PLAIN:
-            return replace(entry.tensor(name), order=order)
+            tensor = entry.tensor(name)
+            return tensor if order is None else tensor.reorder(order)
         if len(entry.shape) not in (2, 3):
             raise CheckpointError(
                 f"{entry.path}: tensor {entry.name} has type {entry.dtype} and shape "
@@ -267,6 +273,22 @@ def part_names(name: str) -> list[str]:
     if match is None or not 1 <= int(match[3]) <= _COUNT_LIMIT:
         return [name]
     return [f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, int(match[3]) + 1)]
+
+
+def list_models(names: Iterable[str]) -> list[str]:
+    """Those of a folder's or repository's files that are GGUF models, shortest first: no projectors
+    of images (mmproj) nor importance matrices. llama.cpp leaves out the same.
+    """
+    files = (name for name in names if name.endswith(".gguf"))
+    return sorted((x for x in files if not _NO_MODEL.search(x)), key=lambda x: (len(x), x))
+
+
+def pick_type(names: Iterable[str], kind: str) -> str | None:
+    """The shortest name of a model with the type between its separators; a split file's first
+    part.
+    """
+    pattern = re.compile(rf"(?:^|[-._/]){re.escape(kind)}(?:[-./]|$)", re.IGNORECASE)
+    return next(filter(pattern.search, list_models(names)), None)
 
 
 def _open_parts(named: _Part, report: Report) -> list[_Part]:
@@ -531,7 +553,7 @@ class _Part:
                 )
             reached = offset + nbytes
             array = partial(self._read_array, kind, shape, start + offset, nbytes)
-            tensors[name] = Stored(self.path, name, kind, shape, array)
+            tensors[name] = open_numbers(self.path, name, kind, shape, array)
         return {name: tensors[name] for name, *_ in entries}
 
     def _read_array(

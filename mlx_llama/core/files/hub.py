@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from mlx_llama.core.errors import CheckpointError, show
 
-from .gguf import part_names
+from .gguf import list_models, part_names, pick_type
 
 _Answer = TypeVar("_Answer")
 # for those without the hub: README.md, A real model
@@ -102,16 +102,10 @@ def find_gguf(name: str, revision: str | None = None, local_only: bool = False) 
     """
     model, _, tag = name.partition(":")
 
-    def pick(files: Iterable[str]) -> str | None:
-        """The shortest name with the type between its separators; a split file's first part."""
-        files = sorted(
-            (f for f in files if f.endswith(".gguf") and "mmproj" not in f.lower()),
-            key=lambda f: (len(f), f),
-        )
-        pattern = rf"(?:^|[-._/]){re.escape(tag or DEFAULT_TYPE)}(?:[-./]|$)"
-        fitting = [f for f in files if re.search(pattern, f, re.IGNORECASE)]
+    def pick(names: Iterable[str]) -> str | None:
+        files = list_models(names)
         known.update(files)
-        return next(iter(fitting or ([] if tag else files)), None)
+        return pick_type(files, tag or DEFAULT_TYPE) or (None if tag else next(iter(files), None))
 
     known: set[str] = set()
     with contextlib.suppress(CheckpointError):

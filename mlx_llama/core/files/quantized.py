@@ -107,6 +107,10 @@ class AffineWeight(Mapped, ABC):
         """The format for users: "Q4_K", or "affine 4-bit, groups of 64"."""
         return self.format
 
+    def copy(self) -> AffineWeight:
+        """The same matrix in memory of its own, where it can be copied."""
+        return self
+
     def rows(self, start: int, stop: int) -> Rows:
         """Unpack rows start .. stop - 1."""
         return self._unpack(slice(start, stop))
@@ -138,6 +142,10 @@ class _StoredRows(AffineWeight):
     @property
     def stored_rows(self) -> int:
         return len(self.arrays[0])
+
+    def copy(self) -> AffineWeight:
+        arrays = [array.copy() for array in self.arrays]
+        return self._derive(self.name, arrays, pages=(), order=self.order)
 
     def part(self, name: str, start: int, stop: int) -> AffineWeight:
         first, last, order = self.rows_in_file(start, stop)

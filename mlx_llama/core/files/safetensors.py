@@ -23,6 +23,7 @@ from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.machine import FileMap, map_file
 
+from .decoded import open_numbers
 from .tensor import Pages, Stored
 
 # bytes per element of every dtype of the format; a model's tensors have those of _STORAGE
@@ -31,8 +32,8 @@ _SIZES = {
     "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
 _STORAGE = {
-    "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32, "I32": np.int32,
-    "U8": np.uint8, "F8_E4M3": np.uint8, "F8_E8M0": np.uint8,
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32,
+    "I32": np.int32, "U8": np.uint8, "F8_E4M3": np.uint8, "F8_E8M0": np.uint8,
 }  # fmt: skip
 # bytes: more than 40,000 tensors; JSON takes 30 times as much memory once it is parsed
 _HEADER_LIMIT = 5_000_000
@@ -47,7 +48,9 @@ def open_safetensors(path: str | os.PathLike) -> dict[str, Stored]:
         entries, start = _read_header(file, os.fstat(file.fileno()).st_size, path)
         mapped = map_file(file)
     return {
-        name: Stored(path, name, code, shape, partial(_read_array, mapped, start + at, code, shape))
+        name: open_numbers(
+            path, name, code, shape, partial(_read_array, mapped, start + at, code, shape)
+        )
         for name, (code, shape, at) in entries.items()
     }
 

@@ -182,7 +182,7 @@ class Stored:
 
     def tensor(self, name: str) -> Any:
         """The tensor as `name`, zero-copy: a Tensor or AffineWeight. Raises CheckpointError: a
-        dtype other than F32, F16 and BF16.
+        dtype other than F64, F32, F16 and BF16.
         """
         if self.decode:
             return self.decode(name)
@@ -194,7 +194,7 @@ class Stored:
                     "both again"
                 )
             raise CheckpointError(
-                f"{self.path}: tensor {self.name} has dtype {self.dtype}, expected F32, F16 or "
-                f"BF16; {hint}"
+                f"{self.path}: tensor {self.name} has dtype {self.dtype}, expected F64, F32, "
+                f"F16 or BF16; {hint}"
             )
         return Tensor(name, DTYPES[self.dtype], self.shape, *self.array())

@@ -2,16 +2,19 @@
 
 A safetensors file in one layout for all backends: `tokens` int32 [n], `keys` and `values` [layers,
 G, n, D], keys after rope, in the cache's width (float16 where it has 8 bits). The metadata names
-the format, its version, the width, and the checkpoint with its hash: with other weights or another
-width the answer would differ from a cold start's.
+the format, its version, the width, the checkpoint with its hash, and a checksum of the three
+arrays: with other weights, another width or damage the answer would differ from a cold start's.
+Files of earlier releases have no checksum; they are read as before.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -95,6 +98,10 @@ def write_cache(
     metadata = {"format": FORMAT, "version": VERSION, "model": identity.model}
     metadata |= {"hash": identity.hash, "width": identity.width}
     metadata |= {"factors": identity.factors} if identity.factors else {}
+    digest = hashlib.blake2b(digest_size=16)
+    for array in tensors.values():
+        _add(digest, array)
+    metadata["checksum"] = digest.hexdigest()
     try:
         with replace_when_done(path, nbytes, folder=False, overwrites=True) as partial:
             # conversations are private
@@ -139,7 +146,7 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
         )
     try:
         with safe_open(path, framework="np") as file:
-            state = _read_tensors(path, file, identity)
+            state = _read_tensors(path, file, identity, metadata.get("checksum"))
     except (SafetensorError, OSError) as error:
         raise _damaged(path, str(error)) from None
     return state
@@ -172,7 +179,9 @@ def _is_cache(path: Path) -> bool:
         return False
 
 
-def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]:
+def _read_tensors(
+    path: Path, file, identity: Identity, checksum: str | None
+) -> dict[str, np.ndarray]:
     parts = {name: file.get_slice(name) for name in file.keys()}
     actual = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
     _, [*length] = actual.get("tokens", ("", []))
@@ -181,13 +190,25 @@ def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]
     expected = {"tokens": ("I32", length), "keys": stored, "values": stored}
     if actual != expected or len(length) != 1 or length == [0]:
         raise _damaged(path, f"holds {show(actual)}, expected {show(expected)}")
-    tokens = file.get_tensor("tokens")
+    tokens, digest = file.get_tensor("tokens"), hashlib.blake2b(digest_size=16)
     if tokens.min() < 0 or tokens.max() >= c.vocab_size:
         raise _damaged(path, f"has token ids outside the vocabulary of {c.vocab_size}")
-    state = {name: file.get_tensor(name).astype(np.float32) for name in ("keys", "values")}
-    if not all(np.isfinite(layer).all() for layers in state.values() for layer in layers):
+    _add(digest, tokens)
+    state = {"tokens": tokens}
+    for name in ("keys", "values"):
+        array = file.get_tensor(name)
+        _add(digest, array)
+        state[name] = array.astype(np.float32)
+    if not all(np.isfinite(layer).all() for name in ("keys", "values") for layer in state[name]):
         raise _damaged(path, "has keys or values that are not finite")
-    return {"tokens": tokens, **state}
+    if checksum not in (None, digest.hexdigest()):
+        raise _damaged(path, "its checksum is another: the file was changed or damaged")
+    return state
+
+
+def _add(digest: Any, array: np.ndarray) -> None:
+    """Add an array's bytes to a digest, about a second per GB."""
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 def _match_width(width: str | None) -> str:

@@ -9,15 +9,24 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
+from mlx_llama.core.errors import IncompleteAnswerError
 from mlx_llama.core.text.controls import shorten
 from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .entries import Entries, Entry
+from .repetition import find_period
 from .schema import Schema
 from .stops import Stops
 
 RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
+_CUTS = {  # reasons why an answer ends early: what happened, and the remedy
+    "length": ("reached `max_tokens`", "raise `max_tokens`, or ask for less"),
+    "context": ("filled the context", "raise `ctx_size`, or shorten the prompt"),
+    "stop": ("reached a stop string or token", "leave `stop` and `stop_token_ids` out"),
+    "interrupted": ("was interrupted", "read it to the end"),
+    "error": ("ended with an error", "see `error`"),
+}
 SHOWN_CHARACTERS = 40  # of the text, in a repr
 # Either begins `see_also` where it should be read before the answer.
 UNSURE = "I am not sure of my answer. These pages may help:"
@@ -44,10 +53,12 @@ class Completion:
     # generated ids with text and times, the end token included
     tokens: list[Token] = field(default_factory=list)
     # None while it is being generated, then "eos" (an end token, or the end of its grammar), "stop"
-    # (a stop string or token), "length" (max_tokens), "context" (the context or the memory of the
-    # cache is full), "interrupted" (by the consumer) or "error" (see `error`)
+    # (a stop string or token), "length" (max_tokens, or see `repeated`), "context" (the context or
+    # the memory of the cache is full), "interrupted" (by the consumer) or "error" (see `error`)
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string that matched, or the id of the stop token
+    # tokens of the passage that its end repeats, if it was ended for that (repetition_limit), or 0
+    repeated: int = 0
     error: str | None = None  # message of the error that ended it
     reasoning: str = ""  # the thought before the answer, which is no part of the text
     reasoning_tokens: int = 0  # tokens of the thought and of its end
@@ -80,10 +91,19 @@ class Completion:
     @property
     def parsed(self) -> Any:
         """The answer as a Python value: of the type passed as schema, else as JSON gives it. None
-        without a schema, and for an answer that was cut short. Raises pydantic's ValidationError if
-        the type is stricter than its schema.
+        without a schema, and while the answer is generated. Raises IncompleteAnswerError for an
+        answer that was cut, pydantic's ValidationError if the type is stricter than its schema.
         """
-        return self.schema.parse(self.text) if self.schema and self.finish_reason == "eos" else None
+        if self.schema is None or self.finish_reason is None:
+            return None
+        if self.finish_reason == "eos":
+            return self.schema.parse(self.text)
+        reason = self.finish_reason
+        cause, remedy = _CUTS.get(reason, (f"was ended ({reason})", "ask again"))
+        raise IncompleteAnswerError(
+            f"parsed: the answer {cause} after {len(self.tokens)} tokens, before its JSON was "
+            f"complete: {remedy}"
+        )
 
     @property
     def prompt_tps(self) -> float:
@@ -156,6 +176,16 @@ class Completion:
 
         return "\n".join(describe(token, token.logprobs) for token in self.tokens if token.logprobs)
 
+    def describe_repetition(self) -> str:
+        """A notice about an answer that was ended since it repeats itself; "" for others."""
+        if not self.repeated:
+            return ""
+        passage = "token" if self.repeated == 1 else f"{self.repeated} tokens"
+        return (
+            f"the answer was ended because it repeats the same {passage} again and again: "
+            "`repetition_limit` 0 lets it go on"
+        )
+
     def summary(self) -> str:
         """Speed, counts and notices in a few lines."""
         thought = f" ({self.reasoning_tokens} of a thought)" if self.reasoning_tokens else ""
@@ -185,6 +215,7 @@ class Writer:
 
     completion: Completion
     max_tokens: int = 2**31  # by the option
+    repetition_limit: int = 0  # by the option; 0: the answer may repeat itself
     limit: int = 2**31  # by the context too
     eos: frozenset[int] = frozenset()
     decoder: StreamDecoder | None = None  # None without text
@@ -211,7 +242,8 @@ class Writer:
         text = self._split("".join(map(self.decoder.push, tokens)))
         shown = self.stops.push(text)
         if self.stops.matched:  # by a stop string that was set later
-            self.stops, shown = Stops(self.stops.stops), text
+            self.stops.forget()
+            shown = text
         self.completion.text = shown
 
     def start(self, now: float, reused: int) -> None:
@@ -244,6 +276,10 @@ class Writer:
             self._finish("length" if self.limit == self.max_tokens else "context")
         elif is_late:
             self._finish("length")
+        elif limit := self.repetition_limit:
+            if period := find_period(completion.tokens, token, limit):
+                completion.repeated = period
+                self.end("length", completion.describe_repetition())
         completion.reasoning_tokens += self.thoughts is not None and self.thoughts.is_thinking
         thought = len(completion.reasoning)
         text = self._decode(token, logprobs) if self.decoder else ""

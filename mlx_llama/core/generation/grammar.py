@@ -9,13 +9,11 @@ small models get lost in it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-import subprocess
-import sys
-import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,16 +22,23 @@ import numpy.typing as npt
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.system.forks import make_lock
-from mlx_llama.core.text.json_schema import rewrite_schema
+from mlx_llama.core.text.json_schema import DEFINITIONS, follow, list_parts
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import JSON_OPTIONS
 
+from .compiler_process import CompilerFault, check_rule
+from .enforceable import make_enforceable, relax
 from .options import GenerationOptions
+from .pattern_size import check_lark, check_pattern
+from .schema_lark import SchemaRules
 
 if TYPE_CHECKING:
     import llguidance
 
-KEPT = 32  # compiled grammars; each takes up to a few megabytes
+# Compiled rules are kept up to this sum. llguidance does not tell their size; of eleven kinds of
+# rules, none took more than 64 kB and 60 bytes per character.
+KEPT_BYTES = 16 << 20
+_BASE_BYTES, _CHARACTER_BYTES = 64 << 10, 64
 
 # Limits of llguidance: lexer states (up to 2 kB each) and work per mask (0.2 s at worst).
 _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
@@ -162,30 +167,39 @@ class Grammars:
         with self._lock:
             compiled = self.compiled.get((rule, drops))
         if compiled is None:
-            body, relaxed = _describe(rule), ""
-            if seconds is not None:
-                _check_time(rule, body, seconds)
-            try:
-                matcher, keeps_space = self._build(rule, body, drops, vocabulary)
-            except OptionsError:
-                keywords: set[str] = set()
-                if rule.is_lenient:
-                    body = {"json_schema": _relax(body["json_schema"], keywords)}
-                if not keywords:
-                    raise
-                matcher, keeps_space = self._build(rule, body, drops, vocabulary)
-                relaxed = ", ".join(sorted(keywords))
-            compiled = matcher, keeps_space, relaxed
+            compiled = self._compile(rule, drops, vocabulary, seconds)
         with self._lock:
             self.compiled[rule, drops] = compiled
             self.compiled.move_to_end((rule, drops))
-            if len(self.compiled) > KEPT:
+            while len(self.compiled) > 1 and self.compiled_bytes > KEPT_BYTES:
                 self.compiled.popitem(last=False)
         matcher, keeps_space, relaxed = compiled
         not_first = vocabulary.space_bytes if drops and not keeps_space else ()
         return Constraint(
             matcher.deep_copy(), rule, self.vocab_size, keeps_space, not_first, relaxed
         )
+
+    def _compile(
+        self, rule: Rule, drops: bool, vocabulary: _Vocabulary, seconds: float | None
+    ) -> tuple[llguidance.LLMatcher, bool, str]:
+        for is_relaxed in (False, True):
+            form = _describe(rule, is_relaxed)
+            try:
+                if seconds is not None:
+                    check_rule(form.body, seconds)
+                built = self._build(rule, form.body, drops, vocabulary)
+                return *built, ", ".join(sorted(form.changed))
+            except CompilerFault as error:
+                raise _refusal(rule, str(error)) from None
+            except _Rejection as error:
+                if is_relaxed or not rule.is_lenient:
+                    raise _refusal(rule, _explain(form.schemas) or str(error)) from None
+        raise AssertionError
+
+    @property
+    def compiled_bytes(self) -> int:
+        """The memory of compiled rules, estimated."""
+        return sum(_estimate_bytes(rule) for rule, _ in self.compiled)
 
     def _load(self) -> _Vocabulary:
         with self._lock:
@@ -207,7 +221,7 @@ class Grammars:
         self, rule: Rule, body: dict[str, Any], drops: bool, vocabulary: _Vocabulary
     ) -> tuple[Any, bool]:
         """The matcher of a rule before the first token; True if answers keep their first space."""
-        matcher = self._match(rule, [body])
+        matcher = self._match([body])
         if not drops:
             return matcher, False
         allowed = Constraint(matcher.deep_copy(), rule, self.vocab_size, False, ()).mask()
@@ -215,11 +229,10 @@ class Grammars:
         if any(vocabulary.tokens[token].startswith(b" ") for token in np.flatnonzero(bits)):
             return matcher, True
         # The model may write the space that the decoder drops.
-        return self._match(
-            rule, [{"lark_grammar": 'start: " "? @answer'}, {**body, "name": "answer"}]
-        ), False
+        spaced = [{"lark_grammar": 'start: " "? @answer'}, {**body, "name": "answer"}]
+        return self._match(spaced), False
 
-    def _match(self, rule: Rule, grammars: list[dict[str, Any]]) -> Any:
+    def _match(self, grammars: list[dict[str, Any]]) -> Any:
         import llguidance
 
         limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
@@ -230,8 +243,12 @@ class Grammars:
         first.compute_bitmask()  # some limits are reached at the first mask
         if first.is_error():
             reason = first.get_error()
-            raise _refusal(rule, "no text matches" if reason.startswith("NoExtension") else reason)
+            raise _Rejection("no text matches" if reason.startswith("NoExtension") else reason)
         return matcher
+
+
+def _estimate_bytes(rule: Rule) -> int:
+    return _BASE_BYTES + _CHARACTER_BYTES * len(rule.text)
 
 
 class _Vocabulary:
@@ -284,44 +301,105 @@ class _Vocabulary:
         return ids
 
 
-def _describe(rule: Rule) -> dict[str, Any]:
-    """The rule as an entry of llguidance's list of grammars."""
-    if rule.option == "schema":
-        return {"json_schema": {**json.loads(rule.text), "x-guidance": JSON_OPTIONS}}
-    import llguidance
+class _Rejection(Exception):
+    """llguidance does not compile a grammar."""
 
-    if rule.option == "regex":
-        return {"lark_grammar": "start: /" + llguidance.regex_to_lark(rule.text, "") + "/"}
+
+@dataclass(frozen=True)
+class _Description:
+    """A rule as llguidance reads it."""
+
+    body: dict[str, Any]  # an entry of its list of grammars
+    schemas: list[dict[str, Any]]  # in it
+    changed: set[str]  # keywords that are not enforced as they are written
+
+
+def _describe(rule: Rule, is_relaxed: bool) -> _Description:
+    """is_relaxed: without the keywords that llguidance lacks. Raises OptionsError."""
+    import llguidance
     from llguidance.gbnf_to_lark import any_to_lark
 
+    schemas: list[dict[str, Any]] = []
+    changed: set[str] = set()
+    numbers = itertools.count()  # of the schemas
+
+    def adapt(schema: dict[str, Any], options: dict[str, Any]) -> tuple[str, list[str]]:
+        """The schema in Lark, and the rules that it needs."""
+        place = schema.get("$comment", "") if rule.option == "tools" else ""
+        adapted = make_enforceable(schema, changed, place)
+        adapted = relax(adapted, changed) if is_relaxed else adapted
+        if lark := SchemaRules.of(adapted, f"schema_{next(numbers)}", options, place):
+            return lark
+        schemas.append({**adapted, "x-guidance": options})
+        return f"%json {json.dumps(schemas[-1])}", []
+
     try:
-        return {"lark_grammar": any_to_lark(rule.text)}  # converts GBNF
+        if rule.option == "schema":
+            start, rules = adapt(json.loads(rule.text), JSON_OPTIONS)
+            body = {"lark_grammar": "\n".join([f"start: {start}", *rules])}
+            return _Description({"json_schema": schemas[0]} if schemas else body, schemas, changed)
+        if rule.option == "regex":
+            check_pattern(rule.text)
+            body = {"lark_grammar": "start: /" + llguidance.regex_to_lark(rule.text, "") + "/"}
+            return _Description(body, schemas, changed)
+        lark = rule.text if rule.option == "tools" else any_to_lark(rule.text)  # converts GBNF
+        check_lark(lark)
+        return _Description({"lark_grammar": _map_schemas(lark, adapt)}, schemas, changed)
     except Exception as e:  # the converter raises bare Exception, RecursionError, IndexError
         raise _refusal(rule, str(e) or type(e).__name__) from None
 
 
-# formats that llguidance enforces
-_FORMATS = "date time date-time duration email hostname ipv4 ipv6 uuid uri".split()
+# A text, a regular expression, a comment, or the mark of a schema
+_LARK_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\])+/|%json\s*(?=\{)')
 
 
-def _relax(schema: Any, keywords: set[str]) -> Any:
-    """The schema without keywords that llguidance cannot enforce: unknown formats, uniqueItems,
-    look-around in patterns, the exclusion of oneOf. Adds their names to `keywords`.
-    """
+def _map_schemas(
+    lark: str, adapt: Callable[[dict[str, Any], dict[str, Any]], tuple[str, list[str]]]
+) -> str:
+    """Replace the schemas in a Lark grammar. Raises ValueError for one that is not JSON."""
+    pieces, rules, at = list[str](), list[str](), 0
+    while match := _LARK_PARTS.search(lark, at):
+        pieces.append(lark[at : match.start()])
+        text, at = match[0], match.end()
+        if text.startswith("%json"):
+            schema, at = json.JSONDecoder().raw_decode(lark, at)
+            text, more = adapt(schema, schema.get("x-guidance", {}))
+            rules += more
+        pieces.append(text)
+    return "\n".join(["".join([*pieces, lark[at:]]), *rules])
 
-    def is_lost(name: str, value: Any) -> bool:
-        if not isinstance(value, str):
-            return name == "uniqueItems" and value is True
-        is_unknown = name == "format" and value not in _FORMATS
-        return is_unknown or (name == "pattern" and re.search(r"\(\?<?[=!]", value) is not None)
 
-    def relax(inner: dict[str, Any]) -> dict[str, Any]:
-        lost = {name for name, value in inner.items() if is_lost(name, value)}
-        keywords.update(lost, {"oneOf"} & inner.keys())
-        kept = {name: value for name, value in inner.items() if name not in lost}
-        return {"anyOf" if name == "oneOf" else name: value for name, value in kept.items()}
+_PROBES = 200  # parts of schemas that are compiled to find the one that is refused
 
-    return rewrite_schema(schema, relax)
+
+def _explain(schemas: Sequence[dict[str, Any]]) -> str | None:
+    """The place of the smallest refused part of the first refused schema, with the reason."""
+    import llguidance
+
+    limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+    probes = itertools.count()
+
+    def reject(schema: dict[str, Any]) -> str:
+        if next(probes) > _PROBES:
+            return ""
+        text = json.dumps({"grammars": [{"json_schema": schema}]})
+        return llguidance.LLMatcher.validate_grammar(text, None, limits=limits)
+
+    def find_part(part: Mapping[str, Any], root: dict[str, Any]) -> tuple[str, Any, str] | None:
+        frame = {name: root[name] for name in (*DEFINITIONS, "x-guidance") if name in root}
+        for name, inner in list_parts(part):
+            if not name.startswith(DEFINITIONS) and (reason := reject({**frame, **inner})):
+                return name, follow(inner, root), reason
+        return None
+
+    for root in schemas:
+        if reason := reject(root):
+            place, part = [root["$comment"]] if "$comment" in root else [], root
+            while found := find_part(part, root):
+                name, part, reason = found
+                place.append(name)
+            return f"{'.'.join(place)}: {reason}" if place else reason
+    return None
 
 
 def _refusal(rule: Rule, reason: str) -> OptionsError:
@@ -340,48 +418,3 @@ def _refusal(rule: Rule, reason: str) -> OptionsError:
 def _first_line(text: str) -> str:
     text = re.split(r"\n\s*\d+ \|", text)[0]  # without the source and its caret
     return " ".join(text.replace("<non-verbose/>", " ").split())[:200]
-
-
-# llguidance does not limit the time of a conjunction of patterns. A process can be killed.
-_CHILD = """
-import sys, llguidance
-for line in sys.stdin:
-    limits = llguidance.LLParserLimits(verbose_errors=False)
-    llguidance.LLMatcher.validate_grammar(line, None, limits=limits)
-    print(flush=True)
-"""
-_child: subprocess.Popen[bytes] | None = None
-_child_lock = make_lock()
-_CHILD_START = 10.0  # seconds; Python starts slowly on a busy machine
-
-
-def _check_time(rule: Rule, body: dict[str, Any], seconds: float) -> None:
-    """Compile a rule in another process. Raises OptionsError if that exceeds `seconds`."""
-    global _child
-    with _child_lock:
-        if _child is None or _child.poll() is not None:
-            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            command = [sys.executable, "-c", _CHILD]
-            # Ctrl-C reaches it too
-            _child = subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
-            _ask(_child, {"lark_grammar": "start: /a/"}, _CHILD_START)
-        if not _ask(_child, body, seconds):
-            _child.kill()
-            _child.wait()
-            _child = None
-            raise _refusal(rule, f"it cannot be compiled within {seconds:g} s")
-
-
-def _ask(child: subprocess.Popen[bytes], body: dict[str, Any], seconds: float) -> bool:
-    """Compile in the child process; True if it finished in time."""
-    assert child.stdin and child.stdout
-    timer = threading.Timer(seconds, child.kill)
-    timer.start()
-    try:
-        child.stdin.write(json.dumps({"grammars": [body]}).encode() + b"\n")
-        child.stdin.flush()
-        return bool(child.stdout.readline())
-    except OSError:
-        return False
-    finally:
-        timer.cancel()

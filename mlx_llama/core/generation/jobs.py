@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import LlamaError, OptionsError, plain, show
 from mlx_llama.core.system.files import writing
+from mlx_llama.core.text.parts import join_parts
 
 from .completion import Completion
 from .options import split_fault, validate
@@ -33,7 +34,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     role: str
-    content: str
+    content: Annotated[str, BeforeValidator(join_parts)]
 
 
 class _Line(BaseModel):

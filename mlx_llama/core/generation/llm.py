@@ -12,7 +12,7 @@ import weakref
 from collections import abc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 from typing_extensions import Unpack
@@ -29,10 +29,12 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
+from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.infill import Infill
+from mlx_llama.core.text.surrogates import find_notices
 from mlx_llama.core.text.template import (
     ChatTemplate,
     encode_messages,
@@ -51,6 +53,10 @@ from .tool_use import ROUNDS, Conversation, Toolbox, ToolLoop, ToolStream
 
 Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
+PLAIN = (
+    "a text is continued as it is, without the model's chat template: for an answer to a question "
+    "use ask, chat, or messages"
+)
 # A text, messages, token ids, or a gap between texts.
 Prompt = str | Infill | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 
@@ -82,6 +88,8 @@ class LLM:
         self.loop = Loop(backend, model, self.tokenizer, eos, context, home=home, **limits)
         chosen = (template.notice,) if template and template.notice else ()
         self.engine.notices = (*self.tokenizer.notices, *chosen)
+        # the first continued text gets the notice PLAIN
+        self.tells_plain = template is not None
         self._home = home
         if home:
             weakref.finalize(self, home.close)
@@ -97,7 +105,9 @@ class LLM:
         return self.loop
 
     def close(self) -> None:
-        """End running answers and free keys and values. The weights go with the last reference."""
+        """End running answers and free keys and values. The weights go with the last reference.
+        Raises SessionError in a callback of a request.
+        """
         self.loop.close()
 
     def __enter__(self) -> LLM:
@@ -113,15 +123,38 @@ class LLM:
             f"device={self.backend.device_name!r}, dtype={width!r}, context={self.engine.context})"
         )
 
+    @overload
     def ask(
         self, question: str, system: str | None = None, **options: Unpack[Options]
-    ) -> Completion:
-        """The whole answer to a question, by the model's chat template; `print` shows its text.
+    ) -> Completion: ...
+
+    @overload
+    def ask(
+        self,
+        question: list[str] | tuple[str, ...],
+        system: str | None = None,
+        **options: Unpack[Options],
+    ) -> list[Completion]: ...
+
+    def ask(
+        self,
+        question: str | list[str] | tuple[str, ...],
+        system: str | None = None,
+        **options: Unpack[Options],
+    ) -> Completion | list[Completion]:
+        """The whole answer to a question, by the model's chat template; `print` shows its text. For
+        a list of questions, those to each in a conversation of its own, computed together.
 
         system: instructions before it. options: see GenerationOptions. `chat` remembers questions
         and answers, and its `stream` yields pieces of text. Raises TemplateError for a model
-        without a template, and as `stream`.
+        without a template, and as `stream`, for a list as `batch`.
         """
+        if isinstance(question, (list, tuple)):
+            talks = [self._ask(text, system, f"[{i}]") for i, text in enumerate(question)]
+            completions = self.batch(talks, **options)
+            for text, completion in zip(question, completions, strict=True):
+                completion.see_also = self.look_up(text)
+            return completions
         completion = self.generate(self._ask(question, system), **options)
         completion.see_also = self.look_up(question)
         return completion
@@ -129,7 +162,7 @@ class LLM:
     async def aask(
         self, question: str, system: str | None = None, **options: Unpack[Options]
     ) -> Completion:
-        """`ask` for asyncio. Cancelling the task ends the answer."""
+        """`ask` for asyncio, of one question. Cancelling the task ends the answer."""
         import asyncio  # takes 30 ms
 
         completion = await self.agenerate(self._ask(question, system), **options)
@@ -153,19 +186,20 @@ class LLM:
 
         return Guide(self.encode, encode, lambda tokens: self.logits(tokens)[-1])
 
-    def _ask(self, question: str, system: str | None) -> list[dict[str, str]]:
+    def _ask(self, question: Any, system: str | None, place: str = "") -> list[dict[str, str]]:
         self.require_template()
         if not isinstance(question, str):
+            name = f"questions{place}: a question" if place else "a question"
             raise ContextError(
-                f"a question is a text, not {type(question).__name__}: generate takes messages "
-                "and token ids"
+                f"{name} is a text, not {type(question).__name__}: generate takes messages and "
+                "token ids"
             )
         before = [] if system is None else [{"role": "system", "content": system}]
         return [*before, {"role": "user", "content": question}]
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole continuation of a text, or the answer to messages; `print` shows its text. For
-        a question see `ask`. Arguments and errors as for `stream`.
+        """The whole continuation of a text, without the chat template, or the answer to messages;
+        `print` shows its text. For a question see `ask`. Arguments and errors as for `stream`.
         """
         return self.stream(prompt, **options).finish()
 
@@ -187,6 +221,7 @@ class LLM:
         """`generate` for asyncio. Cancelling the task ends the answer."""
         import asyncio  # takes 30 ms
 
+        self.loop.refuse_callback("wait for an answer")
         handle = self._prepare(prompt, options)
         try:
             return await asyncio.to_thread(handle.finish)
@@ -212,9 +247,10 @@ class LLM:
         """The answers to several prompts in their order, computed together; a bar on a terminal
         shows the progress.
 
-        Each is what `generate` gives. One that fails while others go on has the finish reason
-        "error" and the message in `error`. Raises ContextError without prompts, for a text in
-        their place, and as `stream`, naming the prompt, before any computing.
+        Each is what `generate` gives; for questions see `ask`. One that fails while others go on
+        has the finish reason "error" and the message in `error`. Raises ContextError without
+        prompts, for a text in their place, and as `stream`, naming the prompt, before any
+        computing.
         """
         if isinstance(prompts, str):
             raise ContextError("batch takes a list of prompts, not a text: put it into a list")
@@ -251,6 +287,7 @@ class LLM:
         """`stream` for asyncio: `async for piece in ...`. Leaving the loop ends the answer."""
         import asyncio  # takes 30 ms
 
+        self.loop.refuse_callback("wait for an answer")
         handle = self._prepare(prompt, options)
         try:
             while (piece := await asyncio.to_thread(next, handle, None)) is not None:
@@ -312,8 +349,9 @@ class LLM:
         box.check(resolved.options)
         made_by = self.tokenizer, self.require_template()
         talk = Conversation(*made_by, messages, box, resolved.options)
-        prompt = talk.encode(self.engine.check_count)
+        prompt = talk.encode(self.engine.count_checker(resolved.options))
         handle = self.loop.prepare(prompt.request(resolved, hooks=hooks))
+        handle.completion.notices += find_notices(messages)
         return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
     @cached_property
@@ -336,9 +374,15 @@ class LLM:
             eos = self.engine.eos | prompt.find_ends(self.tokenizer)
             request = Request(tokens, resolved, starts_text=False, eos=eos, hooks=hooks)
             return self.loop.prepare(request)
-        tokens = self.encode(prompt, self.engine.check_count)
+        tokens = self.encode(prompt, self.engine.count_checker(resolved.options))
         starts_text = len(prompt) == 0
-        return self.loop.prepare(Request(tokens, resolved, starts_text=starts_text, hooks=hooks))
+        request = Request(tokens, resolved, starts_text=starts_text, hooks=hooks)
+        handle = self.loop.prepare(request)
+        handle.completion.notices += find_notices(prompt) if isinstance(prompt, str) else []
+        if isinstance(prompt, str) and prompt and self.tells_plain:
+            self.tells_plain = False
+            handle.completion.notices.insert(0, PLAIN)
+        return handle
 
     def save_cache(self, path: str | os.PathLike) -> None:
         """Write tokens, keys and values of the latest prompt and answer (of the first adapter), for
@@ -358,7 +402,10 @@ class LLM:
         return len(state["tokens"])
 
     def identify_cache(self, adapter: int = 0) -> Identity:
-        """The model, width and adapter (number, 0: none) that a prompt cache file must match."""
+        """The model, width and adapter (number, 0: none) that a prompt cache file must match.
+        Raises CheckpointError if the model's file has changed.
+        """
+        self.engine.files.check()  # its hash reads some rows
         dtype, bits = self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits
         return Identity.of(self.checkpoint, dtype, bits, self.engine.context, adapter)
 
@@ -402,12 +449,14 @@ class LLM:
         and of the `top` likeliest ones. Computed in chunks. Raises as `stream`.
         """
         resolved = self.defaults.resolve({"max_tokens": 0, "logprobs": top, "adapter": adapter})
-        tokens = self.encode(prompt, self.engine.check_count)
+        tokens = self.encode(prompt, self.engine.count_checker(resolved.options))
         request = Request(tokens, resolved, reuses=False, prompt_logprobs=top)
         return self.loop.submit(request).finish().prompt_logprobs
 
     def logits(self, tokens: list[int]) -> np.ndarray:
-        """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""
+        """Logits after each of `tokens`: float32 [T, V]. Raises ContextError, CheckpointError if
+        the model's file has changed, and BackendError in a forked process that cannot compute.
+        """
         if isinstance(tokens, (str, bytes)) or not isinstance(tokens, abc.Sized):
             kind = type(tokens).__name__
             raise ContextError(
@@ -417,6 +466,7 @@ class LLM:
             raise ContextError("logits needs at least one token")
         if len(tokens) > (context := self.engine.context):
             raise ContextError(f"{len(tokens)} tokens do not fit the context of {context}")
+        self.engine.files.check()
 
         def compute() -> np.ndarray:
             cache = self.model.make_cache(len(tokens))
@@ -424,7 +474,8 @@ class LLM:
                 self.model.forward([list(tokens)], 0, cache, all_positions=True)
             )[0]
 
-        return self._home.call(compute) if self._home else compute()
+        self.loop.check_process()
+        return self._home.call_or_leave(compute) if self._home else compute()
 
     def encode(
         self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None, **variables: Any
@@ -520,7 +571,8 @@ def load_model(options: LoadOptions) -> LLM:
     assert isinstance(options.adapters, tuple)
     assert not isinstance(options.cache_memory, str) and options.max_rows is not None
     checkpoint = open_checkpoint(options.model, options.revision, options.adapters)
-    context = context_size(checkpoint, options.ctx_size)
+    notices: list[str] = []
+    context = context_size(checkpoint, options.ctx_size, notices.append)
     template = checkpoint.template
     if options.template:
         template = load_builtin_template(os.fspath(options.template), checkpoint.tokenizer)
@@ -543,7 +595,10 @@ def load_model(options: LoadOptions) -> LLM:
     try:
         loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
         limits: Any = {"cache_memory": options.cache_memory, "max_rows": options.max_rows}
-        return LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
+        llm = LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
+        llm.engine.files = FileWatch(*(x.tensors for x in (checkpoint, smaller) if x))
+        llm.engine.notices = (*llm.engine.notices, *notices)
+        return llm
     except BaseException:
         if home:
             home.close()
@@ -574,13 +629,19 @@ def check_load(options: LoadOptions) -> None:
         load_builtin_template(options.template)
 
 
-def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
-    """Positions of a context; None: as many as the model was trained for. Raises ContextError."""
+def context_size(
+    checkpoint: Checkpoint, ctx_size: int | str | None, notify: abc.Callable[[str], object]
+) -> int:
+    """Positions of a context; None: as many as the model was trained for. A larger number than it
+    takes is lowered, and `notify` gets a notice. Raises ContextError for no positive number.
+    """
     if ctx_size is None:
         return checkpoint.config.max_position_embeddings
     maximum = rope.max_context(checkpoint.config)
     context = int(ctx_size) if re.fullmatch(r"\d{1,12}", str(ctx_size)) else 0
-    if not 1 <= context <= maximum:
-        text = f"{checkpoint.name} takes 1 to {maximum} positions"
-        raise ContextError(f"`ctx_size` {ctx_size}: {text}")
-    return context
+    text = f"`ctx_size` {ctx_size}: {checkpoint.name} takes 1 to {maximum} positions"
+    if context < 1:
+        raise ContextError(text)
+    if context > maximum:
+        notify(f"{text}; the context has {maximum}")
+    return min(context, maximum)

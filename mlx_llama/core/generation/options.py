@@ -28,14 +28,24 @@ from pydantic import (
 )
 
 from mlx_llama.core.errors import OptionsError, plain
+from mlx_llama.core.text.surrogates import is_unicode
 
 from .hooks import LogitsProcessor, OnPiece, OnProgress
+from .repetition import MAX_PERIOD, REPETITION_LIMIT
 from .schema import Schema
 
 MAX_REGEX = 1 << 13  # characters
 MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadratic time
 SHOWN_INPUT = 200  # characters of a bad value in a message
 ENDLESS = 2**31  # tokens: more than any context holds
+MAX_WINDOW = 65536  # recent tokens that penalties consider
+# Meanings of -1, as in llama.cpp
+MINUS_ONE = {
+    "max_tokens": ENDLESS,
+    "top_k": 0,
+    "repetition_context_size": MAX_WINDOW,
+    "seed": None,  # a new one each time
+}
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 _BOOLEANS = ("speculate", "schema", "post_sampling_probs")  # options that a bool may be meant for
 
@@ -97,10 +107,13 @@ class GenerationOptions(_StructureOptions):
     """Complete, checked options. Each is a flag, a Python argument and part of the receipt."""
 
     max_tokens: int = _option(
-        256, "maximum number of tokens to generate", "m n predict n_predict", limits=(0, ENDLESS)
+        256,
+        "maximum number of tokens to generate; -1: unlimited",
+        "m n predict n_predict",
+        limits=(-1, ENDLESS),
     )
     temperature: float = _option(0.0, "softmax temperature; 0 is greedy", "temp", limits=(0, 100))
-    top_k: int = _option(0, "sample from the k most likely tokens; 0: all", limits=(0, 2**31))
+    top_k: int = _option(0, "sample from the k most likely tokens; 0: all", limits=(-1, 2**31))
     top_p: float = _option(
         1.0,
         "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all",
@@ -121,6 +134,13 @@ class GenerationOptions(_StructureOptions):
         20,
         "number of recent tokens that the three penalties consider, prompt included",
         "repeat_last_n",
+        limits=(-1, MAX_WINDOW),
+    )
+    repetition_limit: int = _option(
+        0,
+        "end an answer, but no structured one, whose last tokens, this many, are one passage of at "
+        f"most {MAX_PERIOD} tokens again and again; 0: off",
+        flag_help=f"; chat uses {REPETITION_LIMIT}",
         limits=(0, 65536),
     )
     presence_penalty: float = _option(
@@ -175,7 +195,7 @@ class GenerationOptions(_StructureOptions):
         "seed of the random numbers; the same seed gives the same tokens (default: a new one "
         "each time)",
         "s",
-        ge=0,
+        ge=-1,
         lt=2**64,
     )
     stop: tuple[str, ...] = _option(
@@ -236,15 +256,20 @@ class GenerationOptions(_StructureOptions):
         # pydantic converts NumPy integers through float and loses their lower bits.
         return int(value) if isinstance(value, np.integer) else value
 
+    @field_validator("max_tokens", "top_k", "repetition_context_size", "seed")
+    @classmethod
+    def _read_minus_one(cls, value, info):
+        return MINUS_ONE[info.field_name] if value == -1 else value
+
     @field_validator("stop", "dry_sequence_breakers", mode="before")
     @classmethod
     def _list_stops(cls, value, info):
         if info.field_name != "stop" and value in ("none", ["none"], ("none",)):
             return ()
-        items = value if isinstance(value, (list, tuple)) else ()
-        if any(isinstance(item, (int, np.integer)) for item in items):
-            raise ValueError("texts; token ids are for stop_token_ids")
-        return (value,) if isinstance(value, str) else value
+        items = (value,) if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)) or not all(isinstance(text, str) for text in items):
+            raise ValueError("a text or a list of texts; token ids are for stop_token_ids")
+        return items
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod
@@ -277,7 +302,12 @@ class GenerationOptions(_StructureOptions):
     def _check_stops(cls, value):
         if any(not text for text in value):
             raise ValueError("texts of one character or more, not an empty one")
-        if any(0xD800 <= ord(character) < 0xE000 for text in value for character in text):
+        return value
+
+    @field_validator("stop", "dry_sequence_breakers", "regex", "grammar")
+    @classmethod
+    def _check_unicode(cls, value):
+        if not is_unicode(value):
             raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
         return value
 
@@ -340,6 +370,7 @@ class Options(TypedDict, total=False):
     min_p: float | None
     repetition_penalty: float | None
     repetition_context_size: int | None
+    repetition_limit: int | None
     presence_penalty: float | None
     frequency_penalty: float | None
     dry_multiplier: float | None
@@ -398,7 +429,7 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
     limits = _describe_limits(name)
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
-        special = re.search(r"; ([0-9.]+)(?:: | is )(\w+)", FIELDS[name].description or "")
+        special = re.search(r"; (-?[0-9.]+)(?:: | is )(\w+)", FIELDS[name].description or "")
         meaning = f" ({special[1]} means {special[2]})" if special else ""
         return (
             f"option `{name}`: {fault['input']!r} is not allowed, it must be a finite number, "
@@ -478,13 +509,19 @@ class Defaults:
     def lift_limit(self) -> None:
         """Let answers go on to their end, unless the checkpoint has a limit of tokens."""
         if "max_tokens" not in self.options.model_fields_set:
-            self._ours = {"max_tokens": ENDLESS}
+            self._ours["max_tokens"] = ENDLESS
+
+    def end_repetition(self) -> None:
+        """End answers that repeat themselves for ever, for people who read along."""
+        self._ours["repetition_limit"] = REPETITION_LIMIT
 
     def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
         """Add a user's options (None: unset), which win, and a seed. Raises OptionsError."""
         if not isinstance(user, GenerationOptions):
             user = validate({name: value for name, value in user.items() if value is not None})
         chosen = {name: getattr(user, name) for name in user.model_fields_set}
+        if chosen.get("seed", 0) is None:
+            del chosen["seed"]
         origins = dict.fromkeys(FIELDS, "default")
         origins |= dict.fromkeys(self.options.model_fields_set, "checkpoint")
         origins |= dict.fromkeys(chosen, "user")

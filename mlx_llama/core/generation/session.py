@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.system.forks import make_lock
+from mlx_llama.core.text.parts import join_parts
+from mlx_llama.core.text.surrogates import find_notices, mend
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -36,7 +39,7 @@ from .tool_use import (
     check_rounds,
     write_answer,
 )
-from .turns import find_turns, fit_turns
+from .turns import Fit, find_turns, fit_turns, keep_from
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -112,8 +115,9 @@ class Stream(TextPieces):
 @dataclass(eq=False, repr=False)
 class Session:
     """A chat with one model. Threads that `send` wait for their turn; other calls raise
-    SessionError while another thread reads an answer. Raises OptionsError, and SessionError for
-    messages that are not questions and answers in turn.
+    SessionError while another thread reads an answer, and those that change the conversation in a
+    callback of a request. Raises OptionsError, and SessionError for messages that are not questions
+    and answers in turn.
     """
 
     loop: Loop
@@ -135,9 +139,9 @@ class Session:
         self.options = {name: value for name, value in rest.items() if value is not None}
         first = next(iter(self.messages), None)
         if isinstance(first, Mapping) and first.get("role") == "system" and self.system is None:
-            self.system, self.messages = first.get("content"), self.messages[1:]
+            self.system, self.messages = join_parts(first.get("content")), self.messages[1:]
         self.messages = check_turns(self.messages)
-        self.dropped = 0  # messages at the front that no longer fit the context
+        self.dropped = 0  # messages at the front that no longer fit the context: see `seen`
         self.last: Completion | None = None
         self._turn = 0  # counts changes of the conversation
         self._open: Stream | None = None  # the newest stream
@@ -145,6 +149,7 @@ class Session:
         self._text: list[int] = []  # prompt and answer of the last turn
         self._sending, self._lock = make_lock(), make_lock()
         self._speculate: str | None = None  # the option of the newest answer
+        self._told: set[str] = set()  # notices about the messages, each said once
         # the last answer: text, tokens, finish reason
         self._answer: tuple[str, list[int] | None, str | None] = "", None, ""
         # the last answer's prompt and options
@@ -175,6 +180,13 @@ class Session:
         """Number of the adapter that answers, 0 for none."""
         return self.engine.find_adapter(self.defaults.resolve(self.options).options)
 
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """The messages that still fit the context: those after the dropped ones, and the question
+        of a turn that lost only calls and results.
+        """
+        return keep_from(self.messages, self.dropped)
+
     def __repr__(self) -> str:
         used = f"{len(self.cached_tokens)} of {self.engine.context} positions"
         return f"Session({self.model!r}, {len(self.messages)} messages, {used})"
@@ -189,6 +201,7 @@ class Session:
 
     def send(self, text: str, **options: Unpack[Options]) -> Completion:
         """Ask and wait for the whole answer; threads wait for their turn. Raises as `stream`."""
+        self.loop.refuse_callback("ask")
         with self._sending:
             return self.stream(text, **options).finish()
 
@@ -202,8 +215,7 @@ class Session:
         another thread reads an answer.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             return self._ask(self.messages, text, resolved, hooks)
 
     def regenerate(self, **options: Unpack[Options]) -> Stream:
@@ -215,8 +227,7 @@ class Session:
         until the new answer has begun. Raises SessionError without a question, and as `stream`.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             if text is None and not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
             question = self.last_question  # raises without one
@@ -232,8 +243,7 @@ class Session:
 
     def undo(self) -> list[dict[str, Any]]:
         """Take back the last question and its answer; returns their messages."""
-        with self._lock:
-            self._settle()
+        with self._changing():
             if not self.messages:
                 raise SessionError("there is nothing to undo: the conversation is empty")
             start = find_turns(self.messages)[-1]
@@ -249,8 +259,7 @@ class Session:
         with tools, and as `stream`.
         """
         resolved, hooks = self._resolve_all(options)
-        with self._lock:
-            self._settle()
+        with self._changing():
             if not self.messages:
                 raise SessionError("there is no answer to continue: ask something first")
             if self.toolbox.offered:
@@ -272,7 +281,7 @@ class Session:
         """Tokens of the last answer, as the template encodes it after the question."""
         text, shown, ended = self.messages[-1]["content"], "", list[int]()
         system = [{"role": "system", "content": self.system}] if self.system else []
-        talk = [*system, *self.messages[self.dropped :]]
+        talk = [*system, *self.seen]
         before = encode_messages(self.tokenizer, self.template, talk[:-1])
         whole = encode_messages(self.tokenizer, self.template, talk, add_generation_prompt=False)
         decoder, answer = self.tokenizer.stream(), whole[len(before) :]
@@ -295,7 +304,9 @@ class Session:
     def _ask(
         self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks
     ) -> Stream:
-        return self._answer_to([*before, {"role": "user", "content": text}], resolved, hooks)
+        notices = find_notices(self.system, text)
+        asked = [*before, {"role": "user", "content": mend(text)}]
+        return self._answer_to(asked, resolved, hooks, notices=notices)
 
     def _answer_to(
         self,
@@ -303,15 +314,21 @@ class Session:
         resolved: Resolved,
         hooks: Hooks,
         begun: Sequence[int] = (),
+        notices: Sequence[str] = (),
     ) -> Stream:
-        """The answer to messages. begun: its first tokens, of an answer that was cut."""
+        """The answer to messages. begun: its first tokens, of an answer that was cut. notices:
+        about the question.
+        """
         dropped, prompt = self.dropped, ToolPrompt([])
 
         def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
             nonlocal dropped, prompt
-            prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
-            if dropped and not self.dropped:  # said once
-                notices = [*notices, self._describe_dropped(dropped)]
+            had_all = not dropped
+            prompt, dropped, count = self._fit(messages, resolved, box, dropped, len(begun))
+            if dropped and had_all:  # said once
+                notices = [*notices, self._describe_dropped(count)]
+            notices = [*notices, *(new for new in prompt.notices if new not in self._told)]
+            self._told.update(prompt.notices)
             return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
 
         def ask(messages: Messages, is_first: bool) -> ToolStream:
@@ -341,7 +358,7 @@ class Session:
                     self._asked = None if begun or is_cut else (prompt.tokens, resolved.options)
                 self.last, self._text = completion, [*prompt.tokens, *tokens]
 
-        notices = [] if self.last else list(resolved.notices)
+        notices = [*notices, *(() if self.last else resolved.notices)]
         if not self.last or self._speculate != resolved.options.speculate:
             notices += self.engine.choose_speculation(resolved.options)[1]
         self._speculate = resolved.options.speculate
@@ -366,12 +383,22 @@ class Session:
         )
 
     def _begin(self, turn: int) -> None:
+        self.loop.refuse_callback("wait for an answer")
         with self._lock:
             if turn != self._turn:
                 raise SessionError(
                     "the conversation moved on before this answer started: ask again"
                 )
             self._reader = threading.current_thread()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the conversation for a change, without an unfinished answer. Raises SessionError."""
+        # On mlx callbacks have a thread of their own, and the reading one may hold the lock.
+        self.loop.refuse_callback("change a conversation")
+        with self._lock:
+            self._settle()
+            yield
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
@@ -386,8 +413,7 @@ class Session:
 
     def clear(self) -> None:
         """Forget the conversation, but not the system prompt and the options."""
-        with self._lock:
-            self._settle()
+        with self._changing():
             self.messages, self.dropped, self.last = [], 0, None
 
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
@@ -421,8 +447,7 @@ class Session:
             notices.append(
                 f"this conversation was held with {saved.model!r} and continues with {self.model!r}"
             )
-        with self._lock:
-            self._settle()
+        with self._changing():
             self.messages = [message.model_dump() for message in saved.messages]
             self.dropped, self.last = saved.dropped, None
             text = self.messages[-1]["content"] if self.messages else ""
@@ -439,19 +464,19 @@ class Session:
 
     def _fit(
         self, messages: Messages, resolved: Resolved, box: Toolbox, first: int, begun: int = 0
-    ) -> tuple[ToolPrompt, int]:
+    ) -> Fit:
         """Drop the oldest turns until the prompt fits. Arguments and result as of fit_turns."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         made_by = self.tokenizer, self.template
         talk = Conversation(*made_by, [*system, *messages], box, resolved.options)
-        prompt, dropped = fit_turns(talk, self.engine, first, begun)
+        fit = fit_turns(talk, self.engine, first, begun)
         # The newest question alone may use the answer's room but for one token.
-        if (length := len(prompt.tokens) + begun) >= self.engine.context:
+        if (length := len(fit.prompt.tokens) + begun) >= self.engine.context:
             raise ContextError(
                 f"this message makes a prompt of {length} tokens and the context holds "
                 f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}"
             )
-        return prompt, dropped
+        return fit
 
 
 def _is_same(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from mlx_llama.core.errors import OptionsError, SessionError, TemplateError, plain
 from mlx_llama.core.system.files import read_file, write_file, writing
+from mlx_llama.core.text.parts import join_parts
+from mlx_llama.core.text.surrogates import mend
 from mlx_llama.core.text.template import check_messages
 
 from .options import split_fault, validate
@@ -29,7 +39,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True)
 
     role: Literal["user", "assistant", "tool"]
-    content: str
+    content: Annotated[str, BeforeValidator(join_parts)]
     reasoning_content: str | None = None  # the thought of an answer
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -83,8 +93,12 @@ class SavedSession(BaseModel):
     @classmethod
     def _check_dropped(cls, value, info):
         messages = info.data.get("messages", ())
-        if value and not (0 < value < len(messages) and messages[value].role == QUESTION):
-            raise ValueError(f"the place of a question among the {len(messages)} messages, or 0")
+        is_start = 0 < value < len(messages) and (
+            messages[value].role == QUESTION or messages[value].tool_calls
+        )
+        if value and not is_start:
+            kinds = "a question, or of an answer with calls,"
+            raise ValueError(f"the place of {kinds} among the {len(messages)} messages, or 0")
         return value
 
 
@@ -95,7 +109,7 @@ def check_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     fields = {"format": FORMAT, "version": 1, "model": "", "system": None, "options": {}}
     copies = [dict(message) if isinstance(message, Mapping) else message for message in messages]
     try:
-        saved = SavedSession.model_validate(fields | {"messages": copies})
+        saved = SavedSession.model_validate(fields | {"messages": mend(copies)})
     except ValidationError as error:
         raise SessionError(_describe_fault(error.errors()[0])) from None
     return [message.model_dump() for message in saved.messages]
@@ -116,7 +130,7 @@ def read_session(path: Path) -> SavedSession:
 def parse_session(raw: bytes, path: str | Path) -> SavedSession:
     """Check the content of a saved session; `path` names it in errors. Raises SessionError."""
     try:
-        return SavedSession.model_validate_json(raw)
+        return SavedSession.model_validate_json(raw.removeprefix(codecs.BOM_UTF8))
     except OptionsError as error:
         raise SessionError(f"{path}: {plain(str(error))}") from None
     except ValidationError as error:

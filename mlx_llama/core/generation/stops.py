@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Collection
+
+_HEAD = 64  # characters to bisect by; longer stop strings are then compared one by one
+
 
 class Stops:
     """Finds stop strings in a stream and withholds text that may begin one."""
 
-    def __init__(self, stops: tuple[str, ...]):
-        self.stops = stops
+    def __init__(self, stops: Collection[str]):
+        # Sorted, without texts that begin with another, which is complete first. One bisection
+        # then finds all that may begin at a position, however many there are.
+        self._sorted: list[str] = []
+        for stop in sorted(stops):
+            if not self._sorted or not stop.startswith(self._sorted[-1]):
+                self._sorted.append(stop)
+        self._first_letters = {stop[0] for stop in self._sorted}
+        self._shortest = min(map(len, self._sorted), default=0)
         self.withheld = ""
         self.matched: str | None = None
-        self._first_letters = {stop[0] for stop in stops}
 
     def push(self, piece: str) -> str:
         """Append `piece`; returns text that is safe to show, which ends before a stop string."""
-        if not self.stops:
+        if not self._sorted:
             return piece
         text = self.withheld + piece
-        matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if matches:
-            at, self.matched = min(matches)
-            self.withheld = ""
-            return text[:at]
+        begun: int | None = None  # the first place where a stop string may begin
         for at, letter in enumerate(text):
+            if begun is not None and len(text) - at < self._shortest:
+                break
             if letter in self._first_letters:
-                end = text[at:]
-                if any(stop.startswith(end) for stop in self.stops):
-                    self.withheld = end
+                match, may_begin = self._look(text, at)
+                if match is not None:
+                    self.withheld, self.matched = "", match
                     return text[:at]
-        self.withheld = ""
-        return text
+                begun = at if may_begin and begun is None else begun
+        begun = len(text) if begun is None else begun
+        self.withheld = text[begun:]
+        return text[:begun]
+
+    def _look(self, text: str, at: int) -> tuple[str | None, bool]:
+        """The stop string at a place of `text`, if any; and whether one may begin there."""
+        head = text[at : at + _HEAD]
+        place = bisect_right(self._sorted, head)
+        if place and head.startswith(stop := self._sorted[place - 1]):
+            return stop, False
+        while place < len(self._sorted) and (stop := self._sorted[place]).startswith(head):
+            if text.startswith(stop, at):
+                return stop, False
+            if len(stop) > len(text) - at and stop.startswith(text[at:]):
+                return None, True
+            place += 1
+        return None, False
+
+    def forget(self) -> None:
+        """Begin with another text."""
+        self.withheld, self.matched = "", None
 
     def finish(self) -> str:
         """End the stream; returns the text that was still withheld."""

@@ -122,6 +122,7 @@ class ThoughtConstraint:
         self._queue = list(self.thinking.opening)  # tokens that must come next
         self._spent = 0  # tokens of the thought
         self.keeps_space = answer is not None and answer.keeps_space
+        self.relaxed = answer.relaxed if answer else ""
 
     @property
     def free(self) -> float:

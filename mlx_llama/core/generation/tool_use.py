@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
 from mlx_llama.core.errors import OptionsError, SessionError, show
@@ -90,11 +90,24 @@ class ToolPrompt:
     rule: Rule | None = None
     shown: frozenset[int] = frozenset()  # special tokens of the calls
     thinking: Thinking | None = None  # thoughts of the answer
+    notices: tuple[str, ...] = ()  # about messages that were adapted to the template
 
     def request(self, resolved: Resolved, begun: Sequence[int] = (), **more: Any) -> Request:
         """The request of an answer. begun: its first tokens. more: further fields of Request."""
         fields: Any = {"rule": self.rule, "shown": self.shown, "thinking": self.thinking}
-        return Request([*self.tokens, *begun], resolved, begun=len(begun), **fields, **more)
+        fields |= {"begun": len(begun), "may_call": self.form is not None}
+        resolved = replace(resolved, notices=(*resolved.notices, *self.notices))
+        return Request([*self.tokens, *begun], resolved, **fields, **more)
+
+
+class _Offer(NamedTuple):
+    """What renders the prompt of a conversation."""
+
+    template: ChatTemplate
+    messages: Sequence[Message]
+    variables: Mapping[str, Any]  # of the template
+    form: ToolFormat | None  # of the calls; None for a conversation without tools
+    notices: tuple[str, ...]  # about messages that were adapted to the template
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ class Conversation:
     def encode(self, check_count: Callable[[int], None] | None = None) -> ToolPrompt:
         """Encode the prompt. check_count: as for `encode_messages`, whose errors it raises."""
         tokenizer, box, options = self.tokenizer, self.box, self.options
-        template, messages, variables, form = self._offer()
+        template, messages, variables, form, notices = self._offer()
         written = form.written_marks() if form else ()
         more: Any = {"check_count": check_count, "written": written, **variables}
         tokens = encode_messages(tokenizer, template, messages, **more)
@@ -126,18 +139,20 @@ class Conversation:
             is_asked = is_guide and bool(messages) and messages[-1]["role"] == "user"
             if is_asked and (story := begin_story(messages[-1]["content"])):
                 thinking = Thinking.force(tokenizer.encode(story, add_bos=False))
-            return ToolPrompt(tokens, thinking=thinking)
+            return ToolPrompt(tokens, thinking=thinking, notices=notices)
         rule, many = None, box.many and not form.calls_once
         if box.forced or options.schema:
-            answer = None if box.forced or options.schema is None else options.schema.as_dict()
+            schema = None if box.forced else options.schema
+            answer = None if schema is None else schema.as_dict()
             text = form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
-            rule = Rule("tools", text)
-        return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer), thinking)
+            rule = Rule("tools", text, is_lenient=schema is None or schema.is_lenient)
+        return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer), thinking, notices)
 
     def render(self, adds_prompt: bool = True) -> str:
         """The text that `encode` encodes. adds_prompt: with the beginning of the answer."""
-        template, messages, variables, _ = self._offer()
+        template, messages, variables, *_ = self._offer()
         text = template.render(messages, adds_prompt, **variables)
+        template.check_shown(messages, text)
         if adds_prompt:  # the end of a thought that is not wanted
             tokens = self.tokenizer.encode(text, parse_special=True)
             source = template.source
@@ -145,17 +160,20 @@ class Conversation:
             text += self.tokenizer.decode(closed[len(tokens) :], skip_special=False)
         return text
 
-    def _offer(
-        self,
-    ) -> tuple[ChatTemplate, Sequence[Message], Mapping[str, Any], ToolFormat | None]:
-        """Choose the template; write the tools into its messages and variables, in its format."""
+    def _offer(self) -> _Offer:
+        """Choose the template; adapt the messages to it, and write the tools into them and the
+        variables, in its format.
+        """
         template = self.template.choose(bool(self.box.offered))
         variables = set_switches(template.source, self.options, self.variables)
-        if not self.box.offered and not mentions_tools(self.messages):
-            return template, self.messages, variables, None
+        messages, notices = template.adapt(self.messages)
+        if not self.box.offered and not mentions_tools(messages):
+            return _Offer(template, messages, variables, None, tuple(notices))
         form = find_format(template.source, self.tokenizer)
-        messages, extras = form.offer(self.messages, self.box.offered)
-        return template, messages, {**variables, **extras}, form
+        offered, extras = form.offer(messages, self.box.offered)
+        # The format may have added questions and a system message.
+        adapted, _ = template.adapt(offered)
+        return _Offer(template, adapted, {**variables, **extras}, form, tuple(notices))
 
 
 def write_answer(text: str, completion: Completion) -> dict[str, Any]:

@@ -559,6 +559,7 @@ def _read_dtype(read: Reader) -> str:
     value = read.get(name, None)
     # torch's default
     dtype = "float32" if value in (None, "auto") else str(value).removeprefix("torch.")
+    dtype = "float32" if dtype == "float64" else dtype  # the weights are rounded to it
     if dtype not in DTYPES:
         read.fail(name, value, f"one of {', '.join(DTYPES)}")
     return dtype

@@ -6,6 +6,7 @@ It reads no weights and imports no framework: under a second for a model of any 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import math
 import os
@@ -84,7 +85,8 @@ def diagnose(
         if facts.name == "cpu" and not facts.available:  # every machine can have it
             diagnosis.add("warning", "machine", facts.reason)
     if opened is not None and opened.checkpoint is not None:
-        wanted = None if ctx_size is None else context_size(opened.checkpoint, ctx_size)
+        warn = functools.partial(diagnosis.add, "warning", "config")
+        wanted = None if ctx_size is None else context_size(opened.checkpoint, ctx_size, warn)
         fit_backends(diagnosis, opened.checkpoint, revision, wanted, name is None, cache_bits)
     return diagnosis
 

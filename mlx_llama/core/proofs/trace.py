@@ -10,6 +10,7 @@ likeliest tokens with their values and the log of the sum of exponentials.
 from __future__ import annotations
 
 import base64
+import codecs
 import math
 import os
 from dataclasses import dataclass, field
@@ -151,7 +152,7 @@ def load(path: str | os.PathLike) -> Trace:
     with reading(path, TraceError, "check its name"):
         content = read_file(os.path.expanduser(path), MOST_BYTES)
     try:
-        return Trace.model_validate_json(content)
+        return Trace.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         reason = _describe(error.errors(include_url=False)[0])
         raise TraceError(

@@ -16,17 +16,29 @@ from typing import Any, BinaryIO
 from mlx_llama.core.errors import LlamaError
 
 _PIECE = 1 << 20  # bytes read at once
+_POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024  # of Git LFS
 _JSON_LIMIT = 64 << 20  # bytes; the tokenizers library reads tokenizer.json, which may be larger
+
+
+class PointerError(OSError):
+    """A Git LFS pointer lies in the place of the file, as after a clone without git-lfs."""
 
 
 def open_file(path: str | os.PathLike) -> BinaryIO:
     """Open a regular file for reading. Raises OSError: it cannot be opened, or is a folder, pipe or
-    device, whose reading may never end. ValueError: a NUL in the name.
+    device, whose reading may never end, or a Git LFS pointer. ValueError: a NUL in the name.
     """
     file = open(path, "rb", opener=_open_nonblocking)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
         file.close()
         raise _irregular(path)
+    if status.st_size <= _POINTER_LIMIT:
+        if file.read(len(_POINTER)) == _POINTER:
+            file.close()
+            text = "is a Git LFS pointer, run `git lfs pull` in its folder"
+            raise PointerError(errno.EINVAL, text, os.fspath(path))
+        file.seek(0)
     return file
 
 
@@ -46,6 +58,13 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
     )
 
 
+def read_text(path: str | os.PathLike, limit: int) -> str:
+    """Read a UTF-8 file, without the byte order mark that editors put in front. Raises as
+    `read_file`; UnicodeDecodeError.
+    """
+    return read_file(path, limit).decode("utf-8-sig")
+
+
 @contextmanager
 def reading(
     path: str | os.PathLike,
@@ -57,6 +76,9 @@ def reading(
         yield
     except FileNotFoundError:
         raise error(f"{path}: no such file; {missing}") from None
+    except PointerError as e:
+        remedy = "or download the file from the hub"
+        raise error(f"{path}: {e.strerror}, {remedy}") from None
     except UnicodeDecodeError as e:
         raise error(f"{path}: not UTF-8 at byte {e.start}; fetch the file again") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name
@@ -79,7 +101,7 @@ def writing(name: object, error: type[LlamaError], done: str = "written") -> Ite
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
     """Read a JSON object. Raises `error` for a file that cannot be read or is no JSON object."""
     with reading(path, error):
-        text = read_file(path, _JSON_LIMIT).decode("utf-8-sig")
+        text = read_text(path, _JSON_LIMIT)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as e:

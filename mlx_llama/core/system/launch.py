@@ -36,7 +36,7 @@ def find_launch() -> Launch | None:
 def _mlx_host() -> str:
     """Address of rank 0 as mlx.launch passes it to its backends; "" for a single process."""
     if path := os.environ.get("MLX_HOSTFILE"):  # ring
-        text = Path(path).read_text(encoding="utf-8").strip()
+        text = Path(path).read_text(encoding="utf-8-sig").strip()
         return json.loads(text)[0][0].rpartition(":")[0] if text else ""
     if address := os.environ.get("MLX_JACCL_COORDINATOR"):
         return address.rpartition(":")[0]

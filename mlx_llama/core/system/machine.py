@@ -91,12 +91,25 @@ def read_ahead(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
 class FileMap(mmap.mmap):
     """A file mapped for reading."""
 
+    path: str  # absolute
     stamp: tuple[int, ...]  # identifies the file and its version
+
+    def is_overwritten(self) -> bool:
+        """True if the file under this name is the mapped one, with another size or time of
+        modification.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError:  # removed or renamed; the map keeps its content
+            return False
+        is_same = (status.st_dev, status.st_ino) == self.stamp[:2]
+        return is_same and (status.st_size, status.st_mtime_ns) != self.stamp[2:4]
 
 
 def map_file(file: BinaryIO) -> FileMap:
     """Map an open file. Raises OSError, ValueError if it is empty."""
     mapped = FileMap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.path = os.path.abspath(file.name)
     status = os.fstat(file.fileno())
     mapped.stamp = status.st_dev, status.st_ino, status.st_size
     mapped.stamp += status.st_mtime_ns, status.st_ctime_ns

@@ -29,7 +29,16 @@ from mlx_llama.core.system.forks import cached_property
 from . import sentencepiece_model as spm
 from .infill import FIM_ENDS, FIM_NAMES
 from .pre_tokenizers import ADD_BOS, BY_MERGES, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
-from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
+from .tokenizer import (
+    SPACE,
+    Piece,
+    Tokenizer,
+    byte_alphabet,
+    decode_byte_level,
+    encode_by_library,
+    least_shares,
+    library_faults,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -56,6 +65,8 @@ _NAMED = {
     for name in "bos eos unk sep pad cls mask".split()
 }
 
+_NEEDED = ("bos_token", "eos_token")  # without them prompts and answers would be others
+
 # Bytes that a vocabulary may lack: UTF-8 text never has them, or only in unassigned characters and
 # C0 controls.
 _RARE_BYTES = frozenset(
@@ -78,13 +89,13 @@ def load_gguf_tokenizer(
     """
     fields = _Fields(metadata, source)
     kind = fields.text("model")
-    if kind == "llama":
-        return SentencePieceVocabulary(fields, config)
-    if kind == "gpt2":
-        return ByteLevelVocabulary(fields, config)
-    raise fields.error(
-        "model", kind, 'expected "llama" (SentencePiece) or "gpt2" (byte-level BPE)', _OTHER_FILES
-    )
+    kinds = {"llama": SentencePieceVocabulary, "gpt2": ByteLevelVocabulary}
+    if kind not in kinds:
+        expected = 'expected "llama" (SentencePiece) or "gpt2" (byte-level BPE)'
+        raise fields.error("model", kind, expected, _OTHER_FILES)
+    tokenizer = kinds[kind](fields, config)
+    tokenizer.notices = tuple(fields.notices)
+    return tokenizer
 
 
 class _Fields:
@@ -92,6 +103,10 @@ class _Fields:
 
     def __init__(self, metadata: Mapping[str, Any], source: str):
         self.metadata, self.source = metadata, source
+        self.notices: dict[str, None] = {}  # for the user
+
+    def notice(self, name: str, text: str) -> None:
+        self.notices[f"{self.source}: {_KEY}{name} {text}"] = None
 
     def error(self, name: str, value: Any, expected: str, remedy: str = _AGAIN) -> TokenizerError:
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -124,6 +139,17 @@ class _Fields:
         if not is_number or not 0 <= value < count:
             raise self.error(name, value, f"expected a token id from 0 to {count - 1}")
         return int(value)
+
+    def spare_id(self, name: str, count: int) -> int | None:
+        """A token id that no prompt or answer needs. As in llama.cpp, one outside the vocabulary is
+        ignored, with a notice.
+        """
+        value: Any = self.metadata.get(_KEY + name)
+        is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if is_number and value != _NO_ID and not 0 <= value < count:
+            self.notice(name, f"is {value}, ignored: the vocabulary ends at {count - 1}")
+            return None
+        return self.id(name, count)
 
     def strings(self, name: str) -> list[str]:
         value = self.metadata.get(_KEY + name)
@@ -166,7 +192,10 @@ class GGUFTokenizer(Tokenizer):
         self._read_tokens(fields, config)
         self._read_types(fields)
         count = self.vocab_size
-        named = {name: fields.id(key, count) for name, key in _NAMED.items()}
+        named = {
+            name: (fields.id if name in _NEEDED else fields.spare_id)(key, count)
+            for name, key in _NAMED.items()
+        }
         for name, token in self._DEFAULTS.items():
             is_special = token < count and self._file_types[token] in (spm.CONTROL, spm.UNKNOWN)
             if named[name] is None and is_special:
@@ -236,9 +265,9 @@ class GGUFTokenizer(Tokenizer):
         ends = [eos, *(fields.id(f"{name}_token_id", count) for name in ("eot", "eom"))]
         by_text = find(_ENDS)
         for name, texts in FIM_NAMES.items():
-            token = fields.id(f"fim_{name}_token_id", count)
+            token = fields.spare_id(f"fim_{name}_token_id", count)
             if token is None and name in _OLD_FIM:
-                token = fields.id(_OLD_FIM[name], count)
+                token = fields.spare_id(_OLD_FIM[name], count)
             matches = find(texts) if token is None else []
             by_text += matches
             ids = matches if token is None else [token]
@@ -305,14 +334,17 @@ class GGUFTokenizer(Tokenizer):
         """Encode a text without special tokens."""
 
     @cached_property
-    def _longest_token(self) -> int:
+    def _shares(self) -> npt.NDArray[np.float64]:
+        spell = (
+            decode_byte_level if self.byte_level else lambda text: text.replace(SPACE, " ").encode()
+        )
+        tokens = [*map(spell, self.tokens), *(text.encode() for text in self.added_ids)]
         # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
-        lacks_bytes = self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()
-        if self._stripping or lacks_bytes:
-            return 0
-        added = max((len(text.encode()) for text in self.added_ids), default=0)
-        spelled = (text.replace(SPACE, " ").encode() for text in self.tokens)
-        return max(added, *map(len, self.tokens if self.byte_level else spelled))
+        without = set(b" \t\n\v\f\r" if self._stripping else b"")
+        if self.byte_level:
+            alphabet = byte_alphabet()
+            without |= {alphabet[char] for char in alphabet.keys() - self._id_of.keys()}
+        return least_shares(tokens, without)
 
     # Decoding
 
@@ -448,7 +480,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
         advice = f"the merges are those of {name}, which is taken"
         if name == "default":
             advice = "words may be split differently than in training; convert the model again"
-        self.notices = (f"{fields.source}: {_KEY}pre is {written}; {advice}",)
+        fields.notice("pre", f"is {written}; {advice}")
         return name
 
     def _adds_bos_by_default(self, fields: _Fields) -> bool:
@@ -483,7 +515,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
 
     def _encode_text(self, text: str) -> list[int]:
         with library_faults(self.path):
-            ids = self.library.encode(text, add_special_tokens=False).ids
+            ids = encode_by_library(self.library, text)
         if self._unmergeable.isdisjoint(ids):
             return ids
         spelled = (self._spell(i) if i in self._unmergeable else (i,) for i in ids)

@@ -7,20 +7,40 @@ import json
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+import numpy as np
+import numpy.typing as npt
+
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.files import read_file, read_json, reading
-from mlx_llama.core.system.forks import cached_property, make_lock
+from mlx_llama.core.system.files import read_file, read_json, read_text, reading
+from mlx_llama.core.system.forks import cached_property
 
 from .infill import FIM_NAMES
-from .sentencepiece_model import set_space_prefix, user_defined_ids
+from .sentencepiece_model import (
+    NORMALIZER,
+    TRAINER,
+    read_settings,
+    set_space_prefix,
+    user_defined_ids,
+)
 from .tekken import NAMED, read_tekken
-from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults
+from .tokenizer import (
+    SPACE,
+    WHITE_BYTES,
+    Piece,
+    Tokenizer,
+    byte_alphabet,
+    decode_byte_level,
+    encode_by_library,
+    find_uncovered,
+    least_shares,
+    library_faults,
+)
 
 _JSON, _TEKKEN, _MODEL = "tokenizer.json", "tekken.json", "tokenizer.model"
 MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
@@ -196,9 +216,10 @@ class _FastTokenizer(_FolderTokenizer):
         self._check_growth(library)
         library.no_truncation()
         library.no_padding()
-        self._library, self._lock = library, make_lock()
+        self._library = library
         self._follow_llama_class(settings, config)
-        self._add_special_tokens(settings, unused)
+        self._add_special_tokens(settings, unused, config)
+        self._plain = _make_plain(library)
         self._has_byte_tokens = False
         self._set_decoder()
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
@@ -220,10 +241,13 @@ class _FastTokenizer(_FolderTokenizer):
         import tokenizers
 
         with reading(self.path, TokenizerError):
-            text = read_file(self.path, MOST_BYTES).decode()
+            text = read_text(self.path, MOST_BYTES)
         with library_faults(self.path, "not a tokenizer.json", "fetch the file again"):
             _check_charsmaps(text)
             library = tokenizers.Tokenizer.from_str(text)
+            count = library.get_vocab_size(with_added_tokens=True)
+            if count > config.vocab_size + 1:  # one may be unused; early, as each token takes time
+                self._check_size(count - 1, config)
             unused = _find_unused(library, settings, config.vocab_size)
             if unused is not None:  # without it the library spells its text
                 raw = json.loads(text)
@@ -262,7 +286,9 @@ class _FastTokenizer(_FolderTokenizer):
             [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )
 
-    def _add_special_tokens(self, settings: _Settings, unused: str | None) -> None:
+    def _add_special_tokens(
+        self, settings: _Settings, unused: str | None, config: LlamaConfig
+    ) -> None:
         """Add tokens that only the settings declare, or declare special.
 
         Where both files have a token, transformers takes its id from tokenizer.json and its flags
@@ -273,24 +299,28 @@ class _FastTokenizer(_FolderTokenizer):
 
         library = self._library
         known = {token.content: token for token in library.get_added_tokens_decoder().values()}
-        different = []
+        different, new, changed = [], dict[str, int](), dict[str, Any]()
         for token, fields in settings.added:
             text = fields["content"]
             if text == unused:
                 continue
             names = ("single_word", "lstrip", "rstrip", "special", "normalized")
             flags = {name: bool(fields.get(name)) for name in names}
-            before, old = library.token_to_id(text), known.get(text)
+            before, old = new.get(text, library.token_to_id(text)), known.get(text)
             if old is not None:
                 flags = {name: bool(fields.get(name, getattr(old, name))) for name in names}
             has_changed = old and any(getattr(old, name) != flags[name] for name in names)
             if old is None or has_changed:
                 flags["special"] |= bool(old and old.special)
-                known[text] = AddedToken(text, **flags)
-                library.add_tokens([known[text]])
+                known[text] = changed[text] = AddedToken(text, **flags)
             if has_changed or before not in (None, token):
                 different.append(text)
-            if before is None and library.token_to_id(text) != token:
+            if before is None:
+                new[text] = token
+        self._check_size(max(new.values(), default=0), config)
+        library.add_tokens(list(changed.values()))  # at once: each call takes time for all tokens
+        for text, token in new.items():
+            if library.token_to_id(text) != token:
                 raise TokenizerError(
                     f"{settings.path}: added_tokens_decoder gives {show(text)} the id {token}, "
                     f"{_JSON} gives it {library.token_to_id(text)}; take both files from the same "
@@ -320,40 +350,48 @@ class _FastTokenizer(_FolderTokenizer):
             )
 
     @cached_property
-    def _longest_token(self) -> int:
-        """Known if no step drops text, and no token strips white space or replaces unknown text."""
-        library = self._library
+    def _shares(self) -> npt.NDArray[np.float64]:
+        """Known if every step is one of those that keep the text, or drop white space."""
+        library, without = self._library, set[int]()
+        model, added = library.model, library.get_added_tokens_decoder().values()
+        shown_space = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+        is_known = type(model).__name__ in ("BPE", "Unigram")
+        for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+            is_known &= not getattr(model, name, None)
+        for step in _steps(library.normalizer, "normalizers"):
+            is_known &= step["type"] in ("NFC", "Prepend") or step == shown_space
+        for step in _steps(library.pre_tokenizer, "pretokenizers"):
+            if step["type"] in ("WhitespaceSplit", "Whitespace"):
+                without |= WHITE_BYTES
+            elif step.get("behavior") == "Removed":
+                is_known &= "String" in step["pattern"]
+                without |= {*step["pattern"].get("String", "").encode()}
+            else:
+                is_known &= step["type"] in ("Split", "ByteLevel", "Metaspace", "Digits")
+        if not is_known:
+            return np.zeros(256)
+        if any(token.lstrip or token.rstrip for token in added):
+            without |= WHITE_BYTES
         vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
-        added = library.get_added_tokens_decoder().values()
-        keeps = [
-            step["type"] in ("Split", "ByteLevel", "Metaspace", "Digits")
-            and step.get("behavior") != "Removed"
-            for step in _steps(library.pre_tokenizer, "pretokenizers")
-        ]
-        normalizers = _steps(library.normalizer, "normalizers")
-        keeps += [
-            step["type"] in ("NFC", "Prepend")
-            or (
-                step["type"] == "Replace"
-                and len(step["pattern"].get("String", "")) == len(step["content"]) > 0
+        texts = [token.content.encode() for token in added]
+        if self.byte_level:
+            alphabet = byte_alphabet()
+            without |= {alphabet[char] for char in alphabet.keys() - vocabulary.keys()}
+            texts += map(decode_byte_level, vocabulary)
+        else:
+            without |= find_uncovered(vocabulary, getattr(model, "byte_fallback", False))
+            is_merged = not getattr(model, "ignore_merges", True)
+            texts += (
+                text.replace(SPACE, " ").encode()
+                for text in vocabulary
+                if not (is_merged and _spells_byte_only(text, vocabulary))
             )
-            for step in normalizers
-        ]
-        bytes_ = byte_alphabet() if self.byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
-        if (
-            not all(keeps)
-            or type(library.model).__name__ != "BPE"
-            or not (self.byte_level or library.model.byte_fallback)
-            or not all(byte in vocabulary for byte in bytes_)
-            or any(token.lstrip or token.rstrip for token in added)
-        ):
-            return 0
-        spelled = (text.replace(SPACE, " ").encode() for text in vocabulary)
-        lengths = map(len, vocabulary if self.byte_level else spelled)
-        longest = max(*lengths, *(len(token.content.encode()) for token in added), 1)
-        # to at least a third of the bytes
-        composes = any(step["type"] == "NFC" for step in normalizers)
-        return longest * (3 if composes else 1)
+        return least_shares(texts, without)
+
+    @cached_property
+    def _composes(self) -> bool:
+        steps = _steps(self._library.normalizer, "normalizers")
+        return any(step["type"] == "NFC" for step in steps)
 
     def _set_decoder(self) -> None:
         """Recognise tokenizer.json's decoder: byte level, Metaspace, or Llama 2's fallback."""
@@ -387,10 +425,8 @@ class _FastTokenizer(_FolderTokenizer):
             ids = self._encode("\n" + text, parse_special)
             if ids[: len(self._newline)] == self._newline:
                 return ids[len(self._newline) :]
-        with self._lock:  # the flag belongs to the library's object, which threads may share
-            self._library.encode_special_tokens = not parse_special
-            with library_faults(self.path):
-                return self._library.encode(text, add_special_tokens=False).ids
+        with library_faults(self.path):
+            return encode_by_library(self._library if parse_special else self._plain, text)
 
     def _make_piece(self, token: int) -> Piece | None:
         text = self._library.id_to_token(token)
@@ -414,6 +450,26 @@ def _find_unused(library: Any, settings: _Settings, vocab_size: int) -> str | No
         return None
     text: str = added[vocab_size].content
     return None if text in settings.named.values() else text
+
+
+def _spells_byte_only(text: str, vocabulary: Container[str]) -> bool:
+    """True for a token like <0xE2> that no merge can make of this text."""
+    pairs = ((text[:i], text[i:]) for i in range(1, len(text)))
+    return Piece.of_byte(text) is not None and not any(
+        left in vocabulary and right in vocabulary for left, right in pairs
+    )
+
+
+def _make_plain(library: Any) -> Any:
+    """The same tokenizer, to which special tokens are text. The flag belongs to the library's
+    object, which threads share; both have one model.
+    """
+    plain = type(library)(library.model)
+    plain.normalizer, plain.pre_tokenizer = library.normalizer, library.pre_tokenizer
+    added = library.get_added_tokens_decoder()
+    plain.add_tokens([added[token] for token in sorted(added)])
+    plain.encode_special_tokens = True
+    return plain
 
 
 def _steps(component: Any, name: str) -> list[dict[str, Any]]:
@@ -499,6 +555,22 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         above = {text for text, i in self.added_ids.items() if i >= self._size}
         ordinary = above - self.special_ids.keys()
         self._plain_pattern = self._build_pattern(ordinary) if ordinary else None
+
+    @cached_property
+    def _shares(self) -> npt.NDArray[np.float64]:
+        """Known for BPE and unigram models without rules that change characters."""
+        library = self._library
+        model = library.serialized_model_proto()
+        trainer, normalizer = (read_settings(model, part) for part in (TRAINER, NORMALIZER))
+        if trainer.get(3, 1) not in (1, 2) or normalizer.get(2):  # model_type, precompiled_charsmap
+            return np.zeros(256)
+        pieces = [library.id_to_piece(token) for token in range(self._size)]
+        without = find_uncovered({*pieces}, bool(trainer.get(35)))  # byte_fallback
+        if normalizer.get(4, 1) or self._lstrip or self._rstrip:  # remove_extra_whitespaces
+            without |= WHITE_BYTES
+        found = [text for token, text in enumerate(pieces) if not library.is_byte(token)]
+        texts = (text.replace(SPACE, " ").encode() for text in [*found, *self.added_ids])
+        return least_shares(texts, without)
 
     def _id_of(self, text: str) -> int | None:
         if text in self.added_ids:

@@ -17,15 +17,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mlx_llama.core.errors import TemplateError, show
-from mlx_llama.core.system.files import read_file, read_json, reading
+from mlx_llama.core.system.files import read_json, read_text, reading
 
+from .adapting import Habits, PartsText, adapt_messages, split_parts
 from .controls import one_line
 from .known_templates import is_known
 from .template_process import PROCESS, Stopped
 from .tokenizer import Tokenizer
 
 # {"role", "content"}; of an assistant also "tool_calls", and then the content may be None; of a
-# tool also "tool_call_id" and "name".
+# tool also "tool_call_id" and "name". A content is a text, or a list of {"type": "text", "text"},
+# perhaps with further fields for templates that take lists.
 Message = Mapping[str, Any]
 
 _FIELDS = {
@@ -62,16 +64,20 @@ class ChatTemplate:
 
         Raises TemplateError: too long, or not valid Jinja.
         """
-        self.source, self.name, self.variables = source, name, dict(variables or {})
+        # A byte order mark would be in every prompt.
+        self.source = source = source.removeprefix("\ufeff")
+        self.name, self.variables = name, dict(variables or {})
         self.notice = ""  # for the user
         self.named: dict[str, ChatTemplate] = {}  # of NAMES, used instead where they apply
         self._is_known = _is_known(source)
+        self._habits = Habits(self._probe)
         self._run(None)
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **extras: Any
     ) -> str:
-        """Render a conversation as the model's text.
+        """Render a conversation as the model's text, with contents of the kind that the template
+        takes.
 
         messages: see `Message`. add_generation_prompt: end with the header of the assistant's next
         message. extras: further variables of JSON's types, such as tools (`Tool.as_dict` each);
@@ -80,9 +86,50 @@ class ChatTemplate:
         Raises TemplateError: malformed messages; the template refuses the conversation, fails,
         violates the sandbox, or exceeds a limit.
         """
-        values: dict[str, Any] = {"tools": None, "documents": None, **self.variables, **extras}
-        values["add_generation_prompt"] = add_generation_prompt
-        return self._run({**values, "messages": check_messages(messages)})
+        values = {**extras, "add_generation_prompt": add_generation_prompt}
+        return self._run(self._name_values(self.shape(messages, extras), values))
+
+    def _probe(self, messages: list[dict[str, Any]]) -> str | None:
+        """The text of messages; None if the template refuses them or fails. Raises TemplateError if
+        it exceeds a limit.
+        """
+        kind, text = self._answer(self._name_values(messages, {"add_generation_prompt": True}))
+        return text if kind == "text" else None
+
+    def _name_values(
+        self, messages: list[dict[str, Any]], extras: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        values = {"tools": None, "documents": None, **self.variables, **extras}
+        return {**values, "messages": messages}
+
+    def shape(self, messages: Sequence[Message], extras: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Checked messages, with contents as texts or as lists of parts, as the template takes
+        them. extras: as of `render`. Raises TemplateError.
+        """
+        variables = {name: extras[name] for name in extras.keys() - {*TOOLS, "documents"}}
+        fields = self._habits.find_fields(variables)
+        return self._habits.shape(check_messages(messages), fields)
+
+    def adapt(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Adapt a conversation that the template would refuse: system messages in places where it
+        takes none, roles that do not alternate. Returns checked messages, and a notice of each kind
+        of change. Raises TemplateError.
+        """
+        return adapt_messages(check_messages(messages), self._habits)
+
+    def check_shown(self, messages: Sequence[Message], text: str) -> None:
+        """Raise TemplateError if `text`, of these messages, lacks a question, for a template that
+        failed in the probes.
+        """
+        if self._habits.takes_parts("user") is not None:
+            return
+        questions = (message["content"] for message in messages if message["role"] == "user")
+        parts = itertools.chain.from_iterable(map(split_parts, questions))
+        if not all(part["text"].strip() in text for part in parts):
+            raise TemplateError(
+                f"{self.name}: the template shows a question's text neither from a string nor from "
+                f"a list of parts; {_REMEDY}"
+            )
 
     def choose(self, has_tools: bool, has_documents: bool = False) -> ChatTemplate:
         """The template for a request that offers tools or brings documents, or neither."""
@@ -91,17 +138,7 @@ class ChatTemplate:
 
     def _run(self, values: dict[str, Any] | None) -> str:
         """Render, or only compile (values None)."""
-        if self._is_known:
-            from . import sandbox  # imports Jinja
-
-            kind, text = sandbox.answer(self.source, values)
-        else:
-            try:
-                kind, text = PROCESS.request(self.source, values)
-            except Stopped as e:
-                kind, text = "fault", f"the template was stopped: {e}"
-            except (TypeError, ValueError, RecursionError) as e:
-                kind, text = "fault", f"its variables cannot be expressed as JSON: {e}"
+        kind, text = self._answer(values)
         if kind == "text":
             return text
         fault = f"{one_line(text)}; {_REMEDY}"
@@ -109,9 +146,23 @@ class ChatTemplate:
             fault = f"the template refuses this conversation: {one_line(text)}"
         raise TemplateError(f"{self.name}: {fault}")
 
+    def _answer(self, values: dict[str, Any] | None) -> tuple[str, str]:
+        """As sandbox.answer. Raises TemplateError if the template exceeds a limit."""
+        if self._is_known:
+            from . import sandbox  # imports Jinja
+
+            return sandbox.answer(self.source, values)
+        try:
+            return PROCESS.request(self.source, values)
+        except Stopped as e:
+            raise TemplateError(f"{self.name}: the template was stopped: {e}; {_REMEDY}") from None
+        except (TypeError, ValueError, RecursionError) as e:
+            return "fault", f"its variables cannot be expressed as JSON: {e}"
+
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages; returns them with contents as text and arguments of calls as objects.
+    """Check messages; returns them with contents as text (of several parts: `PartsText`) and
+    arguments of calls as objects.
 
     Raises TemplateError that names the malformed message and field.
     """
@@ -137,10 +188,21 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     if calls is not None:
         fields["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
     fields["content"] = "" if calls and fields.get("content") is None else fields.get("content")
+    if isinstance(fields["content"], (list, tuple)):
+        fields["content"] = _check_parts(fields["content"], f"{where}.content")
     for name in ("content", "tool_call_id", "name", "reasoning_content", "tools"):
         if name in fields and not isinstance(fields[name], str):
             raise _unexpected(f"{where}.{name}", fields[name], "a string")
     return fields
+
+
+def _check_parts(parts: Sequence[Any], where: str) -> PartsText:
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise _unexpected(where, parts, "a string, or a list of {'type': 'text', 'text'}")
+    for i, part in enumerate(parts):
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise _unexpected(f"{where}[{i}]", part, "{'type': 'text', 'text': a string}")
+    return PartsText(parts)
 
 
 def _unexpected(place: str, value: object, expected: str) -> TemplateError:
@@ -262,26 +324,38 @@ def start_early(text: TemplateText) -> None:
 
 
 def _is_known(source: str) -> bool:
-    return source in BUILTIN.values() or is_known(source)
+    return is_known(source) or source in _named_templates().values()
+
+
+@functools.cache
+def _named_templates() -> Mapping[str, str]:
+    """Sources by name: BUILTIN, and the others that llama.cpp has (src/llama-chat.cpp)."""
+    text = Path(__file__).with_name("llama_cpp_templates.json").read_text(encoding="utf-8")
+    return {**json.loads(text), **BUILTIN}
 
 
 def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
-    """Load the value of `template`: a name in `BUILTIN`, a Jinja file, or Jinja text.
+    """Load the value of `template`: a name in `BUILTIN` or of llama.cpp's, a Jinja file, or Jinja
+    text.
 
     tokenizer: its named tokens become variables of the template; None only checks the value.
 
     Raises TemplateError: none of the three, or not valid Jinja.
     """
     named = tokenizer.named if tokenizer else {}
-    if value in BUILTIN:
-        return ChatTemplate(BUILTIN[value], f"template {value}", named)
+    if source := _named_templates().get(value):
+        return ChatTemplate(source, f"template {value}", named)
     if "{{" in value or "{%" in value:
         return ChatTemplate(value, "`template`", named)
     path = Path(os.path.expanduser(value))
     if not os.path.isfile(path):
+        if re.search(r"\s", value) and not re.search(r"[/\\]|\.\w+$", value):
+            template = ChatTemplate(value, "`template`", named)
+            template.notice = f"`template` {show(value)} is plain text: it shows no message"
+            return template
         raise TemplateError(
             f"template {show(value)}: neither a file, nor Jinja text, nor a known name; known "
-            f"are {', '.join(BUILTIN)}"
+            f"are {', '.join(BUILTIN)} and the names that llama.cpp has, such as command-r"
         )
     return ChatTemplate(_read(path), str(path), named)
 
@@ -303,7 +377,7 @@ def encode_messages(
     written: Collection[str] = (),
     **extras: Any,
 ) -> list[int]:
-    """Encode a conversation as token ids.
+    """Encode a conversation as token ids, adapted as by `ChatTemplate.adapt`.
 
     Special tokens of the template are parsed, but are text inside a message. The same holds for its
     other added tokens, except in the assistant's messages, where the model wrote them (<think>). If
@@ -317,9 +391,10 @@ def encode_messages(
         TemplateError: as `ChatTemplate.render`.
         TokenizerError: a message cannot be encoded.
     """
-    parts = _render_parts(
-        tokenizer, template, check_messages(messages), add_generation_prompt, extras, written
-    )
+    adapted, _ = template.adapt(messages)
+    shaped = template.shape(adapted, extras)
+    parts = _render_parts(tokenizer, template, shaped, add_generation_prompt, extras, written)
+    template.check_shown(adapted, "".join(parts))
     if check_count is not None:
         check_count(tokenizer.count_at_least("".join(parts)))
     ids = tokenizer.encode_parts(parts)
@@ -357,7 +432,15 @@ def _render_parts(
         unwritten = [text for text in special if text not in written]
         for message in messages:
             to_cut = unwritten if message["role"] == "assistant" else literals
-            content = _mark_content(message["content"], to_cut, literals, cut, edge)
+            content = message["content"]
+            if isinstance(content, str):
+                content = _mark_content(content, to_cut, literals, cut, edge)
+            else:
+                marks = to_cut, literals, cut, edge
+                content = [
+                    {**_cut_nested(part, to_cut, cut), "text": _mark_content(part["text"], *marks)}
+                    for part in content
+                ]
             rest = {
                 name: _cut_nested(message[name], to_cut, cut)
                 for name in ("tool_calls", "name", "reasoning_content", "tools")
@@ -455,7 +538,7 @@ def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
 
 def _read(path: Path) -> str:
     with reading(path, TemplateError):
-        return read_file(path, MOST_BYTES).decode()
+        return read_text(path, MOST_BYTES)
 
 
 # Templates for models without one, by their names in `template`

@@ -10,19 +10,29 @@ import codecs
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from mlx_llama.core.errors import LlamaError, TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.forks import cached_property
 
+from .surrogates import replace_surrogates
+
 SPACE = "▁"  # U+2581, sentencepiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LONG = 100_000  # characters: shorter texts are encoded in no time
+_UNLOCKED = 10_000  # characters: for shorter texts Python's lock may be held
+# Bytes of UTF-8 that white space may have
+WHITE_BYTES = frozenset([*range(9, 14), *range(28, 33), *range(0x80, 0xC0), 0xC2, 0xE1, 0xE2, 0xE3])
+# ASCII that composes with no mark: all but letters and <=>
+_STABLE = [byte for byte in range(128) if not chr(byte).isalpha() and chr(byte) not in "<=>"]
 
 
 class Piece(NamedTuple):
@@ -72,38 +82,51 @@ class Tokenizer(ABC):
         """Encode a text as token ids.
 
         add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text always gets BOS, to
-        start from. parse_special: parse special tokens; else they are text.
-
-        Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
+        start from. parse_special: parse special tokens; else they are text. A lone surrogate is
+        encoded as U+FFFD.
         """
-        _check(text)
+        text = _check(text)
         bos: list[int] = []
         if add_bos and self.bos_id is not None and (self.adds_bos or not text):
             bos = [self.bos_id]
         return bos + self._encode(text, parse_special) if text else bos
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Encode consecutive parts of a text; special tokens are parsed within a part alone.
-
-        Raises TokenizerError: as `encode`.
-        """
+        """Encode consecutive parts of a text; special tokens are parsed within a part alone."""
         ids: list[int] = []
-        for part in parts:
-            _check(part)
+        for part in map(_check, parts):
             if part:
                 ids += self._encode(part, parse_special=True, starts_text=not ids)
         return ids
 
     def count_at_least(self, text: str) -> int:
         """A lower bound of a long text's tokens, without encoding it; 0 if short or unknown."""
-        if len(text) < _LONG or not self._longest_token:
+        if len(text) < _LONG:
             return 0
-        return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest_token)
+        shares = self._shares
+        if self._composes and not text.isascii():
+            # A letter and its marks may become one character, of at least a third of their bytes.
+            composed = np.full(256, shares.min() / 3)
+            composed[_STABLE] = shares[_STABLE]
+            shares = composed
+        spelled = text if self.byte_level else text.replace(SPACE, " ")
+        data = np.frombuffer(spelled.encode("utf-8", "surrogatepass"), np.uint8)
+        return int(np.bincount(data, minlength=256) @ shares)
+
+    # Each byte of a text is within a token, and takes a share of it: a token of n bytes has n
+    # shares of 1/n.
 
     @cached_property
-    def _longest_token(self) -> int:
-        """Maximum number of bytes of text per token; 0 if unbounded or unknown."""
-        return 0
+    def _shares(self) -> npt.NDArray[np.float64]:
+        """The least share of a token that each byte of a text takes: [256]; 0 if it may take none,
+        or if this is unknown. Texts are spelled without `SPACE`.
+        """
+        return np.zeros(256)
+
+    @cached_property
+    def _composes(self) -> bool:
+        """True if NFC comes first: `_shares` are those of the text after it."""
+        return False
 
     @abstractmethod
     def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
@@ -259,6 +282,47 @@ class StreamDecoder:
         return text
 
 
+def encode_by_library(library: Any, text: str) -> list[int]:
+    """Ids by the tokenizers library. A long text leaves Python's lock to other threads: `encode`
+    holds it all the time, a batch does not.
+    """
+    if len(text) < _UNLOCKED:
+        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        return ids
+    (encoding,) = library.encode_batch_fast([text], add_special_tokens=False)
+    return list(encoding.ids)
+
+
+def find_uncovered(vocabulary: Container[str], has_bytes: bool) -> set[int]:
+    """Bytes of characters that may be unknown to a vocabulary of text, which joins them to one
+    token. has_bytes: it spells unknown characters with tokens like <0xE2>.
+    """
+
+    def covers(char: str) -> bool:
+        spelled = (f"<0x{byte:02X}>" in vocabulary for byte in char.encode())
+        return char in vocabulary or (has_bytes and all(spelled))
+
+    covered = {byte for byte in range(128) if covers(chr(byte))}
+    if not covers(SPACE):
+        covered -= {ord(" ")}
+    if has_bytes and all(f"<0x{byte:02X}>" in vocabulary for byte in range(128, 256)):
+        covered |= set(range(128, 256))
+    return set(range(256)) - covered
+
+
+def least_shares(tokens: Iterable[bytes], without: Iterable[int] = ()) -> npt.NDArray[np.float64]:
+    """`Tokenizer._shares` of a vocabulary. without: bytes that may take no token."""
+    by_length: dict[int, list[bytes]] = {}
+    for data in tokens:
+        by_length.setdefault(len(data), []).append(data)
+    longest = np.ones(256)
+    for length in sorted(filter(None, by_length)):
+        longest[list(set(b"".join(by_length[length])))] = length
+    shares = 1 / longest
+    shares[list(without)] = 0
+    return shares
+
+
 @contextmanager
 def library_faults(
     path: Path,
@@ -297,13 +361,7 @@ def decode_byte_level(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _check(text: str) -> None:
+def _check(text: str) -> str:
     if not isinstance(text, str):
         raise TokenizerError(f"text is {show(text)}, expected a string")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as e:
-        raise TokenizerError(
-            f"text holds {show(text[e.start])} at character {e.start}, half of a surrogate pair, "
-            "which UTF-8 cannot express; remove it"
-        ) from None
+    return replace_surrogates(text)

@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 const trusted = window.trustedTypes?.createPolicy("page", { createHTML: (html) => html }) ?? { createHTML: (html) => html };
 const RENDER_MILLISECONDS = 120;
 const SAVE_MILLISECONDS = 500;
+const REPETITION_LIMIT = 200; // as in the chat of a terminal: repetition.py
 const MOST_ATTACHED = 1 << 20; // bytes of a file
 const ANSWERING = "mlx_llama answering"; // in sessionStorage: the answer that this tab was writing
 
@@ -379,7 +380,7 @@ async function start(node, owner, signal) {
   const messages = nodes.slice(from).map(store.toMessage);
   if (owner.system) messages.unshift({ role: "system", content: owner.system });
   if (node.text) messages.push({ role: "assistant", content: node.text });
-  const body = { messages, ...owner.options, truncation: "auto" };
+  const body = { messages, repetition_limit: defaults.repetition_limit, ...owner.options, truncation: "auto" };
   if (node.text && node.thought) body.reasoning = "off"; // the thought is over
   const { job, dropped } = await startJob(body, signal);
   Object.assign(node, { job, context, memory: from + dropped ? nodes[from + dropped].id : undefined });
@@ -493,11 +494,12 @@ async function findPassages(question) {
   }
 }
 
-function describe({ tokens_out, reasoning_tokens, decode_time_ms, stop_reason }, { first }) {
+function describe({ tokens_out, reasoning_tokens, decode_time_ms, stop_reason, repeated }, { first }) {
   if (stop_reason === "CANCELLED") return "stopped";
   const speed = (tokens_out - 1) / decode_time_ms * 1000;
   return [`${tokens_out} tokens${reasoning_tokens ? ` (${reasoning_tokens} of a thought)` : ""}`, speed > 0 ? `${speed.toFixed(1)} tokens/s` : "",
-    first === undefined ? "" : `first after ${(first / 1000).toFixed(2)} s`, stop_reason === "MAX_TOKENS" ? "cut at the limit" : ""].filter(Boolean).join(" · ");
+    first === undefined ? "" : `first after ${(first / 1000).toFixed(2)} s`,
+    repeated ? "ended because it repeats itself: Continue goes on" : stop_reason === "MAX_TOKENS" ? "cut at the limit" : ""].filter(Boolean).join(" · ");
 }
 
 function explain(error) {
@@ -550,7 +552,7 @@ const LABELS = { max_tokens: "Maximum tokens of the answer", temperature: "Rando
   top_p: "Total probability of the likely tokens (top p)", min_p: "Minimum share of the likeliest (min p)", repetition_penalty: "Penalty for repetition",
   stop: "Stop at this text", reasoning: "Thoughts", reasoning_budget: "Maximum tokens of a thought", schema: "JSON schema of the answer",
   regex: "Pattern of the answer (regex)", grammar: "Grammar of the answer", seed: "Seed (the same seed repeats the answer)",
-  repetition_context_size: "Tokens that count as repeated", presence_penalty: "Penalty for words already used", frequency_penalty: "Penalty for each use of a word",
+  repetition_context_size: "Tokens that count as repeated", repetition_limit: "End an answer that repeats itself for so many tokens", presence_penalty: "Penalty for words already used", frequency_penalty: "Penalty for each use of a word",
   dry_multiplier: "Penalty for repeated phrases (DRY)", dry_base: "DRY: growth with the phrase's length", dry_allowed_length: "DRY: length that may repeat",
   dry_penalty_last_n: "DRY: tokens to look back", dry_sequence_breakers: "DRY: texts that end a phrase",
   xtc_probability: "How often the likeliest tokens are left out (XTC)", xtc_threshold: "XTC: probability that counts as likely", logit_bias: "Favour or forbid tokens",
@@ -652,6 +654,7 @@ async function loadModel() {
     try {
       const props = await ask("/props");
       defaults = props.default_generation_settings.params;
+      defaults.repetition_limit ||= REPETITION_LIMIT; // the server's is off
       context = props.default_generation_settings.n_ctx;
       modelName = props.model_alias;
       modelPath = props.model_path;

@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import threading
 import time
 import tracemalloc
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from mlx_llama import load
 from mlx_llama.core.engine import scheduler as scheduling
 from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.errors import ContextError, OptionsError
+from mlx_llama.core.system import machine
 
 from .toy import (
     EOS,
@@ -351,11 +354,86 @@ def test_a_prompt_beside_the_running_ones_waits_for_memory():
     assert [len(handle.finish().tokens) for handle in (first, second, third)] == [100, 100, 10]
 
 
-def test_a_tenth_of_the_memory_or_256_mib_stay_free():
-    for free, budget in ((None, None), (10 << 30, 9 << 30), (1 << 30, 768 << 20), (1000, 0)):
+GB = 1 << 30
+
+
+def test_the_default_budget_is_half_of_what_is_free_and_8_gb():
+    for free, budget in (
+        (None, None),
+        (100 * GB, 8 * 10**9),
+        (10 * GB, 5 * GB),
+        (GB, GB // 2),
+        (400 << 20, 144 << 20),  # 256 MiB stay free
+        (1000, 0),
+    ):
         backend, loop = make()
         backend.free = free
         assert loop.scheduler.rows.budget == budget
+
+
+def test_the_default_budget_is_measured_again_when_rows_grow():
+    backend, loop = make(eos=())
+    backend.free = 2 * GB
+    first = loop.submit(request([1] * 20, max_tokens=600))
+    loop.tick()
+    rows = loop.scheduler.rows
+    budgets = {rows.budget}
+    assert max(budgets) <= GB
+    backend.free = 12 * GB  # another program ended
+    while not first.done:
+        loop.tick()
+        budgets.add(rows.budget)
+    assert max(budgets) > 5 * GB
+    backend.free = GB  # a smaller half, but there is room for what was promised
+    loop.submit(request([2] * 20, max_tokens=5)).finish()
+    assert rows.budget > GB // 2 and rows.kept
+
+
+def test_prefixes_go_when_the_system_is_short_or_after_idle_minutes(monkeypatch):
+    backend, loop = make()
+    trim = Mock()
+    monkeypatch.setattr(machine, "trim_memory", trim)
+    backend.free = 2 * GB
+    rows = loop.scheduler.rows
+
+    def fill():
+        loop.submit(request([1] * 400, max_tokens=5)).finish()
+        assert rows.kept
+
+    fill()
+    rows.rest()
+    assert rows.kept and not trim.called  # neither
+    backend.free = 1000
+    rows.rest()
+    assert not rows.kept
+    backend.free = 2 * GB
+    fill()
+    monkeypatch.setattr("mlx_llama.core.engine.rows.IDLE_SECONDS", -1)
+    monkeypatch.setattr("mlx_llama.core.engine.rows.TRIM_BYTES", 100 * POSITION_NBYTES)
+    rows.rest()
+    assert not rows.kept and trim.call_count == 1
+
+
+def test_a_chosen_budget_keeps_its_prefixes():
+    backend, loop = make(memory=10**9)
+    backend.free = 1000
+    loop.submit(request([1] * 40, max_tokens=5)).finish()
+    loop.scheduler.rows.rest()
+    assert loop.scheduler.rows.kept and loop.scheduler.rows.budget == 10**9
+
+
+def test_a_thread_without_work_looks_after_its_memory(monkeypatch):
+    backend, loop = make()
+    backend.free = 2 * GB
+    loop.start()
+    loop.submit(request([1] * 40, max_tokens=5)).finish()
+    looked = threading.Event()
+    monkeypatch.setattr(loop.scheduler.rows, "rest", looked.set)
+    loop.close()
+    monkeypatch.setattr("mlx_llama.core.engine.loop.REST_SECONDS", 0.01)
+    loop.start()
+    assert looked.wait(20)
+    loop.close()
 
 
 def test_1000_requests_in_and_out_leave_nothing(runs_ahead):

@@ -92,6 +92,12 @@ def test_the_bytes_of_stacks_are_foretold(base, tmp_path):
         ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
         ({"lora_alpha": "high"}, "lora_alpha is 'high'"),
+        ({"r": 10**400}, "r is 1000000000"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000000000"),
+        ({"lora_alpha": -(10**400)}, "lora_alpha is -1000000000"),
+        ({"lora_alpha": 1e300}, "lora_alpha is 1e+300, expected a number up to 1e+12"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan, expected a number"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "q_proj is 1000000000"),
         ({"r": 5}, "r is 5, but "),
         ({"alpha_pattern": {"(a+)+b": 3}}, "alpha_pattern is"),
         ({"alpha_pattern": {"[z-a]": 3}}, "alpha_pattern is"),
@@ -159,7 +165,8 @@ def test_folders_that_are_no_adapters(base, tmp_path):
     (tmp_path / "empty" / "adapter_config.json").write_text("{}")
     assert "neither peft_type" in refused(base, tmp_path / "empty")
     good = write_random(base, tmp_path / "good")
-    assert "expected a scale" in refused(base, f"{good}=much")
+    for scale in ("much", "1e300", "nan", "-inf"):
+        assert "expected a scale up to 1e+12" in refused(base, f"{good}={scale}")
     (tmp_path / "again").mkdir()
     shutil.copytree(good, tmp_path / "again" / "good")
     assert "rename the folder" in refused(base, good, tmp_path / "again" / "good")

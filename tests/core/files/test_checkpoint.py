@@ -9,6 +9,7 @@ import pytest
 import torch
 from launching import run_python
 from making import config_fields, make_checkpoint, random_tensors, refusal
+from making_adapters import write_random
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -151,3 +152,46 @@ def test_the_guide_lies_in_the_package():
     import mlx_llama
 
     assert GUIDE_PATH.parent.samefile(next(iter(mlx_llama.__path__))) and GUIDE_PATH.name == "guide"
+
+
+# As in git-lfs's docs/spec.md
+POINTER = (
+    "version https://git-lfs.github.com/spec/v1\n"
+    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
+)
+
+
+@pytest.mark.parametrize(
+    "file",
+    "model.safetensors model-00002-of-00002.safetensors model.safetensors.index.json config.json "
+    "tokenizer.json tokenizer.model tekken.json tokenizer_config.json chat_template.jinja "
+    "generation_config.json m.gguf adapter_model.safetensors adapter_config.json".split(),
+)
+def test_a_git_lfs_pointer_is_named_with_its_remedy(file, tmp_path):
+    kind = "sentencepiece" if file == "tokenizer.model" else "bytelevel"
+    folder = make_checkpoint(
+        tmp_path / "m", shards=1 + ("2-of" in file or "index" in file), tokenizer=kind
+    )
+    name, adapters = folder, []
+    if file == "tekken.json":
+        (folder / "tokenizer.json").unlink()
+    if file.startswith("adapter"):
+        folder = write_random(folder, tmp_path / "adapter")
+        adapters = [folder]
+    if file == "m.gguf":
+        name = folder / file
+    (folder / file).write_text(POINTER)
+
+    def use():
+        checkpoint = open_checkpoint(name, adapters=adapters)
+        return checkpoint.tokenizer, checkpoint.template
+
+    message = refusal(use, kind=LlamaError)
+    assert message.startswith(f"{folder / file}: is a Git LFS pointer")
+    assert "run `git lfs pull`" in message
+
+
+def test_a_small_file_that_speaks_of_git_lfs_is_no_pointer(tmp_path):
+    folder = make_checkpoint(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text("see " + POINTER)
+    assert open_checkpoint(folder).template.render([]) == "see " + POINTER.rstrip("\n")

@@ -51,12 +51,12 @@ UP = "model.layers.2.mlp.up_proj.weight"
         (put_zeros(UP, "F32", 1, 2), [UP, "[1, 2]", "not part"]),
         (put_zeros(NORM, "F32", 32), [NORM, "[32]", "[64]"]),
         (put_zeros(HEAD, "F32", 64, 384), [HEAD, "[64, 384]", "[384, 64]"]),
-        (put_zeros(NORM, "F64", 64), [NORM, "F64", "F32, F16 or BF16"]),
+        (put_zeros(NORM, "I64", 64), [NORM, "I64", "F64, F32, F16 or BF16"]),
         (put_zeros(NORM, "U8", 64), [NORM, "U8", "quantised"]),
         (put_zeros(NORM, "I32", 64), [NORM, "I32"]),
         (put_zeros(NORM, "F8_E4M3", 64), [NORM, "F8_E4M3"]),
     ],
-    ids=["missing", "no-head", "extra", "short", "transposed", "f64", "u8", "i32", "f8"],
+    ids=["missing", "no-head", "extra", "short", "transposed", "i64", "u8", "i32", "f8"],
 )
 def test_a_wrong_tensor_is_named_with_both_shapes(change, expected, tmp_path):
     folder = make_checkpoint(tmp_path / "m")

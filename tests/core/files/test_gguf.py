@@ -5,6 +5,7 @@ strange files.
 import itertools
 import math
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -354,14 +355,17 @@ def without(part):
 
 
 @pytest.mark.parametrize(
-    "kind", sorted({kind.name for kind in gguf.GGML_QUANT_SIZES} - {*PLAIN, *LOW_BIT})
+    "kind", sorted({kind.name for kind in gguf.GGML_QUANT_SIZES} - {"F64", *PLAIN, *LOW_BIT})
 )
 def test_other_types_are_named_with_the_tensor(kind, tmp_path):
     block, nbytes = gguf.GGML_QUANT_SIZES[Type[kind]]
     edit = put_tensor("blk.0.ffn_up.weight", np.zeros((4, nbytes), np.uint8), Type[kind])
     make_gguf(tmp_path / "m.gguf", tensors=without("0.mlp.up_proj"), edit=edit)
     message = refusal(open_checkpoint, tmp_path / "m.gguf")
-    assert f"'blk.0.ffn_up.weight' has type {kind}, expected one of F32, F16, BF16, Q4_0" in message
+    assert (
+        f"'blk.0.ffn_up.weight' has type {kind}, expected one of F64, F32, F16, BF16, Q4_0"
+        in message
+    )
 
 
 def test_a_norm_in_low_bits(tmp_path):
@@ -533,7 +537,7 @@ DAMAGED = {
     "dimension huge": (tensor(HUGE), f"tensor 'a' (F32 [{HUGE}]) takes"),
     "dimensions whose product wraps": (tensor(*(1 << 32,) * 4), "takes"),
     "row not whole blocks": (tensor(40, 2, kind=2), "rows of a multiple of 32 for Q4_0"),
-    "type": (tensor(8, kind=99), "tensor 'a' has type number 99, expected one of F32"),
+    "type": (tensor(8, kind=99), "tensor 'a' has type number 99, expected one of F64"),
     "type that is no more": (tensor(8, kind=4), "tensor 'a' has type number 4"),
     "offset": (tensor(8, offset=1 << 40), "tensor 'a' (F32 [8]) takes 32 bytes from byte"),
     "offset misaligned": (tensor(8, offset=4), "begins at byte 4 of the data, expected a mul"),
@@ -668,3 +672,37 @@ def test_a_folder_with_one_gguf_model(tmp_path):
     refusal(open_checkpoint, tmp_path, words=["holds 2 GGUF files", "m.gguf, n.gguf"])
     make_checkpoint(tmp_path)
     assert open_checkpoint(tmp_path).path == tmp_path
+
+
+@pytest.mark.parametrize("split", [None, 11])
+def test_files_beside_a_gguf_model_that_are_none(split, tmp_path):
+    """As on the hub: projectors of images and importance matrices."""
+    make_gguf(tmp_path / "m.gguf", **({"split": split} if split else {}))
+    for name in ("mmproj-m-F16.gguf", "m.MMPROJ.gguf", "imatrix_m.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF, of an image tower")
+    model = tmp_path / ("m-00001-of-00002.gguf" if split else "m.gguf")
+    assert open_checkpoint(tmp_path).path == model
+    for path in tmp_path.glob("m*0*.gguf" if split else "m.gguf"):
+        path.unlink()
+    refusal(open_checkpoint, tmp_path, words=["holds no model"])
+
+
+def test_a_type_picks_a_file_of_a_folder(tmp_path, monkeypatch):
+    for name in ("m-Q8_0", "m-UD-Q8_0", "m-Q4_K_M", "sub/m-F16", "mmproj-Q8_0"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        make_gguf(tmp_path / f"{name}.gguf")
+    make_gguf(tmp_path / "m-Q6_K.gguf", split=11)
+    for kind, file in (
+        *(("Q8_0", "m-Q8_0"), ("q8_0", "m-Q8_0"), ("UD-Q8_0", "m-UD-Q8_0"), ("F16", "sub/m-F16")),
+        *(("Q6_K", "m-Q6_K-00001-of-00002"), ("m-Q4_K_M.gguf", "m-Q4_K_M")),
+    ):
+        opened = open_checkpoint(f"{tmp_path}:{kind}")
+        assert opened.path == tmp_path / f"{file}.gguf" and opened.name == str(opened.path)
+    refusal(open_checkpoint, tmp_path, words=["name one of them, or its type", ":Q8_0"])
+    words = ["has no GGUF file of the type 'Q5_K'", "m-Q4_K_M.gguf"]
+    message = refusal(open_checkpoint, f"{tmp_path}:Q5_K", words=words)
+    assert "mmproj" not in message
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    shutil.copy(tmp_path / "m-Q8_0.gguf", tmp_path / "org" / "name")
+    monkeypatch.chdir(tmp_path)  # like a hub id
+    assert open_checkpoint("org/name:Q8_0").path == Path("org/name/m-Q8_0.gguf")

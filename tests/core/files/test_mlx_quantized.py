@@ -335,7 +335,7 @@ BAD_TENSORS = {
     "codes as floats": (put_zeros(CODES, "F32", 128, 16), [CODES, "F32", "U32"]),
     "codes as signed": (put_zeros(CODES, "I32", 128, 16), [CODES, "I32", "U32"]),
     "scales as bytes": (put_zeros(SCALES, "U8", 128, 2), [SCALES, "U8", "F32, F16 or BF16"]),
-    "scales in double": (put_zeros(SCALES, "F64", 128, 2), [SCALES, "F64"]),
+    "scales in double": (put_zeros(SCALES, "F64", 128, 2), [BIASES, "F16", "F32"]),
     "biases of another dtype": (put_zeros(BIASES, "BF16", 128, 2), [BIASES, "BF16", "F16"]),
     "scales of nothing": (put_zeros(ELSEWHERE, "F16", 128, 2), [ELSEWHERE, "not part"]),
     "of a norm": (put_zeros("model.norm.scales", "F16", 2), ["model.norm.scales", "not part"]),

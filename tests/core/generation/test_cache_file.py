@@ -4,6 +4,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -66,7 +67,11 @@ def test_the_file_is_what_safetensors_reads(width, checkpoint, tmp_path):
     assert theirs["tokens"].tolist() == state["tokens"].tolist()
     fields = header(path)
     names = {"format": "mlx_llama cache", "version": "1", "model": "toy"}
-    assert fields["__metadata__"] == names | {"hash": identity.hash, "width": width}
+    names |= {"hash": identity.hash, "width": width}
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("tokens", "keys", "values"):
+        digest.update(np.ascontiguousarray(theirs[name]).tobytes())
+    assert fields["__metadata__"] == names | {"checksum": digest.hexdigest()}
     assert fields["keys"]["dtype"] == {"float32": "F32", "bfloat16": "BF16"}.get(width, "F16")
     back = read_cache(path, identity)
     for name in ("keys", "values"):
@@ -220,6 +225,55 @@ def test_a_crafted_file_is_refused(damage, part, saved):
     rewrite(path, **damage(state))
     text = refused(path, identity)
     assert "is not a complete prompt cache" in text and part in text
+
+
+def flip(path, name):
+    """Change a bit in the middle of a tensor's bytes."""
+    raw, fields = bytearray(path.read_bytes()), header(path)
+    start = 8 + int.from_bytes(raw[:8], "little")
+    raw[start + sum(fields[name]["data_offsets"]) // 2 // 4 * 4] ^= 1
+    path.write_bytes(raw)
+
+
+CHANGES = {
+    "keys zeroed": lambda path, s: rewrite(path, keys=0 * s["keys"]),
+    "keys and values swapped": lambda path, s: rewrite(path, keys=s["values"], values=s["keys"]),
+    "other tokens": lambda path, s: rewrite(path, tokens=s["tokens"][::-1].copy()),
+    "another checksum": lambda path, s: rewrite(path, {"checksum": "00" * 16}),
+    **{f"a bit of {x}": lambda path, s, x=x: flip(path, x) for x in ("tokens", "keys", "values")},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("width", [*WIDTHS, "8 bits"])
+def test_damage_that_leaves_good_numbers_is_refused(width, change, checkpoint, tmp_path):
+    how = ("float32", 8) if width == "8 bits" else (width, None)
+    identity, state = Identity.of(checkpoint, *how), make_state(checkpoint.config)
+    path = write_cache(tmp_path / "it.safetensors", state, identity)
+    CHANGES[change](path, safetensors.numpy.load_file(path))
+    text = refused(path, identity)
+    assert "is not a complete prompt cache (its checksum is another" in text
+    assert "remove it, or name another file" in text
+
+
+def test_damage_of_a_models_own_cache_is_refused(toy, where, tmp_path):
+    from mlx_llama import load
+
+    llm, path = load(toy, **where), tmp_path / "it"
+    llm.generate("Once upon", max_tokens=4, temperature=0)
+    llm.save_cache(path)
+    assert llm.load_cache(path) == len(safetensors.numpy.load_file(path)["tokens"])
+    flip(path, "keys")
+    with pytest.raises(SessionError, match="its checksum is another"):
+        llm.load_cache(path)
+
+
+def test_a_file_of_an_earlier_release_has_no_checksum_and_is_read(saved):
+    path, identity, state = saved
+    metadata = header(path)["__metadata__"]
+    metadata.pop("checksum")
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path), path, metadata)
+    assert read_cache(path, identity)["keys"].tobytes() == state["keys"].tobytes()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 9, 100, 300, -1, -1000])

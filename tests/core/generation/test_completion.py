@@ -7,7 +7,9 @@ import json
 import pytest
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
-from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.errors import IncompleteAnswerError
+from mlx_llama.core.generation.completion import Completion, Token, Writer
+from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.stops import Stops
 
 
@@ -105,3 +107,27 @@ def test_html_is_the_text_escaped():
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; &quot;é&quot;</div>" in shown
     assert "eos&lt;b&gt;" in shown
     assert "<script" not in shown and "<b>" not in shown and "pre-wrap" in shown
+
+
+@pytest.mark.parametrize(
+    "reason, said",
+    [
+        ("length", "reached `max_tokens` after 2 tokens"),
+        ("context", "filled the context"),
+        ("stop", "reached a stop string or token"),
+        ("interrupted", "was interrupted"),
+        ("error", "ended with an error"),
+        ("repetition", r"was ended \(repetition\)"),
+    ],
+)
+def test_a_cut_answer_is_not_parsed(reason, said):
+    """Even if its text is JSON: 12 may be the beginning of 123."""
+    cut = Completion(text="12", tokens=[Token(1), Token(2)], finish_reason=reason)
+    assert cut.parsed is None  # without a schema
+    cut.schema = Schema.of({"type": "integer"})
+    with pytest.raises(IncompleteAnswerError, match=f"^parsed: the answer {said}"):
+        print(cut.parsed)
+    cut.finish_reason = None
+    assert cut.parsed is None
+    cut.finish_reason = "eos"
+    assert cut.parsed == 12

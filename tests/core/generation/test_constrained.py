@@ -28,7 +28,7 @@ from core.engine.toy import (
 )
 from mlx_llama import load
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.errors import IncompleteAnswerError, OptionsError
 from mlx_llama.core.generation import grammar
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.options import resolve
@@ -169,14 +169,14 @@ def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
 
 def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(llm, monkeypatch):
     compiled, build = [], grammar.Grammars._build
-    check_time = Mock(wraps=grammar._check_time)
+    check_time = Mock(wraps=grammar.check_rule)
 
     def note_build(*args):
         compiled.append(args[1])
         return build(*args)
 
     monkeypatch.setattr(grammar.Grammars, "_build", note_build)
-    monkeypatch.setattr(grammar, "_check_time", check_time)
+    monkeypatch.setattr(grammar, "check_rule", check_time)
     for prompt, pattern in (("Once", "[ab]{3}"), ([{"role": "user", "content": "x"}], "[cd]{3}")):
         compiled.clear()
         assert re.fullmatch(pattern, llm.generate(prompt, regex=pattern).text.strip())
@@ -269,7 +269,8 @@ def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
     chat = llm.chat(schema={"enum": ["red", "green", "dark blue"]}, max_tokens=30)
     assert chat.send("colour?").parsed in ("red", "green", "dark blue")
     other = llm.chat(schema=Person, temperature=1.0, seed=1)
-    assert other.send("who?", max_tokens=3).parsed is None
+    with pytest.raises(IncompleteAnswerError, match="reached `max_tokens` after 3 tokens"):
+        print(other.send("who?", max_tokens=3).parsed)
     chat.save(tmp_path / "session.json")
     again = llm.chat()
     assert again.load(tmp_path / "session.json") == []

@@ -310,10 +310,20 @@ def test_a_token_that_is_not_allowed_is_an_error(llama):
         constraint.accept(5000)
 
 
-def test_compiled_rules_are_kept_up_to_a_number(llama):
-    for number in range(grammar.KEPT + 5):
-        llama.compile(rule(regex=f"kept{number}"))
-    assert len(llama.compiled) == grammar.KEPT
+def test_compiled_rules_are_kept_up_to_their_memory(llama, monkeypatch):
+    """Many small rules, or few large ones; the newest stays."""
+    small = [rule(regex=f"kept{number}") for number in range(12)]
+    large = rule(schema={"enum": [f"text {number}" for number in range(3000)]})
+    for wanted in small:
+        llama.compile(wanted)
+    assert {key for key, _ in llama.compiled} >= set(small)
+    monkeypatch.setattr(grammar, "KEPT_BYTES", 3 << 20)
+    llama.compile(large)
+    assert [key for key, _ in llama.compiled][-1] == large
+    assert llama.compiled_bytes <= 3 << 20 and small[0] not in {key for key, _ in llama.compiled}
+    monkeypatch.setattr(grammar, "KEPT_BYTES", 1 << 20)
+    llama.compile(large)
+    assert [key for key, _ in llama.compiled] == [large]
 
 
 # Refusals

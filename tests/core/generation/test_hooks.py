@@ -11,7 +11,7 @@ import pytest
 
 from core.engine.toy import alone, check_rows, make, request
 from mlx_llama import load
-from mlx_llama.core.errors import NumericalError, OptionsError
+from mlx_llama.core.errors import ContextError, NumericalError, OptionsError
 from mlx_llama.core.generation.hooks import NAMES, Hooks, split_hooks
 from mlx_llama.core.generation.options import FIELDS
 
@@ -188,3 +188,29 @@ def test_progress_of_a_load_goes_to_its_end(toy, where):
         on_progress=lambda *progress: seen.append(progress),
     )
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 0
+
+
+# The whole context
+
+
+def test_a_prompt_without_an_answer_may_fill_the_context(llm):
+    """Its log-probabilities are those of `logits`, judged by NumPy's softmax."""
+    context, vocabulary = llm.engine.context, llm.checkpoint.config.vocab_size
+    tokens = np.random.default_rng(0).integers(3, vocabulary, context).tolist()
+    logits = llm.logits(tokens).astype(np.float64)
+    wanted = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+    wanted -= logits.max(1, keepdims=True)
+    first, *rates = llm.prompt_logprobs(tokens, top=1)
+    assert first is None and len(rates) == context - 1
+    for row, token, rate in zip(wanted, tokens[1:], rates):
+        assert rate.logprob == pytest.approx(row[token], abs=2e-3)
+    for nothing in (llm.generate(tokens, max_tokens=0), llm.batch([tokens], max_tokens=0)[0]):
+        assert (nothing.text, nothing.finish_reason) == ("", "length")
+    text = llm.tokenizer.decode(tokens[: context // 2])
+    assert len(llm.prompt_logprobs(text)) == len(llm.encode(text))
+    for call in (lambda: llm.generate(tokens, max_tokens=1), lambda: llm.generate(tokens)):
+        with pytest.raises(ContextError, match=f"the prompt has {context} tokens and the context"):
+            call()
+    for call in (llm.prompt_logprobs, llm.logits):
+        with pytest.raises(ContextError, match=f"{context + 1} tokens"):
+            call([*tokens, 5])

@@ -39,6 +39,9 @@ def test_lines():
     assert jobs[0].options == {"max_tokens": 9, "seed": 1}
     assert jobs[1].options == {"max_tokens": 9, "seed": 3, "temperature": 0.5}
     assert jobs[2].options == {"max_tokens": 9, "seed": 1, "stop": ["\n"], "logit_bias": {"5": 1.5}}
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    [job] = jobs_of({"messages": [messages[0], {"role": "user", "content": parts}]})
+    assert job.prompt == messages
     # only \n ends a line
     assert len(parse_jobs('{"prompt": "ä\u2028b"}\r\n{"prompt": "b"}', "in", {}, "m")) == 2
 
@@ -48,6 +51,10 @@ def test_lines():
     [
         ("{", "is not JSON ("),
         ("[1]", "is [1], it must be"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "field messages[0].content is [{'type': 'image_url'}], it must be",
+        ),
         ("3", "is 3, it must be"),
         ("null", "is None, it must be"),
         ({}, "needs one of the fields prompt and messages"),

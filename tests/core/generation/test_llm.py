@@ -22,6 +22,7 @@ from mlx_llama.core.errors import (
     TemplateError,
 )
 from mlx_llama.core.generation import options
+from mlx_llama.core.generation.llm import PLAIN
 
 
 def test_numpy_prompts(llm):
@@ -33,12 +34,22 @@ def test_numpy_prompts(llm):
 
 def test_the_context_may_be_smaller_and_stretched_rope_larger(tmp_path, toy):
     assert len(load(toy, backend="cpu", ctx_size=10).generate([1] * 7, max_tokens=99).tokens) == 3
-    for bad in (0, 257, 4.7, True, "x", -5):
+    for bad in (0, 4.7, True, "x", -5):
         with pytest.raises(ContextError, match="1 to 256"):
             load(toy, backend="cpu", ctx_size=bad)
     folder = make_checkpoint(tmp_path / "m", rope_scaling={"type": "linear", "factor": 4.0})
     assert load(folder, backend="cpu").engine.context == 256
     assert load(folder, backend="cpu", ctx_size=1024).engine.context == 1024
+
+
+@pytest.mark.parametrize("size", [257, "100000"])
+def test_a_context_beyond_the_trained_length_is_lowered_with_a_notice(size, toy):
+    """As in llama.cpp, which warns."""
+    llm = load(toy, backend="cpu", ctx_size=size)
+    assert llm.engine.context == 256
+    notices = llm.generate([1, 5], max_tokens=1).notices
+    text = f"`ctx_size` {size}: {toy} takes 1 to 256 positions; the context has 256"
+    assert notices.count(text) == 1, notices
 
 
 @pytest.mark.parametrize(
@@ -139,17 +150,53 @@ def test_a_question_goes_through_the_template(llm):
     drawn = dict(max_tokens=5, temperature=0.7, seed=1)
     answer = llm.ask("hi", system="Be brief.", **drawn)
     assert answer.tokens == llm.chat("Be brief.").send("hi", **drawn).tokens
-    with pytest.raises(ContextError, match="a question is a text, not list: generate takes mess"):
+    with pytest.raises(
+        ContextError, match=r"questions\[0\]: a question is a text, not dict: gener"
+    ):
         llm.ask(messages)
+    with pytest.raises(ContextError, match="a question is a text, not int: generate takes mess"):
+        llm.ask(5)
     with pytest.raises(OptionsError, match="no option 'max_tokenz' .did you mean 'max_tokens'"):
         llm.ask("hi", max_tokenz=5)
+
+
+def test_a_list_of_questions_gets_an_answer_each(llm):
+    """Each as alone, through the template, in rows of the same steps."""
+    questions, options = ["hi", "What is a llama?", "hi"], {"max_tokens": 6, "seed": 1}
+    for system in (None, "Be brief."):
+        alone = [llm.ask(question, system, **options) for question in questions]
+        for asked in (questions, tuple(questions)):
+            answers = llm.ask(asked, system=system, **options)
+            assert [answer.tokens for answer in answers] == [answer.tokens for answer in alone]
+    with pytest.raises(ContextError, match=r"questions\[1\]: a question is a text, not NoneType"):
+        llm.ask(["hi", None])
+    with pytest.raises(ContextError, match="at least one"):
+        llm.ask([])
+    with pytest.raises(ContextError, match=r"prompts\[1\]: the prompt has"):
+        llm.ask(["hi", "once upon a time " * 100])
+
+
+def test_a_continued_text_is_told_once_where_a_template_exists(toy):
+    llm = load(toy, backend="cpu")
+    silent = [
+        *(llm.ask("hi", max_tokens=2), llm.chat().send("hi", max_tokens=2)),
+        llm.generate([{"role": "user", "content": "hi"}], max_tokens=2),
+        *(llm.generate([5, 6], max_tokens=2), llm.generate("", max_tokens=2)),
+    ]
+    told, *others = llm.batch(["a", "b"], max_tokens=2)
+    others += [llm.generate("a", max_tokens=2), llm.stream("a", max_tokens=2).finish()]
+    assert told.notices[0] == PLAIN and "ask" in told.summary()
+    assert not any(PLAIN in answer.notices for answer in [*silent, *others])
+    other = load(toy, backend="cpu")
+    assert other.stream("a").completion.notices[0] == PLAIN
 
 
 def test_a_model_without_a_template_continues_texts_and_refuses_questions(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     edit_json(folder / "tokenizer_config.json", chat_template=...)
     plain = load(folder, backend="cpu")
-    assert len(plain.generate("hi", max_tokens=2).tokens) == 2
+    done = plain.generate("hi", max_tokens=2)
+    assert len(done.tokens) == 2 and PLAIN not in done.notices
     for ask in (lambda: plain.ask("hi"), plain.chat):
         with pytest.raises(TemplateError, match="with `template`"):
             ask()

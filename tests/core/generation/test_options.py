@@ -12,6 +12,7 @@ from making import refusal
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.hooks import NAMES as HOOKS
 from mlx_llama.core.generation.options import (
+    ENDLESS,
     FIELDS,
     Defaults,
     Options,
@@ -77,22 +78,24 @@ def test_type_checkers_see_the_one_table():
         ("top_p", 1e-46, "at least 1e-06"),
         ("temperature", 1e-39, "at least 0.0001"),
         ("top_p", 1.5, "at most 1"),
-        ("top_k", -1, "at least 0"),
+        ("top_k", -2, "at least -1"),
         ("top_k", 1.5, "integer"),
         ("min_p", 2, "at most 1"),
-        ("max_tokens", -5, "at least 0"),
-        ("seed", -1, "at least 0"),
+        ("max_tokens", -5, "at least -1"),
+        ("seed", -2, "at least -1"),
         ("seed", 2**64, "below"),
         ("repetition_penalty", 0, "at least 0.01"),
         ("temperature", True, "a number"),
         ("stop", [""], "an empty one"),
         ("temperature", np.bool_(True), "a number"),
         ("stop", ["\udcff"], "valid Unicode"),
+        ("regex", "\udcff", "valid Unicode"),
+        ("grammar", 'root ::= "\udcff"', "valid Unicode"),
         ("logit_bias", 5, "mapping"),
         ("logit_bias", {5: 1e39}, "between"),
         ("logit_bias", ["5"], "TOKEN_ID=BIAS, not '5'"),
         ("logit_bias", ["5=1", "05=2"], "5 has two"),
-        ("stop", 5, "tuple"),
+        ("stop", 5, "a text or a list of texts"),
         ("logit_bias", {-3: 1.0}, "not negative"),
         ("logit_bias", ["x"], "TOKEN_ID=BIAS"),
         ("stop_token_ids", [-1], "not negative"),
@@ -108,6 +111,16 @@ def test_a_bad_value_names_option_value_and_range(name, value, allowed):
     refusal(resolve, {name: value}, kind=OptionsError, words=[name, allowed])
 
 
+@pytest.mark.parametrize("minus_one", [-1, "-1", np.int64(-1)], ids=repr)
+def test_minus_one_is_what_llama_cpp_means_by_it(minus_one):
+    names = ("max_tokens", "top_k", "repetition_context_size", "seed")
+    options = resolve(dict.fromkeys(names, minus_one)).options
+    assert options.max_tokens == ENDLESS and options.top_k == 0
+    assert options.repetition_context_size == 65536
+    others = {resolve({"seed": minus_one}).options.seed for _ in range(3)}
+    assert len(others) == 3 and all(seed >= 0 for seed in others)
+
+
 def test_all_bad_options_are_reported_at_once():
     with pytest.raises(OptionsError) as caught:
         resolve({"temperature": -1, "top_p": 2, "temprature": 1})
@@ -119,12 +132,12 @@ def test_all_bad_options_are_reported_at_once():
 @pytest.mark.parametrize(
     "name, value, meaning",
     [
-        ("top_k", -1, "(0 means all)"),
+        ("top_k", -2, "(0 means all)"),
         ("top_p", 0, "(1 means all)"),
         ("repetition_penalty", 0, "(1 means off)"),
         ("temperature", -1, "(0 means greedy)"),
         ("min_p", -1, "(0 means none)"),
-        ("max_tokens", -5, "at most 2147483648"),
+        ("max_tokens", -5, "(-1 means unlimited)"),
     ],
 )
 def test_a_value_below_its_limit_is_told_the_one_that_switches_off(name, value, meaning):

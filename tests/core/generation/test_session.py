@@ -568,6 +568,33 @@ def test_a_turn_with_calls_is_regenerated_and_dropped_as_one(caller):
         assert len(chat.messages) == 10
 
 
+def test_a_long_loop_of_calls_loses_its_oldest_rounds_and_keeps_its_question(caller, tmp_path):
+    def read(page: int) -> str:
+        """Read a page."""
+        return f"<{page}> " + "word " * 100
+
+    calls = [
+        CALL.replace("add", "read").replace('"a": 3, "b": 4', f'"page": {i}') for i in range(9)
+    ]
+    chat = caller.chat(tools=[read], max_tokens=200, rounds=20)
+    with Script(caller, *calls, "Done.", "Fine.") as script:
+        done = chat.send("Which page?")
+        assert done.text == "Done." and len(chat.messages) == 2 + 2 * 9
+        told = [notice for notice in done.notices if "no longer seen by the model" in notice]
+        assert len(told) == 1
+        *_, last = script.prompts
+        pages = [i for i in range(9) if f"<{i}>" in last]
+        # whole rounds, the newest
+        assert pages == list(range(9 - len(pages), 9)) and 1 < len(pages) < 9
+        assert [i for i in range(9) if f'"page": {i}' in last] == pages
+        assert "Which page?" in last and len(chat.seen) == 2 + 2 * len(pages)
+        chat.save(tmp_path / "s.json")
+        other = caller.chat()
+        assert other.load(tmp_path / "s.json") == [] and other.seen == chat.seen
+        assert chat.send("And?").text == "Fine." and "And?" in script.prompts[-1]
+    assert chat.undo() and chat.seen == chat.messages and chat.undo() and chat.seen == []
+
+
 def test_a_turn_with_calls_is_taken_back_as_one(caller):
     llm = caller
     chat = llm.chat(tools=[add], max_tokens=200)
@@ -632,3 +659,38 @@ def test_another_thread_may_close_an_answer_while_a_function_runs(caller):
         over.set()
         reader.join(20)
     assert not reader.is_alive() and len(chat.messages) == 2
+
+
+def test_half_of_a_character_is_replaced_and_told(llm, tmp_path):
+    """The same tokens as U+FFFD has, also of earlier messages, and a file that can be written."""
+    asked, shown = [{"role": "user", "content": text} for text in ("cut \ud83e", "cut \ufffd")]
+    answer = {"role": "assistant", "content": "well"}
+    texts = [llm.chat(messages=[one, answer]) for one in (asked, shown)]
+    done = [
+        chat.send(one["content"], max_tokens=4, seed=1) for chat, one in zip(texts, (asked, shown))
+    ]
+    assert done[0].text == done[1].text and texts[0].messages == texts[1].messages
+    told = [[notice for notice in one.notices if "U+FFFD" in notice] for one in done]
+    assert len(told[0]) == 1 and not told[1]
+    texts[0].save(tmp_path / "s.json")
+    for prompt in ("cut \ud83e", [asked]):
+        assert any("U+FFFD" in notice for notice in llm.generate(prompt, max_tokens=1).notices)
+
+
+def test_contents_may_be_lists_of_texts(llm):
+    """As OpenAI's clients write them."""
+
+    def write(*texts):
+        return [{"type": "text", "text": text} for text in texts]
+
+    plain = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+    plain.append({"role": "assistant", "content": "you"})
+    parts = [{**message, "content": write(*message["content"])} for message in plain]
+    chat = llm.chat(messages=parts)
+    assert (chat.system, chat.messages) == ("Be kind.", llm.chat(messages=plain).messages)
+    assert (
+        chat.send("hi", max_tokens=4).text == llm.chat(messages=plain).send("hi", max_tokens=4).text
+    )
+    parts[1]["content"] = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(SessionError, match=r"messages\[0\].content"):
+        llm.chat(messages=parts)

@@ -43,3 +43,30 @@ def test_a_stop_string_may_be_as_long_as_a_page():
     matcher = Stops((long,))
     assert matcher.push("ax") == "a" and matcher.push(long[:-2]) == ""
     assert matcher.push("x") == "" and matcher.matched == long
+
+
+class Counted(str):
+    """A text that counts how often it is looked at."""
+
+    looks = 0
+
+    def __lt__(self, other):
+        Counted.looks += 1
+        return str.__lt__(self, other)
+
+    def __gt__(self, other):
+        Counted.looks += 1
+        return str.__gt__(self, other)
+
+    def startswith(self, *arguments):
+        Counted.looks += 1
+        return str.startswith(self, *arguments)
+
+
+def test_a_character_meets_few_of_thousands_of_stop_strings():
+    stops = [Counted(f"a{number:05}" + "x" * (number % 100)) for number in range(10_000)]
+    matcher, text = Stops(stops), "banana a0 a12 a999 " * 10
+    Counted.looks = 0
+    assert "".join(map(matcher.push, text)) + matcher.finish() == text
+    assert Counted.looks < 40 * len(text)
+    assert matcher.push("a0") + matcher.push("1200 ") == "" and matcher.matched == "a01200"

@@ -86,7 +86,7 @@ BAD_VALUES = {
     "tie_word_embeddings": ["yes"],
     "attention_bias": [1],
     "layer_types": [["full_attention"]],
-    "torch_dtype": ["float64"],
+    "torch_dtype": ["float8"],
     "dtype": ["float8_e4m3fn"],
     "eos_token_id": [384, "</s>"],
     "bos_token_id": [[1], 10**20],

@@ -235,8 +235,11 @@ def test_rope_window_and_stretched_context(tmp_path):
     assert model["context_length"] == 256 and model["longest_context"] == 1024
     assert model["rope_factor"] == 4.0
     assert diagnose(folder, ctx_size=1024).ok
+    larger = diagnose(folder, ctx_size=1025)
+    [warning] = [finding for finding in larger.findings if "1 to 1024" in finding.message]
+    assert larger.ok and warning.level == "warning"
     with pytest.raises(ContextError, match="1 to 1024"):
-        diagnose(folder, ctx_size=1025)
+        diagnose(folder, ctx_size=0)
 
 
 def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):

@@ -25,7 +25,7 @@ from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, read_gguf_template
 from mlx_llama.core.text.tokenizer import byte_alphabet
 
-from .cases import VOCABULARIES, any_text, has_wide_space, load_vocabulary
+from .cases import TEXTS, VOCABULARIES, any_text, has_wide_space, load_vocabulary
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 KINDS = ("llama", "gpt2")
@@ -292,6 +292,23 @@ def test_missing_fields_of_a_sentencepiece_file_have_llama_cpps_defaults():
     assert ours.named == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
+SPARE = "unknown seperator padding cls mask fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [384, 32000, -1, 1 << 33])
+@pytest.mark.parametrize("name", [*SPARE.split(), "prefix"])
+def test_an_id_outside_the_vocabulary_that_no_text_needs_is_ignored(name, value, kind):
+    """llama.cpp: "bad special token ..., using default id"."""
+    key, metadata = f"{name}_token_id", toy(kind)[0]
+    ours, without = (load_vocabulary(metadata, **{key: x}) for x in (value, None))
+    notice = f"toy.gguf: tokenizer.ggml.{key} is {value}, ignored: the vocabulary ends at 383"
+    assert {*ours.notices} == {notice, *without.notices}
+    assert (ours.named, ours.fim_ids) == (without.named, without.fim_ids)
+    assert ours.eos_ids == without.eos_ids
+    assert ours.encode("<unk>Hello</s>") == without.encode("<unk>Hello</s>")
+
+
 def test_unused_and_empty_tokens():
     metadata, sp = toy("llama")
     count = sp.get_piece_size()
@@ -384,7 +401,7 @@ BAD_LLAMA = [
     ({"eos_token_id": -1}, "eos_token_id is -1"),
     ({"eot_token_id": "2"}, "eot_token_id is '2'"),
     ({"padding_token_id": True}, "padding_token_id is True"),
-    ({"fim_pad_token_id": 999}, "fim_pad_token_id is 999"),
+    ({"fim_pad_token_id": "9"}, "fim_pad_token_id is '9'"),
     ({"add_bos_token": 1}, "add_bos_token is 1"),
     ({"add_eos_token": "no"}, "add_eos_token is 'no'"),
     ({"add_space_prefix": 0.0}, "add_space_prefix is 0.0"),
@@ -477,7 +494,24 @@ def test_a_long_text_has_at_least_so_many_tokens(name, text, vocabularies):
     assert ours.count_at_least(text) >= len(text.encode()) // 256
 
 
-def test_vocabularies_without_some_bytes_have_no_bound():
+def test_bytes_that_a_vocabulary_lacks_have_no_tokens():
     metadata, _ = toy("gpt2")
     tokens = [text if text != "Ā" else "ĀĀ" for text in metadata["tokenizer.ggml.tokens"]]
-    assert load_vocabulary(metadata, tokens=tokens).count_at_least("a" * 200_000) == 0
+    ours = load_vocabulary(metadata, tokens=tokens)
+    assert ours.count_at_least("\0" * 200_000) == 0 and ours.encode("\0" * 1000) == []
+    for text in ("a" * 200_000, "a\0" * 100_000):
+        assert 0 < ours.count_at_least(text) <= len(ours.encode(text))
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_long_text_has_the_ids_of_the_library(name, vocabularies):
+    """Long texts are encoded in another way than short ones, without Python's lock."""
+    ours = vocabularies[name][1]
+    for text in TEXTS:
+        if any(literal in text for literal in ours.added_ids):
+            continue
+        for length in (9_999, 10_000):
+            long = (text * 10_000)[:length]
+            spelled = " " * ours.space_prefix + long
+            theirs = ours.library.encode(spelled)
+            assert ours.encode(long) == getattr(theirs, "ids", theirs), text

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import lzma
 from types import SimpleNamespace
 
 import jinja2
@@ -17,7 +18,7 @@ from making import (
 )
 from transformers import AutoTokenizer
 
-from mlx_llama.core.errors import TemplateError, TokenizerError
+from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
@@ -35,7 +36,7 @@ from mlx_llama.core.text.template import (
 )
 from mlx_llama.core.text.tools import read_tools
 
-from .cases import KINDS, TEMPLATES, TOOL_TEMPLATES, USER, conversation, load_template, plain
+from .cases import DATA, KINDS, TEMPLATES, TOOL_TEMPLATES, USER, conversation, load_template, plain
 
 CONVERSATIONS = {
     "one": [("user", "Hello world")],
@@ -224,10 +225,18 @@ def test_harmless_edges_leave_the_ids_alone(kind, models):
         assert encode_messages(model.tokenizer, model.template, messages) == ids
 
 
-def test_lone_surrogates_in_a_message(models):
-    model, talk = models["bytelevel"], conversation([("user", "\ud83e")])
-    with pytest.raises(TokenizerError, match="surrogate"):
-        encode_messages(model.tokenizer, model.template, talk)
+@pytest.mark.parametrize("kind", KINDS)
+def test_lone_surrogates_in_a_message_are_replaced(kind, models):
+    """The judge takes U+FFFD alone."""
+    model, how = models[kind], dict(tokenize=True, return_dict=False, add_generation_prompt=True)
+    for lone, shown in (
+        ("a\ud83e", "a\ufffd"),
+        ("\udd99\ud83e", "\ufffd" * 2),
+        ("\ud83e\udd99", "🦙"),
+    ):
+        ids = model.judge.apply_chat_template(conversation([("user", shown)]), **how)
+        talk = conversation([("user", lone)])
+        assert encode_messages(model.tokenizer, model.template, talk) == ids
 
 
 @pytest.mark.parametrize(
@@ -420,6 +429,27 @@ def test_builtin_templates_write_the_text_of_the_models_own(name, reference):
     for messages in (talk, system + talk):
         ours, theirs = (plain(source=s) for s in (BUILTIN[name], TEMPLATES[reference]))
         assert ours.render(messages).rstrip() == theirs.render(messages).rstrip()
+
+
+def test_names_of_llama_cpp_write_its_text():
+    """Judged by llama.cpp's C++. llama2 and zephyr are those of the models, as before."""
+    data = json.loads(lzma.decompress((DATA / "templates-llama-cpp.json.xz").read_bytes()))
+    assert len(data["texts"]) == 54
+    for name in data["texts"].keys() - {"llama2", "zephyr"}:
+        template = load_builtin_template(name)
+        for pairs, texts in zip(data["conversations"], data["texts"][name], strict=True):
+            for has_prompt, text in zip((False, True), texts, strict=True):
+                assert template.render(conversation(pairs), has_prompt) == text, name
+
+
+@pytest.mark.parametrize("text", ["This is not a chat template, it is", "two\nlines"])
+def test_a_template_of_plain_text(text, models):
+    """As Jinja and llama.cpp have it, with a notice."""
+    template = load_builtin_template(text, models["llama2"].tokenizer)
+    assert template.render(USER) == text and "shows no message" in template.notice
+    for typo in ("lama3", "my folder/a.jinja", "my template.jinja", "a b/c"):
+        with pytest.raises(TemplateError, match="neither a file"):
+            load_builtin_template(typo)
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral"])

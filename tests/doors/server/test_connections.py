@@ -10,8 +10,10 @@ import socket
 import time
 
 import pytest
+from starlette.responses import Response
 
 from mlx_llama import load
+from mlx_llama.server import connections, guard
 from mlx_llama.server.connections import SPARE
 
 LATEST = 20.0  # seconds in which a limit of less than one must act
@@ -195,6 +197,70 @@ def test_an_answer_that_nobody_reads(strict):
         strict.wait(lambda: not strict.open, LATEST)
 
 
+# Clients that send nothing more (RFC 9112, 9.6: half a connection may be closed)
+
+
+def finish(server, data: bytes) -> bytes:
+    """Send `data`, end the sending side as `nc -N` does, and return all that the server says."""
+    with connect(server) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        return read_all(sock)
+
+
+def test_a_client_that_ends_its_side_gets_its_answer(strict):
+    stream = BODY.replace(b"}", b', "stream": true}')
+    old = complete(BODY).replace(b"HTTP/1.1", b"HTTP/1.0")
+    for request, end in (
+        (complete(BODY), b"}"),
+        (old, b"}"),
+        (complete(stream), b"data: [DONE]\n\n\r\n0\r\n\r\n"),
+        (GET + complete(BODY) + GET, b'{"status":"ok"}'),
+    ):
+        answer = finish(strict, request)
+        assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(end), answer
+        assert answer.count(b"HTTP/1.1 200 ") == request.count(b" HTTP/1.")
+    assert finish(strict, complete(BODY)[:-1]) == b""  # half a request
+    strict.wait(lambda: not strict.open)
+
+
+def test_a_long_answer_reaches_a_client_that_ended_its_side(strict, monkeypatch):
+    """http.client skips the interim responses, with which the server probes the connection."""
+    monkeypatch.setattr(connections, "PROBE_SECONDS", 0.01)
+    body = b'{"prompt": "hello", "max_tokens": 1000, "logit_bias": {"2": -1000}}'
+    assert finish(strict, complete(body)).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 ")
+    with connect(strict) as sock:
+        sock.sendall(complete(body))
+        sock.shutdown(socket.SHUT_WR)
+        status, answer = read_answer(sock)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 1000
+
+
+@pytest.mark.parametrize("field", [b"", b', "stream": true'])
+def test_a_client_that_leaves_after_its_side_ended_is_noticed(field, strict):
+    body = b'{"prompt": "hello", "max_tokens": 90000, "logit_bias": {"2": -1000}%s}' % field
+    with connect(strict) as sock:
+        sock.sendall(complete(body))
+        sock.shutdown(socket.SHUT_WR)
+        strict.wait(lambda: strict.desk.active == 1)
+    strict.wait(strict.is_idle, LATEST)
+    assert b'outcome="gone"' in finish(strict, GET.replace(b"health", b"metrics"))
+
+
+# Answers of the application that are not HTTP
+
+
+@pytest.mark.parametrize("value", ["a ", "a\nb", "\0", " a"])
+def test_a_header_that_is_illegal_is_a_500(value, strict):
+    @strict.app.get("/illegal")
+    async def answer() -> Response:
+        return Response(headers={"X-A": value})
+
+    for _ in range(2):
+        status, body = ask(strict, GET.replace(b"health", b"illegal"))
+        assert status == 500 and body["error"]["code"] == "internal_error"
+
+
 # Sizes and kinds
 
 
@@ -241,3 +307,38 @@ def test_depth_and_kinds_of_bodies(strict):
         assert post(BODY, b"Content-Type: " + kind) == wanted, kind
     assert post(BODY) == (200, "")
     assert post(BODY, b"Content-Encoding: gzip") == refused
+
+
+# Bodies of all requests
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}"
+    return f"{head}\r\n\r\n".encode() + body
+
+
+def test_the_bodies_in_memory_are_bounded(inside, toy, monkeypatch):
+    """Eight of the largest; small ones are always taken, and an ended request leaves none."""
+    trims = []
+    monkeypatch.setattr(guard, "TRIM_SECONDS", 0)
+    monkeypatch.setattr(guard.machine, "trim_memory", lambda: trims.append(1))
+    server = open_inside(inside, toy, max_body=10_000, receive_timeout=60)
+    whole = json.dumps({"content": "a" * 9000}).encode()
+    held = [connect(server) for _ in range(8)]
+    for sock in held:
+        sock.sendall(post(b" " * 9990, 10_000))
+
+    def is_refused() -> bool:
+        with connect(server) as more:
+            more.sendall(post(whole))
+            answer = http.client.HTTPResponse(more)
+            answer.begin()
+            is_over = answer.status == 503 and answer.headers["Retry-After"] == "1"
+            return is_over and json.load(answer)["error"]["code"] == "too_many_bodies"
+
+    server.wait(is_refused, LATEST)
+    assert ask(server, post(b'{"content": "a"}'))[0] == 200
+    for sock in held:
+        sock.close()
+    server.wait(lambda: ask(server, post(whole))[0] != 503, LATEST)
+    server.wait(lambda: trims, LATEST)  # after a refusal

@@ -4,6 +4,7 @@ name.
 
 from __future__ import annotations
 
+import json
 import typing
 from decimal import Decimal
 from ipaddress import IPv4Network
@@ -15,9 +16,11 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel, SecretStr
+from starlette.requests import Request
 
 from mlx_llama.server.anthropic import MessagesRequest
 from mlx_llama.server.completions import CompletionRequest
+from mlx_llama.server.fields import note
 from mlx_llama.server.openai import ChatRequest
 from mlx_llama.server.responses import ResponsesRequest
 
@@ -201,6 +204,37 @@ def test_strange_names_of_fields_are_noted_in_a_header_of_ascii(lenient):
     assert len(done.headers["x-mlx-llama-noted"]) < 3000
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["x "],
+        [" x"],
+        ["\t"],
+        [""],
+        [" "],
+        ["\ud7ff\u2028\x7f"],
+        [f"x{i}" for i in range(1000)],  # cut at a space
+        ["🦙" * 2000],
+        [f"{i}{'y' * 300}" for i in range(2000)],
+    ],
+    ids=range(9),
+)
+def test_names_of_fields_leave_the_header_legal(names, lenient):
+    """Judged by h11 on both sides, as in httpx."""
+    path, base = CHAT
+    done = lenient.post(path, **base, max_tokens=1, **dict.fromkeys(names, 1))
+    assert done.status_code == 200, done.text
+    assert len(done.headers["x-mlx-llama-noted"]) <= 1024
+
+
+def test_a_request_keeps_few_short_names_of_ignored_fields():
+    request = Request({"type": "http"})
+    for number in range(1000):
+        note(request, f"{number}{'x' * 9000}")
+    assert len(request.scope["noted"]) <= 256
+    assert max(map(len, request.scope["noted"])) <= 200
+
+
 def test_a_client_s_ignored_field_is_in_the_log_once(lenient):
     path, body = CHAT
     for agent, field in (("a/1", "x_new"), ("a/1", "x_new"), ("b/1", "x_new"), ("a/1", "x_other")):
@@ -212,6 +246,39 @@ def test_a_client_s_ignored_field_is_in_the_log_once(lenient):
     assert warned == [
         f"127.0.0.1, {client}" for client in ("a/1: x_new", "b/1: x_new", "a/1: x_other")
     ]
+
+
+@pytest.mark.parametrize(
+    "route, sent, place, meant",
+    [
+        (CHAT, {"max_token": 2}, "max_token", "max_tokens"),
+        (CHAT, {"maxTokens": 2}, "maxTokens", "max_tokens"),
+        (CHAT, {"stream_options": {"include_usag": 1}, "stream": True}, None, "include_usage"),
+        (TEXT, {"temprature": 0}, "temprature", "temperature"),
+        (RESPONSES, {"max_output_token": 2}, "max_output_token", "max_output_tokens"),
+        (MESSAGES, {"stop_sequence": ["a"]}, "stop_sequence", "stop_sequences"),
+        (
+            ("/api/chat", CHAT[1]),
+            {"options": {"num_predicts": 2}},
+            "options.num_predicts",
+            "num_predict",
+        ),
+        (CHAT, {"min_tokens": 2}, "min_tokens", ""),
+        (CHAT, {"safety_identifier": "x"}, "safety_identifier", ""),
+    ],
+)
+def test_the_log_suggests_a_field_for_an_ignored_one(route, sent, place, meant, lenient):
+    """The request is served, and its header names the field as it was sent."""
+    path, base = route
+    place = place or "stream_options.include_usag"
+    agent = {"User-Agent": f"suggest/{place}{path}"}
+    done = lenient.http.post(path, json={"max_tokens": 2, **base, **sent}, headers=agent)
+    assert done.status_code == 200 and place in done.headers["x-mlx-llama-noted"].split(", ")
+    wanted = f", {agent['User-Agent']}: "
+    lenient.wait(lambda: wanted in lenient.text())
+    [line] = [line for line in lenient.text().splitlines() if wanted in line]
+    hint = f" (did you mean {meant}?)" if meant else ""
+    assert f"{place}{hint}" in line and line.count("did you mean") == bool(meant)
 
 
 def test_a_strict_server_translates_and_refuses_what_would_be_ignored(guide):
@@ -368,3 +435,93 @@ def test_schemas_of_ordinary_types_are_relaxed_and_noted(lenient):
             relaxed = done.headers["x-mlx-llama-noted"]
             assert relaxed == "schema: format, oneOf, pattern, uniqueItems", done.text
             assert done.json()["choices"][0]["message"]["content"].startswith("{")
+
+
+# Written in the style of tools of Model Context Protocol servers
+MCP = {
+    "list_issues": {
+        "labels": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "since": {"type": "string", "format": "iso-date"},
+        "page": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+        "perPage": {"type": "number", "minimum": 1, "maximum": 100},
+    },
+    "read_rows": {  # of a database, by numbers of Go and Rust
+        "offset": {"type": "integer", "format": "uint64", "minimum": 0, "maximum": 2**64 - 1},
+        "shift": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        "ratio": {"type": "number", "minimum": -3.4028234663852886e38},
+        "name": {"type": "string", "maxLength": 2**32},
+        "where": {
+            "type": "object",
+            "propertyNames": {"type": "string"},
+            "additionalProperties": {},
+        },
+    },
+    "send": {  # zod's unions and look-ahead
+        "to": {"oneOf": [{"type": "string"}, {"type": "string", "pattern": "^(?!bot)"}]},
+        "sets": {"type": "object", "propertyNames": {"format": "strange"}},
+    },
+}
+NOTED = {
+    "list_issues": "format, uniqueItems",
+    "read_rows": "maxLength, maximum, minimum",
+    "send": "format, oneOf, pattern, propertyNames",
+}
+
+
+@pytest.mark.parametrize("name", MCP)
+def test_forced_tools_are_relaxed_and_noted_as_schemas_are(name, lenient):
+    path, base = CHAT
+    parameters = {"type": "object", "properties": MCP[name], "required": [*MCP[name]][:1]}
+    tool = {"type": "function", "function": {"name": name, "parameters": parameters}}
+    forced = {"tools": [tool], "tool_choice": "required", "max_tokens": 3}
+    done = lenient.post(path, **{**base, **forced})
+    assert done.status_code == 200, done.text
+    assert f"tools: {NOTED[name]}" in done.headers["x-mlx-llama-noted"]
+    path, base = MESSAGES
+    tool = {"name": name, "input_schema": parameters}
+    done = lenient.post(path, **{**base, "tools": [tool], "tool_choice": {"type": "any"}})
+    assert done.status_code == 200, done.text
+    assert f"tools: {NOTED[name]}" in done.headers["x-mlx-llama-noted"]
+
+
+def test_refused_schemas_of_forced_tools_name_tool_and_property(lenient):
+    path, base = CHAT
+    fine = {"name": "fine", "parameters": {"type": "object", "properties": {"a": {}}}}
+    for part, reason in (
+        ({"$ref": "#/$defs/Gone"}, "does not exist"),
+        ({"type": "object", "properties": {"id": {"not": {}}}}, "not"),
+        ({"type": "integer", "minimum": 2**64}, f"minimum {2**64}"),
+        ({"type": "string", "pattern": "(a{1003}){991}"}, "counts"),
+        ({"allOf": [{"type": "integer"}, {"const": 2**60 + 1}]}, f"{2**60 + 1}"),
+    ):
+        bad = {"name": "bad_one", "parameters": {"type": "object", "properties": {"wrong": part}}}
+        tools = [{"type": "function", "function": function} for function in (fine, bad)]
+        done = lenient.post(path, **base, tools=tools, tool_choice="required")
+        message = done.json()["error"]["message"]
+        assert done.status_code == 400 and reason in message, done.text
+        assert "bad_one.wrong" in message and " at " not in message.split("expected")[0]
+
+
+@pytest.mark.parametrize("number", [175928847299117063, -(2**63), 2**64 - 1])
+def test_large_numbers_of_schemas_and_calls_are_exact(number, lenient):
+    path, base = CHAT
+    schema = {"type": "object", "properties": {"id": {"enum": [number]}}, "required": ["id"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    done = lenient.post(path, **{**base, "response_format": form, "max_tokens": 60})
+    assert json.loads(done.json()["choices"][0]["message"]["content"]) == {"id": number}
+    tool = {"type": "function", "function": {"name": "get", "parameters": schema}}
+    forced = {"tools": [tool], "tool_choice": "required", "max_tokens": 90}
+    done = lenient.post(path, **{**base, **forced})
+    (call,) = done.json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"id": number}
+
+
+def test_a_strict_server_refuses_forced_tools_that_would_be_relaxed(guide):
+    path, base = CHAT
+    parameters = {"type": "object", "properties": {"labels": MCP["list_issues"]["labels"]}}
+    tool = {"type": "function", "function": {"name": "list_issues", "parameters": parameters}}
+    done = guide.post(path, **base, tools=[tool], tool_choice="required")
+    assert done.status_code == 400
+    assert (
+        'list_issues.labels: Unimplemented keys: ["uniqueItems"]' in done.json()["error"]["message"]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 
 import pytest
 
@@ -13,10 +14,14 @@ QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 HOSTS = (
     "localhost:{port} 127.0.0.1 [::1]:{port} LOCALHOST 192.168.1.5 host.docker.internal:8080 "
-    "my-pc.local"
+    "my-pc.local localhost. localhost: [fe80::1%25eth0]:80 [::ffff:127.0.0.1]"
 ).split()
 FOREIGN = (
-    "evil.example local localhost.evil.example 127.0.0.1.evil.example evil@localhost"
+    "evil.example local localhost.evil.example 127.0.0.1.evil.example evil@localhost "
+    "localhost:x@evil localhost:80@evil localhost:80:80 localhost:-1 localhost:123456 "
+    "localhost/evil localhost,evil localhost;evil localhost#evil localhost%2eevil .local "
+    "evil..local evil@x.local localhost.. [::1 [::1]evil [::1]:x ::1 [127.0.0.1] [localhost] "
+    "[[::1]] 127.1 0x7f.0.0.1 2130706433 lo\u00e7alhost"
 ).split()
 
 
@@ -25,8 +30,20 @@ FOREIGN = (
 )
 def test_a_name_of_another_is_refused(host, status, guide):
     """DNS rebinding: a page's own name that suddenly points here."""
-    done = guide.http.get("/v1/models", headers={"Host": host.format(port=guide.port)})
+    sent = host.format(port=guide.port).encode("latin-1")
+    done = guide.http.get("/v1/models", headers={"Host": sent})
     assert done.status_code == status, done.text
+
+
+@pytest.mark.parametrize("path", ["/health", "/live", "/ready", "/metrics", "/v1/models"])
+def test_a_probe_over_http_1_0_names_no_host(path, guide):
+    """As HAProxy's and other checks; HTTP/1.1 demands the header (RFC 9112, 3.2)."""
+    for version, status in (("1.0", 200), ("1.1", 400)):
+        with socket.create_connection(("127.0.0.1", guide.port)) as sock:
+            sock.sendall(f"GET {path} HTTP/{version}\r\n\r\n".encode())
+            answer = http.client.HTTPResponse(sock)
+            answer.begin()
+            assert answer.status == status
 
 
 OTHERS = (
@@ -86,6 +103,34 @@ def test_an_allowed_origin(serve):
         assert server.http.get("/v1/models", headers={"Origin": origin}).status_code == 403
 
 
+def test_flags_of_llama_server_for_other_origins(serve):
+    """Its --cors-... flags, --tags, --verbose and its names of templates; a larger context."""
+    flags = "--cors-origins * --cors-methods GET,POST --cors-headers * --cors-credentials"
+    flags += " --tags chat,small --verbose --chat-template command-r --ctx-size 4096 --tools all"
+    server = serve(*flags.split())
+    origin = {"Origin": "https://web.mydomain.fr"}
+    asked = origin | {"Access-Control-Request-Method": "POST"}
+    preflight = server.http.options("/completions", headers=asked)
+    assert preflight.status_code == 200
+    for name, value in (
+        ("Origin", "https://web.mydomain.fr"),
+        ("Methods", "GET,POST"),
+        ("Headers", "*"),
+        ("Credentials", "true"),
+    ):
+        assert preflight.headers[f"access-control-allow-{name}"] == value
+    listed = server.http.get("/v1/models", headers=origin)
+    assert listed.headers["access-control-allow-credentials"] == "true"  # for the page to read
+    [model] = listed.json()["data"]
+    assert model["tags"] == ["chat", "small"] and model["meta"]["n_ctx"] == 512
+    shown = server.ask("/v1/chat/completions", **QUESTION)["__verbose"]["prompt"]
+    assert shown.endswith("hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>")
+    hidden = server.ask("/v1/chat/completions", **QUESTION, verbose=False)
+    assert "__verbose" not in hidden
+    log = server.text()
+    assert "(--tools is not needed: " in log and "the context has 512)" in log
+
+
 def test_programs_of_this_machine_written_as_pages_are_served_with_a_key(serve, guide):
     server = serve("--api-key", "key")
     for origin in (
@@ -104,7 +149,7 @@ def test_keys(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# two keys\nfirst-key\n\nsecond-key\n")
     server = serve("--api-key-file", keys, MLX_LLAMA_API_KEY="third-key")
-    for path in ("/health", "/live", "/ready", "/", "/page/app.js"):
+    for path in ("/health", "/live", "/ready", "/", "/page/app.js", "/sw.js"):
         assert server.http.get(path).status_code == 200, path
     for path in (
         "/v1/models /metrics /props /slots /openapi.json /docs /v1/loading/progress /page"

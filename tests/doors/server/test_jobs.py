@@ -139,6 +139,13 @@ def test_an_ended_job_does_not_keep_the_model(inside, toy):
     assert '"tokens_out":3' in server.http.get(job["sse_url"]).text  # the events are kept
 
 
+def test_an_ended_job_is_forgotten_in_time_though_no_other_comes(inside, toy):
+    server = inside(lambda: load(toy, backend="cpu"), job_seconds=0.2).ready()
+    job = server.post("/v1/jobs", prompt="hello", max_tokens=3).json()
+    server.wait(lambda: server.http.get(job["sse_url"]).status_code == 404, 20)
+    assert "it ended more than 0.2 s ago" in server.http.get(job["sse_url"]).text
+
+
 def test_the_log_has_the_receipt_of_a_job_when_it_ends(serve):
     server = serve("--log-prompts")
     job = server.post("/v1/jobs", prompt="a-secret-word", max_tokens=3)

@@ -362,3 +362,12 @@ def test_aliases(roomy, inside):
         done = server.post(CHAT, messages=QUESTION, model=model, max_tokens=2)
         assert done.json()["model"] == answered
         assert ("model" in done.headers.get("x-mlx-llama-noted", "")) == (model == "other")
+
+
+def test_an_echo_of_exactly_the_context_is_served(complete, guide, llm):
+    """With max_tokens 0 there is no answer that needs room, as for lm-eval's rolling windows."""
+    ids = [1 + i % 300 for i in range(llm.engine.context)]
+    done = complete(prompt=ids, max_tokens=0, logprobs=0, echo=True).choices[0]
+    assert done.finish_reason == "length" and len(done.logprobs.tokens) == len(ids)
+    for more in ({"prompt": ids, "max_tokens": 1}, {"prompt": [*ids, 5], "max_tokens": 0}):
+        assert guide.refuse("/v1/completions", **more) == ["prompt"]

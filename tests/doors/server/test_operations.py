@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import httpx
+import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -207,18 +211,33 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside, llm):
     assert ask("/v1/responses", input="Who are you?", text={"format": text}) not in words
 
 
-def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_running_requests_end_and_refuses_new_ones(number, tmp_path, roomy):
     with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(1) as pool:
         asked = {"prompt": "hello", "max_tokens": 1500, "stream": True}
         running = pool.submit(fetch, server, "POST", ROUTE, **asked)
         server.wait(lambda: server.metric("rows_running") == 1)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         time.sleep(0.3)
+        if number == signal.SIGHUP:  # of the shell and of the terminal
+            server.process.send_signal(number)
         with contextlib.suppress(httpx.HTTPError):  # a kept connection may still answer
             assert server.http.get("/ready").status_code == 503
         text = running.result()[1]
         assert text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text
-        server.process.wait(20)
+        assert server.process.wait(20) == -number  # as a shell and a supervisor expect
+
+
+def test_a_hangup_is_ignored_under_nohup(tmp_path, toy):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the child inherits it
+    try:
+        server = Live(tmp_path / "log", "--model", toy)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with server:
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert server.http.get("/ready").status_code == 200
 
 
 def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
@@ -307,3 +326,37 @@ def test_https(tmp_path):
         with httpx.Client(verify=context, trust_env=False) as client:
             live = client.get(f"https://localhost:{server.port}/live")
             assert live.json() == {"status": "ok"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot truncate a mapped file")
+@pytest.mark.parametrize("change", ["truncated", "overwritten"])
+def test_a_model_file_that_changes_is_told_and_ends_no_server(change, tmp_path, roomy):
+    weights = shutil.copytree(roomy, tmp_path / "m") / "model.safetensors"
+    with Live(tmp_path / "log", "--model", tmp_path / "m") as server, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(fetch, server, "POST", ROUTE, **LONG, stream=True)
+        server.wait(lambda: server.metric("rows_running") == 1)
+        if change == "truncated":
+            os.truncate(weights, 0)
+        else:
+            with open(weights, "r+b") as file:
+                file.seek(-4, os.SEEK_END)
+                file.write(b"nan.")
+        text = running.result()[1]  # ends within a second
+        message = "the model's file changed: model.safetensors was "
+        assert message in text and "[DONE]" not in text.split(message)[0]
+        for path, body in (
+            (ROUTE, {"prompt": "hi"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+            ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
+            ("/v1/responses", {"input": "hi"}),
+            ("/api/chat", {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
+            ("/tokenize", {"content": "hi"}),
+        ):
+            done = server.post(path, **body)
+            assert done.status_code == 503 and message in done.text, done.text
+            assert str(tmp_path) not in done.text
+        with pytest.raises(openai.InternalServerError, match="model's file changed") as caught:
+            server.chat()
+        assert caught.value.status_code == 503
+        assert server.http.get("/health").status_code == 503
+        assert server.http.get("/live").status_code == 200

@@ -12,7 +12,9 @@ import os
 import re
 import shutil
 import time
+from html import escape
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,6 +27,7 @@ from selenium.common.exceptions import (  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
+from mlx_llama.server import formulas  # noqa: E402
 from mlx_llama.server.page import render_markdown  # noqa: E402
 
 from .conftest import QUESTION  # noqa: E402
@@ -476,6 +479,19 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     assert "cut at the limit" in page.find(".note").text
 
 
+def test_an_answer_that_repeats_itself_is_ended_and_goes_on(page):
+    page.find("#open-settings").click()
+    assert page.find("[name=repetition_limit]").get_attribute("placeholder") == "200"
+    page.find("[name=logit_bias]").send_keys('{"300": 99}')
+    page.find("#settings-close").click()
+    page.ask("Who are you?")
+    note = page.find(".note").text
+    assert "200 tokens" in note and "ended because it repeats itself: Continue goes on" in note
+    [text] = page.answers
+    page.press("Continue this answer")
+    page.wait(lambda: len(page.answers[0]) > len(text) and page.all(".note"))
+
+
 def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     page.ask("Who are you?")
     page.find("#export").click()
@@ -746,6 +762,26 @@ def test_rendering_hostile_markdown_ends():
         assert render_markdown(text)
     for text in ("```c\n" + '"' * 40_000, "```python\n" + "'" * 30_000):
         assert render_markdown(text)
+
+
+@pytest.mark.parametrize(
+    "part", ["so $x_{%d}$, ", "$$\nx_{%d}\n$$\n\n", "[%d", "|a|\n|-|\n|$x$|%d\n\n"]
+)
+def test_a_text_with_too_much_markup_is_shown_as_it_is(part, monkeypatch):
+    """A formula takes half a millisecond: no more than a bounded number is written."""
+    written = Mock(side_effect=formulas.write_formula)
+    monkeypatch.setattr(formulas, "write_formula", written)
+    monkeypatch.setattr(formulas, "MOST_STEPS", 2000)
+    few, many = ("".join(part.replace("%d", str(i)) for i in range(n)) for n in (50, 2000))
+    assert not render_markdown(few).startswith("<pre") and written.call_count <= 50
+    written.reset_mock()
+    assert render_markdown(many) == f'<pre class="long">{escape(many)}</pre>\n'
+    assert written.call_count == 0
+
+
+def test_a_very_long_text_is_shown_as_it_is():
+    text = "*a* <b>\n" * 30_000
+    assert render_markdown(text) == f'<pre class="long">{escape(text)}</pre>\n'
 
 
 def test_a_thought_is_folded_and_can_be_turned_off(tmp_path, browse):

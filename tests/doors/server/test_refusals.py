@@ -27,9 +27,9 @@ def test_every_fault_is_reported_with_field_constraint_and_value(guide):
     assert done.status_code == 400
     places = {"messages[0].role", "messages[0].content", "messages[1]"}
     assert set(faults) == places | (set(body) - {"messages"})
-    message = "max_tokens: must be >= 0"
+    message = "max_tokens: must be >= -1"
     assert faults["max_tokens"] == dict(
-        field="max_tokens", constraint=">= 0", message=message, value=-2
+        field="max_tokens", constraint=">= -1", message=message, value=-2
     )
     assert faults["top_p"]["constraint"] == "<= 1.0" and "as sent" in faults["seed"]["message"]
     assert faults["messages[0].content"]["constraint"] == "string or array"
@@ -462,3 +462,25 @@ def test_anthropics_errors_have_the_code(guide):
     question = [{"role": "user", "content": "word " * 3000}]
     error = guide.post("/v1/messages", max_tokens=3, messages=question).json()["error"]
     assert error["code"] == "context_length_exceeded" and error["n_prompt_tokens"] > error["n_ctx"]
+
+
+DIGITS = "1234567890" * 20_000
+TALK = {"messages": [{"role": "user", "content": DIGITS}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", TALK),
+        ("/v1/completions", {"prompt": DIGITS}),
+        ("/v1/messages", TALK | {"model": "default", "max_tokens": 9}),
+        ("/v1/messages/count_tokens", TALK | {"model": "default"}),
+        ("/v1/responses/input_tokens", {"input": DIGITS}),
+        ("/tokenize", {"content": DIGITS}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(path, body, guide):
+    """Each digit is a token; "at least" tells that none was made."""
+    done = guide.post(path, **body)
+    message = done.json()["error"]["message"]
+    assert done.status_code == 400 and "the prompt has at least 20000" in message, done.text

@@ -139,3 +139,77 @@ def test_a_story_begins_with_its_hero_unless_it_was_begun(path, guide, llm):
     assert text == llm.generate(asked, max_tokens=20, temperature=0).text
     begun = [*asked, {"role": "assistant", "content": "The fox"}]
     assert not text_of(guide.ask(path, **ask_all(path, begun) | fields)).startswith("Once")
+
+
+ROUNDS = 12
+PAGE = "The page says that llamas hum, walk in herds and cross mountains in snow. " * 2
+
+
+def loop_of(path: str, first: int) -> list[dict]:
+    """A question whose answer called a tool many times, as each API writes it, from a round on."""
+    messages: list[dict] = [{"role": "user", "content": "What do llamas do?"}]
+    for i in range(first, ROUNDS):
+        arguments, name, result = {"page": i}, "read", f"{i}: {PAGE}"
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        called: list[dict] = {
+            "/v1/responses": [
+                {"type": "function_call", "call_id": f"c{i}", **function},
+                {"type": "function_call_output", "call_id": f"c{i}", "output": result},
+            ],
+            "/v1/messages": [
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool_use", "id": f"c{i}", "name": name, "input": arguments}
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": f"c{i}", "content": result}],
+                },
+            ],
+        }.get(
+            path,
+            [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": f"c{i}", "type": "function", "function": function}],
+                },
+                {"role": "tool", "tool_call_id": f"c{i}", "content": result},
+            ],
+        )
+        messages += called
+    return messages
+
+
+@pytest.mark.parametrize("before", (0, 2))
+@pytest.mark.parametrize("path", PATHS)
+def test_the_oldest_rounds_of_a_long_loop_of_calls_are_dropped(path, before, guide, talk):
+    """Whole calls with their results, after the turns before the question."""
+    earlier = [talk[0], *talk[1 : 1 + before]]
+    body = ask_all(path, [*earlier, *loop_of(path, 0)])
+    assert guide.post(path, **body).status_code == 400
+    done = guide.post(path, **body | {"truncation": "auto"})
+    assert done.status_code == 200, done.text
+    dropped = int(done.headers["x-mlx-llama-noted"].split()[1]) - before
+    assert dropped % 2 == 0 and 0 < dropped < 2 * ROUNDS
+    kept = ask_all(path, [talk[0], *loop_of(path, dropped // 2)])
+    again = guide.post(path, **kept)
+    assert again.status_code == 200 and "x-mlx-llama-noted" not in again.headers
+    assert text_of(done.json()) == text_of(again.json())
+    assert count_prompt(done.json()) == count_prompt(again.json()) > 128
+
+
+def count_prompt(answer: dict) -> int:
+    """The number of tokens of the prompt, in any API."""
+    usage = answer.get("usage", answer)
+    names = "prompt_tokens input_tokens cache_read_input_tokens prompt_eval_count".split()
+    return sum(usage.get(name, 0) for name in names)
+
+
+def test_a_round_that_does_not_fit_alone_is_refused_with_its_length(guide, talk):
+    messages = [*talk, *loop_of(PATHS[0], 0)]
+    messages[-1] = messages[-1] | {"content": PAGE * 40}
+    done = guide.post(PATHS[0], **ask_all(PATHS[0], messages, truncation="auto"))
+    assert done.status_code == 400 and done.json()["error"]["n_prompt_tokens"] > 512

@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mlx_llama.core.text.json_schema import follow
+
 from .calls import write_arguments
 
 _DEPTH = 16  # of nested references and alternatives
@@ -17,18 +19,6 @@ _TYPES = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
     list: "array", dict: "object",
 }  # fmt: skip
-
-
-def follow(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow references; returns {} for `true` and broken ones. root: has the definitions."""
-    for _ in range(_DEPTH):
-        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
-            break
-        target: Any = root
-        for part in schema["$ref"].removeprefix("#").split("/")[1:]:
-            target = target.get(part) if isinstance(target, Mapping) else None
-        schema = target
-    return schema if isinstance(schema, Mapping) else {}
 
 
 def resolve_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:

@@ -116,7 +116,7 @@ class ToolFormat(ABC):
             *self.rules(tools, mark, many),
         ]
         if answer is not None:
-            rules.append(f"answer: %json {json.dumps({**answer, 'x-guidance': JSON_OPTIONS})}")
+            rules.append(f"answer: {spell_json(answer)}")
         return "\n".join(rules)
 
     def rules(self, tools: Sequence[Tool], mark: Spell, many: bool) -> list[str]:
@@ -124,8 +124,8 @@ class ToolFormat(ABC):
         calls, rules = list[str](), [f"calls: {self.spell_calls(mark, many)}"]
         for number, tool in enumerate(tools):
             schema: dict[str, Any] = {"additionalProperties": False, **tool.parameters}
-            schema |= {"type": "object", "x-guidance": JSON_OPTIONS}
-            rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
+            rule = spell_json({**schema, "type": "object"}, tool.name)
+            rules.append(f"arguments_{number}: {rule}")
             calls.append(self.spell_call(tool.name, f"arguments_{number}", mark))
         return [*rules, "call: " + "\n    | ".join(calls)]
 
@@ -142,6 +142,12 @@ class ToolFormat(ABC):
         gap = quote(self.gap)
         call = f"{mark(self.opens)} {gap} call {gap} {mark(self.closes)}"
         return f'{call} ("\\n" {call})*' if many else call
+
+
+def spell_json(schema: Mapping[str, Any], place: str = "") -> str:
+    """A JSON schema as a Lark grammar spells it. place: tool and parameter, for errors."""
+    note = {"$comment": place} if place else {}
+    return f"%json {json.dumps({**schema, **note, 'x-guidance': JSON_OPTIONS})}"
 
 
 def quote(text: str) -> str:

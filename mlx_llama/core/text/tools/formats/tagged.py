@@ -12,11 +12,12 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mlx_llama.core.text.tools.argument_types import follow, resolve_types, write_value
+from mlx_llama.core.text.json_schema import DEFINITIONS, follow
+from mlx_llama.core.text.tools.argument_types import resolve_types, write_value
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
 
-from .base import JSON_OPTIONS, Spell, ToolFormat, quote
+from .base import Spell, ToolFormat, quote, spell_json
 
 _STRING = frozenset(["string"])
 _NAME = re.compile(r"[\w.:/@-]+", re.ASCII)
@@ -110,20 +111,21 @@ class Tagged(ToolFormat):
             required = tool.parameters.get("required") or ()
             for at, (key, schema) in enumerate(_properties(tool).items()):
                 value = f"value_{number}_{at}"
-                rule, end = self._spell_value(schema, tool.parameters)
+                rule, end = self._spell_value(schema, tool.parameters, f"{tool.name}.{key}")
                 rules.append(f"{value}: {rule}")
                 part = f"{quote(key.join(self.key))} {value} {quote(end)}"
                 parts.append(part if key in required else f"({part})?")
             rules.append(" ".join([f"call_{number}:", *parts, quote(self.call[2])]))
         return rules
 
-    def _spell_value(self, schema: Any, root: dict[str, Any]) -> tuple[str, str]:
-        """The rule of a value, and the text behind it. Strings are free, but for their choices."""
+    def _spell_value(self, schema: Any, root: dict[str, Any], place: str) -> tuple[str, str]:
+        """The rule of a value, and the text behind it. Strings are free, but for their choices.
+        place: tool and parameter, for errors.
+        """
         schema, types = follow(schema, root), resolve_types(schema, root)
         if "string" not in types:
-            definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            rule = {**definitions, **schema, "x-guidance": JSON_OPTIONS}
-            return f"%json {json.dumps(rule)}", self.end
+            definitions = {key: root[key] for key in DEFINITIONS if key in root}
+            return spell_json({**definitions, **schema}, place), self.end
         choices = [schema["const"]] if "const" in schema else schema.get("enum", ())
         if choices:
             texts = (value if isinstance(value, str) else json.dumps(value) for value in choices)

@@ -1,0 +1,48 @@
+"""Notice that a loaded model's files are overwritten or truncated in place."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+
+from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.system.machine import FileMap
+
+from .tensor import Mapped
+
+LOOK_SECONDS = 1.0  # between two looks at the times of modification
+
+
+class FileWatch:
+    """The files of loaded tensors, some of which stay mapped.
+
+    A page beyond the end of a truncated file kills the process (SIGBUS) when it is touched, and an
+    overwritten one gives other weights. A file that another one replaces by its name is not noticed
+    and need not be: the mapped one stays as it was.
+    """
+
+    def __init__(self, *models: Mapping[str, Mapped]):
+        tensors: Iterable[Mapped] = (tensor for model in models for tensor in model.values())
+        maps = (mapped for tensor in tensors for mapped, _, _ in tensor.pages)
+        self._maps: list[FileMap] = list({id(mapped): mapped for mapped in maps}.values())
+        self._next, self._fault = 0.0, ""
+
+    def check(self) -> None:
+        """Raise CheckpointError from the first change on. Sizes are compared at each call, times of
+        modification once a second.
+        """
+        self._fault = self._fault or self._find_fault()
+        if self._fault:
+            raise CheckpointError(f"the model's file changed: {self._fault}: load the model again")
+
+    def _find_fault(self) -> str:
+        for mapped in self._maps:
+            if mapped.size() < len(mapped):
+                return f"{os.path.basename(mapped.path)} was truncated after it was loaded"
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + LOOK_SECONDS
+            for mapped in self._maps:
+                if mapped.is_overwritten():
+                    return f"{os.path.basename(mapped.path)} was overwritten after it was loaded"
+        return ""

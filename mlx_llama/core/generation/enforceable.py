@@ -1,0 +1,193 @@
+"""JSON schemas within the means of llguidance, which reads numbers as doubles and lacks keywords.
+
+`make_enforceable` rewrites a schema so that all that llguidance then allows is valid.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from mlx_llama.core.text.json_schema import NOTES, follow, rewrite_schema, walk_schema
+
+from .pattern_size import check_pattern
+
+_EXACT = 1 << 53  # doubles hold all integers up to it
+_LARGEST = (1 << 63) - 1024  # the largest double that is an integer of 64 bits
+_OPEN = 10**18  # llguidance needs the other bound as well from here on
+_PRACTICAL = 1e38  # a bound of a number from here on excludes nothing practical
+_COUNT = (1 << 32) - 1  # the largest count of characters, items or properties
+_LARGEST_STEP = ((1 << 32) - 10) // 10  # llguidance divides digit by digit in 32 bits
+_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
+_COUNTS = "minLength maxLength minItems maxItems minProperties maxProperties".split()
+_FORMATS = "date time date-time duration email hostname ipv4 ipv6 uuid uri".split()
+
+
+class SchemaFault(ValueError):
+    """A part of a schema cannot be enforced; the message begins with its place."""
+
+    def __init__(self, place: str, reason: str):
+        super().__init__(f"{place}: {reason}" if place else reason)
+
+
+def make_enforceable(schema: dict[str, Any], changed: set[str], place: str = "") -> dict[str, Any]:
+    """Rewrite a schema. Adds keywords to `changed` whose values are not enforced exactly: bounds
+    that are narrowed to numbers that doubles hold, or dropped because they exclude nothing
+    practical. place: of the schema, for errors. Raises SchemaFault.
+    """
+    steps: set[Decimal] = set()
+    for inner, part in walk_schema(schema, place):
+        _check_part(inner, part)
+        if _is_number(step := part.get("multipleOf")):
+            steps.add(Decimal(repr(step)).copy_abs())
+            _check_steps(inner, steps)
+    adapted = rewrite_schema(
+        schema,
+        lambda part: _adapt_bounds(_adapt_counts(_name_keys(part, schema), changed), changed),
+    )
+    return dict(adapted)
+
+
+def relax(schema: dict[str, Any], keywords: set[str]) -> dict[str, Any]:
+    """The schema without keywords that llguidance cannot enforce: unknown formats, uniqueItems,
+    propertyNames, look-around in patterns, the exclusion of oneOf. Adds their names to `keywords`.
+    """
+
+    def is_lost(name: str, value: Any) -> bool:
+        if not isinstance(value, str):
+            return (name == "uniqueItems" and value is True) or name == "propertyNames"
+        is_unknown = name == "format" and value not in _FORMATS
+        return is_unknown or (name == "pattern" and re.search(r"\(\?<?[=!]", value) is not None)
+
+    def relax_part(part: dict[str, Any]) -> dict[str, Any]:
+        lost = {name for name, value in part.items() if is_lost(name, value)}
+        keywords.update(lost, {"oneOf"} & part.keys())
+        kept = {name: value for name, value in part.items() if name not in lost}
+        return {"anyOf" if name == "oneOf" else name: value for name, value in kept.items()}
+
+    return dict(rewrite_schema(schema, relax_part))
+
+
+# Numbers and counts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_part(place: str, part: Mapping[str, Any]) -> None:
+    for name, side in _BOUNDS.items():
+        bound: Any = part.get(name)
+        if _is_number(bound) and bound * side > _LARGEST:
+            raise SchemaFault(
+                place, f"{name} {_show(bound)} is outside the enforced range of +-{_LARGEST}"
+            )
+    patterns = part.get("patternProperties")
+    for pattern in (part.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
+        try:
+            check_pattern(pattern if isinstance(pattern, str) else "")
+        except ValueError as error:
+            raise SchemaFault(place, str(error)) from None
+
+
+def _check_steps(place: str, steps: set[Decimal]) -> None:
+    """Check the values of multipleOf so far, of which allOf may join any."""
+    places = max(-int(step.as_tuple().exponent) for step in steps)
+    whole = [int(step.scaleb(max(0, places))) for step in steps]
+    if math.prod(whole) > _LARGEST_STEP:
+        shown = " and ".join(str(step)[:40] for step in sorted(steps))
+        raise SchemaFault(
+            place,
+            f"multipleOf {shown}: at most {_LARGEST_STEP} steps of the last digit are enforced",
+        )
+
+
+def _show(number: float) -> str:
+    text = json.dumps(number)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _adapt_bounds(part: dict[str, Any], changed: set[str]) -> dict[str, Any]:
+    """Replace bounds by numbers that are the same for llguidance, within the old ones."""
+    kinds = part.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    is_integer = "integer" in kinds and "number" not in kinds
+    bounds = {name: part[name] for name in _BOUNDS if _is_number(part.get(name))}
+    adapted: dict[str, Any] = {}
+    for name, bound in bounds.items():
+        side = _BOUNDS[name]
+        if abs(bound) <= _EXACT:
+            adapted[name] = bound
+        elif abs(bound) <= _LARGEST:
+            adapted[name] = _find_double(bound, side)
+        elif is_integer or abs(bound) < _PRACTICAL:
+            adapted[name] = -side * _LARGEST
+    for side, other in ((1, "maximum"), (-1, "minimum")):
+        is_high = any(adapted[name] * side >= _OPEN for name in adapted if _BOUNDS[name] == side)
+        if is_high and not any(_BOUNDS[name] == -side for name in adapted):
+            adapted[other] = side * _LARGEST
+    names = bounds.keys() | adapted.keys()
+    changed.update(name for name in names if bounds.get(name) != adapted.get(name))
+    kept = {name: value for name, value in part.items() if name not in bounds}
+    return {**kept, **adapted}
+
+
+def _find_double(bound: float, side: int) -> int:
+    """The integer on the allowed side of a large bound that is nearest to it, of those whose
+    double is exact and is printed with the same digits or with allowed ones.
+    """
+    exact, double = Decimal(repr(bound)), float(bound)
+    while (Decimal(double) - exact) * side < 0 or (Decimal(repr(double)) - exact) * side < 0:
+        double = math.nextafter(double, side * math.inf)
+    return int(double)
+
+
+def _adapt_counts(part: dict[str, Any], changed: set[str]) -> dict[str, Any]:
+    """Write counts as integers (10.0 is one in JSON); drop limits that no answer reaches."""
+    adapted = dict(part)
+    for name in _COUNTS:
+        count: Any = part.get(name)
+        if isinstance(count, float) and count.is_integer():
+            adapted[name] = count = int(count)
+        if name.startswith("max") and _is_number(count) and count > _COUNT:
+            del adapted[name]
+            changed.add(name)
+    return adapted
+
+
+# Names of properties
+
+
+def _name_keys(part: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """Express propertyNames by other keywords, as far as they can."""
+    if "propertyNames" not in part:
+        return part
+    rest = {name: value for name, value in part.items() if name != "propertyNames"}
+    names = part["propertyNames"]
+    names = {} if names is True else follow(names, root) if isinstance(names, dict) else None
+    if names is None or names.get("type", "string") != "string":
+        return part
+    rules = names.keys() - NOTES - {"type"}
+    if not rules:
+        return rest
+    properties, values = part.get("properties", {}), part.get("additionalProperties", True)
+    if "patternProperties" in part or not isinstance(properties, dict):
+        return part
+    if rules <= {"const", "enum"} and len(rules) == 1:
+        texts = [names["const"]] if "const" in names else names["enum"]
+        texts = [text for text in texts if isinstance(text, str)]
+        more = {} if values is False else dict.fromkeys(texts, values)
+        known = {key: value for key, value in properties.items() if key in texts}
+        return {**rest, "properties": {**known, **more, **known}, "additionalProperties": False}
+    pattern = names.get("pattern")
+    if rules <= {"minLength", "maxLength"}:
+        pattern = f"^(?s:.){{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    elif rules != {"pattern"}:
+        return part
+    if not isinstance(pattern, str) or properties or values is False:
+        return part
+    return {**rest, "patternProperties": {pattern: values}, "additionalProperties": False}
