@@ -96,6 +96,10 @@ class Scheduler:
             self.drafts = [
                 ModelDrafts(self.runtime, draft, drafts, row) for row in range(rows + kept)
             ]
+
+        def measure() -> int | None:
+            return self.runtime.free_memory(backend.device)
+
         self.rows = Rows(
             model.config,
             self.cache,
