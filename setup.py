@@ -1,4 +1,4 @@
-"""Put the pages that the guide quotes (mlx_llama/core/text/manual.py) into the wheel."""
+"""Put the pages that the guide quotes (mlx_llama/guide/manual.py) into the wheel."""
 
 from pathlib import Path
 

@@ -10,7 +10,6 @@ import numpy as np
 from mlx_llama.core.backends.defaults import bandwidth, primitives  # noqa: F401
 from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
-from mlx_llama.core.files.gguf_quantize import Search
 from mlx_llama.core.system import machine
 
 from .kernels import compilation
@@ -76,16 +75,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def free_memory(device: str) -> int | None:
     return machine.free_memory()
-
-
-def find_search() -> Search:
-    """The compiled searches of quantisers, or NumPy's without a compiler."""
-    target, _ = compilation.find_target()
-    if target is None:
-        return Search()
-    from .kernels.search import CompiledSearch
-
-    return CompiledSearch(target)
 
 
 def measure_kernels(

@@ -10,8 +10,8 @@ import numpy as np
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.logprobs import pack
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import BatchOptions, Kind, RowNumbers, rates_sampled
+from mlx_llama.core.options import GenerationOptions
 
 Bias = tuple[np.ndarray, np.ndarray]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks
-from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import BatchOptions
+from mlx_llama.core.options import GenerationOptions
 
 from . import runtime
 from .kernels import draw

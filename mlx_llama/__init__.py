@@ -21,6 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors
+    from .api.cache_file import Identity
+    from .api.llm import LLM, Prompt, load
+    from .api.session import Messages, Session, Stream
+    from .api.tool_use import Toolbox, ToolLoop, ToolStream
+    from .core.answers.completion import Completion, Token
+    from .core.answers.entries import Entry
+    from .core.answers.hooks import LogitsProcessor, OnPiece, OnProgress
+    from .core.answers.schema import Schema
     from .core.backends.load_options import LoadOptions
     from .core.backends.logprobs import TokenLogprobs
     from .core.engine.builder import RequestBuilder
@@ -41,21 +49,13 @@ if TYPE_CHECKING:
         TokenizerError,
         TraceError,
     )
-    from .core.generation.cache_file import Identity
-    from .core.generation.completion import Completion, Token
-    from .core.generation.entries import Entry
-    from .core.generation.guide import Guide
-    from .core.generation.hooks import LogitsProcessor, OnPiece, OnProgress
-    from .core.generation.llm import LLM, Prompt, load
-    from .core.generation.options import Defaults, GenerationOptions, Options, Resolved
-    from .core.generation.schema import Schema
-    from .core.generation.session import Messages, Session, Stream
-    from .core.generation.tool_use import Toolbox, ToolLoop, ToolStream
+    from .core.options import Defaults, GenerationOptions, Options, Resolved
     from .core.text.infill import Infill
     from .core.text.template import ChatTemplate
     from .core.text.thoughts import Thought
     from .core.text.tokenizer import Tokenizer
     from .core.text.tools import ToolCall, ToolDelta
+    from .guide.guide import Guide
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -65,13 +65,13 @@ _HOMES = {
     "core.errors": "LlamaError BackendError CheckpointError ConfigError ContextError "
     "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
-    "core.generation.cache_file": "Identity", "core.generation.completion": "Completion Token",
-    "core.generation.entries": "Entry", "core.generation.guide": "Guide",
-    "core.generation.hooks": "LogitsProcessor OnPiece OnProgress",
-    "core.generation.llm": "LLM Prompt load",
-    "core.generation.options": "Defaults GenerationOptions Options Resolved",
-    "core.generation.schema": "Schema", "core.generation.session": "Messages Session Stream",
-    "core.generation.tool_use": "Toolbox ToolLoop ToolStream", "core.text.infill": "Infill",
+    "api.cache_file": "Identity", "core.answers.completion": "Completion Token",
+    "core.answers.entries": "Entry", "guide.guide": "Guide",
+    "core.answers.hooks": "LogitsProcessor OnPiece OnProgress",
+    "api.llm": "LLM Prompt load",
+    "core.options": "Defaults GenerationOptions Options Resolved",
+    "core.answers.schema": "Schema", "api.session": "Messages Session Stream",
+    "api.tool_use": "Toolbox ToolLoop ToolStream", "core.text.infill": "Infill",
     "core.text.template": "ChatTemplate",
     "core.text.thoughts": "Thought", "core.text.tokenizer": "Tokenizer",
     "core.text.tools": "ToolCall ToolDelta",

@@ -19,7 +19,8 @@ COMMANDS = {
     "models": "list, fetch and remove models of the hub's cache",
     "parity": "check that the backends agree, and find where they differ",
 }
-HOMES = {"chat": "chat.repl"} | {name: f"{name}.command" for name in ("server", "bench", "parity")}
+PACKAGES = "server", "bench", "quantize", "doctor", "parity"
+HOMES = {"chat": "chat.repl"} | {name: f"{name}.command" for name in PACKAGES}
 # Names of ollama and llama.cpp
 _OTHER_NAMES = {"run": "chat", "list": "models", "pull": "models pull", "rm": "models rm"}
 _OTHER_NAMES |= {"convert": "quantize", "perplexity": "parity --perplexity"}

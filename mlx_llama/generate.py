@@ -18,15 +18,15 @@ from . import cli
 from .cli import flags
 from .cli.spelling import spell_flags
 from .core.errors import OptionsError
-from .core.generation.options import validate
+from .core.options import validate
 from .core.system.progress import moves_cursor
 from .core.text.controls import show_controls
 from .core.text.thoughts import Thought
 
 if TYPE_CHECKING:
+    from .api.jobs import Job
+    from .api.llm import LLM
     from .core.engine.request import Handle
-    from .core.generation.jobs import Job
-    from .core.generation.llm import LLM
 
 EXAMPLES = """
 -p "Which backends are there?"
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 def load(args: argparse.Namespace) -> LLM:
     """The model. Raises LlamaError."""
-    from .core.generation.llm import load_model
+    from .api.llm import load_model
 
     with cli.Bar("loading"):
         llm = load_model(flags.load_options(args))
@@ -122,7 +122,7 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
     source = "-" if args.prompt == "-" else args.file
     prompt = args.prompt if source is None else cli.read_text(source)
     if args.prompt_cache is not None:
-        from .core.generation.cache_file import check_folder
+        from .api.cache_file import check_folder
 
         check_folder(args.prompt_cache)
     llm = load(args)
@@ -180,7 +180,7 @@ def show_thought(text: str) -> None:
 
 def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
     """Run a file's prompts that have no result yet; returns 1 if a request failed."""
-    from .core.generation.jobs import QUEUED, Results, parse_jobs, run_jobs
+    from .api.jobs import QUEUED, Results, parse_jobs, run_jobs
     from .core.system import progress
 
     if args.output is None:

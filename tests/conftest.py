@@ -112,7 +112,7 @@ def llm(toy):
 def guide_q8(tmp_path_factory) -> Path:
     """The guide as a GGUF file of 8 bits per weight."""
     from mlx_llama.core.files.checkpoint import open_checkpoint
-    from mlx_llama.core.files.gguf_export import write_gguf
+    from mlx_llama.quantize.gguf_export import write_gguf
 
     return write_gguf(
         open_checkpoint(), tmp_path_factory.mktemp("guide") / "guide-q8_0.gguf", "Q8_0"

@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import replace
 
-from mlx_llama.core.generation.grammar import Rule
+from mlx_llama.core.answers.grammar import Rule
 
 SPECIALS = (
     "[TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [INST] "

@@ -128,7 +128,7 @@ def test_the_wheel_answers_in_an_empty_environment(python, outside):
     places = run(python, "-c", code, **outside)
     assert all(place.startswith(str(python.parents[1])) for place in places.splitlines())
     code = (
-        "from mlx_llama.core.text.manual import load_manual, write_pointers; "
+        "from mlx_llama.guide.manual import load_manual, write_pointers; "
         "matches = load_manual().find('externally-managed-environment'); "
         "print(write_pointers([match.passage for match in matches]))"
     )

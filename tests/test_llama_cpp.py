@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from making_gguf import llama_cpp_model
 
+from mlx_llama.core.answers.dry import Breakers, Dry
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.generation.dry import Breakers, Dry
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
+from mlx_llama.quantize.gguf_export import write_gguf
 
 llama_cpp = pytest.importorskip(
     "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'

@@ -276,8 +276,8 @@ def emit_object_code(for_target: Target, module: ir.Module) -> bytes:
 @functools.cache
 def _hash_sources() -> bytes:
     hashed = hashlib.sha256()
-    formats = map(Path(files.__file__).with_name, ("gguf_quantize.py", "quantized.py"))
-    for path in (*sorted(Path(__file__).parent.glob("*.py")), *formats):
+    formats = Path(files.__file__).with_name("quantized.py")
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), formats):
         hashed.update(path.name.encode() + b"\0" + path.read_bytes())
     return hashed.digest()
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import Kind, RowNumbers
+from mlx_llama.core.options import GenerationOptions
 
 from .. import runtime
 

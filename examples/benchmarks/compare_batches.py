@@ -49,7 +49,7 @@ class Ours:
         """Tokens per second of `rows` rows that decode `count` tokens each after prompts of
         `prompt`.
         """
-        from mlx_llama.core.generation.options import GenerationOptions
+        from mlx_llama.core.options import GenerationOptions
 
         vocabulary = self.model.config.vocab_size
         ids = prompt_tokens(rows * prompt, vocabulary)

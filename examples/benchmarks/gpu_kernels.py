@@ -147,7 +147,7 @@ def _noise_is_right() -> bool:
     from cuda_fallback.kernels.state import MAX_ROWS
     from cuda_fallback.sampling import SamplingBatch
     from mlx_llama.core.generation import rng
-    from mlx_llama.core.generation.options import resolve
+    from mlx_llama.core.options import resolve
 
     seed, position = 2**63 + 12345, 77
     batch = SamplingBatch([resolve({"temperature": 1.0, "seed": seed}).options])

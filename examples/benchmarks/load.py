@@ -160,7 +160,7 @@ class InProcess:
 
     def run(self, prompts: Sequence[str], tokens: int) -> list[Answer]:
         from mlx_llama.core.engine.request import Request
-        from mlx_llama.core.generation.options import resolve
+        from mlx_llama.core.options import resolve
 
         options = resolve(
             {

@@ -29,8 +29,8 @@ import random_weights
 from make_random_checkpoint import SHAPES, random_tensors
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import TYPES, write_gguf
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.quantize.gguf_export import TYPES, write_gguf
 
 PLAIN = ("F32", "F16", "BF16")
 QUANTISED = (

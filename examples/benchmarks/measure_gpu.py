@@ -443,9 +443,9 @@ class Ours(Program):
         self, model: Any, tokens: list[int], count: int, **asked: Any
     ) -> tuple[Any, Any, Clocked]:
         """(completion of `count` tokens, cache, clocks)."""
+        from mlx_llama.core import options
         from mlx_llama.core.engine.loop import Loop
         from mlx_llama.core.engine.request import Request
-        from mlx_llama.core.generation import options
 
         clocked = Clocked(self.backend, model)
         loop = Loop(clocked.backend, clocked, None, frozenset(), len(tokens) + count, max_rows=1)
@@ -482,7 +482,7 @@ class Ours(Program):
         return {"rate": completion.prompt_tps, "peak": self._peak(cache.nbytes)}
 
     def op_rows(self, depth: int, count: int, batch: int) -> dict[str, Any]:
-        from mlx_llama.core.proofs import decoding
+        from mlx_llama.core.backends import decoding
 
         cache = self.model.make_cache(depth + count + 4, batch)
         tokens = decoding.prefill(
@@ -503,7 +503,7 @@ class Ours(Program):
         """Primitives in MLX's graph of one step."""
         import mlx.core as mx
 
-        from mlx_llama.core.proofs.decoding import GREEDY
+        from mlx_llama.core.backends.decoding import GREEDY
 
         draw, cache = self.backend.sampling_batch([GREEDY]), self.model.make_cache(64)
         token = self.model.step(np.array([[1, 2, 3]], np.int32), 0, cache, draw)
@@ -588,7 +588,7 @@ def serve_processes(folder: str, name: str, device: str, count: str) -> None:
     from mlx_llama.core.engine.loop import Loop
     from mlx_llama.core.engine.request import Request
     from mlx_llama.core.files.checkpoint import open_checkpoint
-    from mlx_llama.core.generation.options import resolve
+    from mlx_llama.core.options import resolve
 
     backend, checkpoint, answer = select(name, device), open_checkpoint(folder), {}
     options = resolve({"temperature": 0.0, "max_tokens": int(count), "seed": 0})

@@ -29,9 +29,9 @@ import numpy as np
 
 import mlx_llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import TYPES, write_gguf
-from mlx_llama.core.files.importance import Importance, read_importance
-from mlx_llama.core.files.quantize import FLOAT_MODES, write_mlx
+from mlx_llama.quantize.gguf_export import TYPES, write_gguf
+from mlx_llama.quantize.importance import Importance, read_importance
+from mlx_llama.quantize.mlx_folder import FLOAT_MODES, write_mlx
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = {

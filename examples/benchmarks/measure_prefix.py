@@ -19,9 +19,9 @@ import numpy as np
 import psutil
 
 from mlx_llama import load
+from mlx_llama.core import options
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.generation import options
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from mlx_llama.core.backends.positions import CallView, Positions
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 
 STOPS = ("\n\nQuestion:", "###", "</answer>")
 PROMPT = 8

@@ -97,8 +97,8 @@ class Engined(Decoding):
 
     def _run(self, loop: Any, tokens: list[int], count: int, ahead: int = 0) -> Any:
         """The completion after `count` tokens of an answer limited to `count` + `ahead`."""
+        from mlx_llama.core import options
         from mlx_llama.core.engine.request import Request
-        from mlx_llama.core.generation import options
 
         resolved = options.resolve(
             {"max_tokens": count + ahead, "temperature": 0.0, "prefill_step_size": CHUNK}

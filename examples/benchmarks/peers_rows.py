@@ -32,7 +32,7 @@ class OursRows(Decoding):
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
         from mlx_llama.core.backends.selection import select
         from mlx_llama.core.files.checkpoint import open_checkpoint
-        from mlx_llama.core.generation.options import resolve
+        from mlx_llama.core.options import resolve
 
         device, compile, self.rows = setting
         self.backend = select("mlx", device)

@@ -936,8 +936,8 @@ def read_questions(folder: Path, backend: str) -> None:
     import numpy as np
 
     from mlx_llama import load
-    from mlx_llama.core.text.manual import LIKELIEST, QUESTIONS, ROOTS
-    from mlx_llama.core.text.questions import Questions
+    from mlx_llama.guide.manual import LIKELIEST, QUESTIONS, ROOTS
+    from mlx_llama.guide.questions import Questions
 
     guide = load(folder, backend=backend).guide
     lines = []

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from mlx_llama.core import options
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.generation import options
 
 from .measure import Loaded, random_tokens
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from mlx_llama.core.backends.decoding import decode, prefill
 from mlx_llama.core.backends.profile import ATTENTION, Profile
-from mlx_llama.core.proofs.decoding import decode, prefill
 
 from .measure import Advance, Case, Loaded, random_tokens
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_llama import cli
+from mlx_llama.api.cache_file import cache_path
+from mlx_llama.api.session import Session, Stream
+from mlx_llama.api.session_file import FORMAT
 from mlx_llama.cli.spelling import spell_flags
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
-from mlx_llama.core.generation.cache_file import cache_path
-from mlx_llama.core.generation.options import ALIASES, ENDLESS, FIELDS
-from mlx_llama.core.generation.session import Session, Stream
-from mlx_llama.core.generation.session_file import FORMAT
+from mlx_llama.core.options import ALIASES, ENDLESS, FIELDS
 from mlx_llama.core.text.thoughts import find_thoughts
 
 KEYS = """\

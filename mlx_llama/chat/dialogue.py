@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_llama import cli
+from mlx_llama.api.session import Session, Stream
+from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.session import Session, Stream
 from mlx_llama.core.text.thoughts import Thought
 
 from . import commands
 from .view import Plain, View
 
 if TYPE_CHECKING:
-    from mlx_llama.core.generation.llm import LLM
+    from mlx_llama.api.llm import LLM
 
 PROGRESS_SECONDS = 0.25  # between updates of a prompt's progress
 

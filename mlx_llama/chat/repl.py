@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_llama import cli
 from mlx_llama.cli import flags
-from mlx_llama.core.generation.options import validate
+from mlx_llama.core.options import validate
 
 from .view import Plain
 
 if TYPE_CHECKING:
-    from mlx_llama.core.generation.llm import LLM
+    from mlx_llama.api.llm import LLM
 
     from .dialogue import Chat
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     options = flags.generation_options(args)
     validate(options)  # before loading the model
 
-    from mlx_llama.core.generation.llm import load_model
+    from mlx_llama.api.llm import load_model
 
     from .dialogue import Chat, describe_model
 
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
         return load(model=name, revision=None, template=None, draft_model=None, adapters=None)
 
     if args.prompt_cache is not None:
-        from mlx_llama.core.generation.cache_file import check_folder
+        from mlx_llama.api.cache_file import check_folder
 
         check_folder(args.prompt_cache)
     llm = load()
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 def _save_cache(chat: Chat, path: str) -> None:
     """Save the keys and values, unless /model chose a model that these flags would not load."""
-    from mlx_llama.core.generation.cache_file import write_cache
+    from mlx_llama.api.cache_file import write_cache
 
     session = chat.session
     if chat.has_switched or session.identify_cache is None:

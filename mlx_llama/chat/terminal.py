@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mlx_llama import cli
-from mlx_llama.core.generation.options import FIELDS
+from mlx_llama.core.options import FIELDS
 from mlx_llama.core.text.controls import show_controls
 
 from .commands import COMMANDS, Leave, option_name, option_value

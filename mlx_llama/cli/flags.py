@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from mlx_llama import __version__
+from mlx_llama.core.answers.schema import MAX_CHARACTERS
 from mlx_llama.core.backends.load_options import TABLE, LoadOptions
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.options import FIELDS, MAX_GRAMMAR
-from mlx_llama.core.generation.schema import MAX_CHARACTERS
+from mlx_llama.core.options import FIELDS, MAX_GRAMMAR
 
 from .running import say
 from .spelling import FLAGS, flag_of

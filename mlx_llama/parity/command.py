@@ -13,7 +13,7 @@ from pathlib import Path
 from mlx_llama.cli import flags
 from mlx_llama.core.backends.load_options import full_dtype
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.proofs.batches import SIZES
+from mlx_llama.parity.batches import SIZES
 
 from .job import TOKENS, Job
 from .modes import MODES, WINDOW

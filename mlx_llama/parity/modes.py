@@ -15,9 +15,9 @@ from mlx_llama.cli.spelling import spell_options
 from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
-from mlx_llama.core.proofs import batches, cache_ways, parity, trace
-from mlx_llama.core.proofs.differences import is_tie
-from mlx_llama.core.proofs.perplexity import measure_perplexity
+from mlx_llama.parity import batches, cache_ways, probes as parity, trace
+from mlx_llama.parity.differences import is_tie
+from mlx_llama.parity.perplexity import measure_perplexity
 
 from . import report
 from .job import Job

@@ -12,7 +12,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 
 
 class TransformersReference:
-    """transformers' model at float32 on the CPU, with the functions of core.proofs.parity."""
+    """transformers' model at float32 on the CPU, with the functions of parity.probes."""
 
     def __init__(self, checkpoint: Checkpoint):
         """Raises BackendError if transformers is not installed or cannot read the checkpoint."""

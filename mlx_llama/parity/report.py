@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.proofs.differences import TOP, Difference
-from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
 from mlx_llama.core.system.files import write_file, writing
+from mlx_llama.parity.differences import TOP, Difference
+from mlx_llama.parity.probes import IN_LAYER, LAST, Report
 
 from .job import Job
 

@@ -18,6 +18,12 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
+from mlx_llama.api.llm import LLM
+from mlx_llama.api.tool_use import Conversation, Toolbox, ToolPrompt
+from mlx_llama.api.turns import fit_turns
+from mlx_llama.core.answers.completion import Completion, Token
+from mlx_llama.core.answers.grammar import Rule
+from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.engine.builder import PromptTooLong
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import (
@@ -29,13 +35,7 @@ from mlx_llama.core.errors import (
     plain,
 )
 from mlx_llama.core.files.adapters import BASE
-from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.grammar import Rule
-from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Resolved, validate
-from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.tool_use import Conversation, Toolbox, ToolPrompt
-from mlx_llama.core.generation.turns import fit_turns
+from mlx_llama.core.options import FIELDS, GenerationOptions, Resolved, validate
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts

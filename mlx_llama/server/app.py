@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama import __version__
-from mlx_llama.core.generation.llm import LLM
+from mlx_llama.api.llm import LLM
 
 from . import (
     anthropic,

@@ -16,12 +16,12 @@ from mlx_llama.cli import flags
 from mlx_llama.cli.flags import parse_number
 from mlx_llama.core.backends.load_options import parse_memory, parse_rows
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.options import validate
+from mlx_llama.core.options import validate
 
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from mlx_llama.core.generation.llm import LLM
+    from mlx_llama.api.llm import LLM
 
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> int:
         level=logging.WARNING if parsed.quiet else logging.INFO,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from mlx_llama.core.generation.llm import check_load, load_model
+    from mlx_llama.api.llm import check_load, load_model
 
     from .serving import bind_all, serve
 

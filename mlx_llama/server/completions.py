@@ -10,10 +10,10 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlx_llama.api.llm import LLM
+from mlx_llama.core.answers.completion import Token
+from mlx_llama.core.answers.entries import Entry, pair_prompt
 from mlx_llama.core.backends.logprobs import TokenLogprobs
-from mlx_llama.core.generation.completion import Token
-from mlx_llama.core.generation.entries import Entry, pair_prompt
-from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.text.infill import Infill
 
 from .answers import Ask

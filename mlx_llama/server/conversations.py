@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from mlx_llama.core.generation.options import FIELDS
-from mlx_llama.core.generation.schema import Schema
+from mlx_llama.core.answers.schema import Schema
+from mlx_llama.core.options import FIELDS
 
 from .answers import Ask
 from .faults import MEDIA, Fault, bad_field, fault_of

@@ -16,9 +16,9 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.requests import ClientDisconnect, Request
 
+from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.files.adapters import MOST_ADAPTERS
-from mlx_llama.core.generation.options import FIELDS, MAX_LOGPROBS, GenerationOptions
-from mlx_llama.core.generation.schema import Schema
+from mlx_llama.core.options import FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.text.surrogates import replace_surrogates
 
 from .faults import (

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Literal
 
+from mlx_llama.api.llm import LLM
 from mlx_llama.core.errors import LlamaError, plain
-from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.system import machine, progress
 
 from .faults import Refusal, shutting_down, unavailable

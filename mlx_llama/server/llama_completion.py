@@ -10,9 +10,9 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.generation.completion import Token
-from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import ENDLESS, FIELDS
+from mlx_llama.api.llm import LLM
+from mlx_llama.core.answers.completion import Token
+from mlx_llama.core.options import ENDLESS, FIELDS
 from mlx_llama.core.text.infill import Infill
 
 from .completions import PromptObject, join_mixed, split_prompts

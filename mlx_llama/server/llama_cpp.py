@@ -11,11 +11,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlx_llama.api.cache_file import read_cache, write_cache
+from mlx_llama.api.llm import LLM
+from mlx_llama.core.answers.completion import Completion
+from mlx_llama.core.answers.thinking import has_switch
 from mlx_llama.core.files.card import read_examples
-from mlx_llama.core.generation.cache_file import read_cache, write_cache
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.thinking import has_switch
 
 from .answers import render_chat
 from .faults import Fault, Refusal, bad_field

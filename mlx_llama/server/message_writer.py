@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.answers.completion import Completion, Token
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama import __version__
-from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.answers.completion import Token
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.answers.completion import Token
 from mlx_llama.core.text.thoughts import Thought
 
 from .answers import Ask

@@ -16,8 +16,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlx_llama.api.session_file import parse_session
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.generation.session_file import parse_session
 
 from .answers import refuse
 from .faults import bad_field, not_found

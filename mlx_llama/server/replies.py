@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
+from mlx_llama.core.answers.completion import Completion, Token
 from mlx_llama.core.files.adapters import BASE
-from mlx_llama.core.generation.completion import Completion, Token
 
 from .answers import Answers, Ask, Desk, Failure, prepare, until_gone
 from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai

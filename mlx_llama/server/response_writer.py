@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.options import ENDLESS
+from mlx_llama.core.answers.completion import Completion, Token
+from mlx_llama.core.options import ENDLESS
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 

@@ -16,8 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from mlx_llama import cli
+from mlx_llama.api.llm import LLM
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.generation.llm import LLM
 
 from .app import make_app
 from .connections import Connection

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mlx_llama.api.llm import LLM
+from mlx_llama.api.tool_use import Toolbox
+from mlx_llama.core.answers.completion import Completion, Token
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import ToolCall, ToolDelta, ToolParser, find_format, read_tools
 

@@ -111,7 +111,7 @@ def measure_traffic(llm) -> list[int]:
     prompt.
     """
     from mlx_llama.core.backends import ranks
-    from mlx_llama.core.proofs.parity import greedy
+    from mlx_llama.parity.probes import greedy
 
     prompt, counts = llm.encode(FIRST), []
     for count in (4, 8):

@@ -11,7 +11,7 @@ from making import make_checkpoint
 from making_adapters import write_random
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 
 torch = pytest.importorskip("torch")
 

@@ -13,11 +13,11 @@ from making_adapters import mlx_logits, peft_logits, write_mlx, write_peft, writ
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from backends.conftest import in_chunks, relative_error
+from mlx_llama.core import options
 from mlx_llama.core.backends import ranks
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantize import write_mlx as quantize
-from mlx_llama.core.generation import options
+from mlx_llama.quantize.mlx_folder import write_mlx as quantize
 
 SIZES = dict(
     hidden_size=72,

@@ -18,8 +18,8 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.models import rope
+from mlx_llama.core.options import resolve
 
 
 @pytest.fixture(scope="module")

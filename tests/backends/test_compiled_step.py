@@ -17,10 +17,10 @@ from making_gguf import make_gguf
 
 from backends.conftest import EVERYTHING, relative_error, transformers_logits
 from mlx_llama import load
+from mlx_llama.core import options
 from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation import options
 
 mx = pytest.importorskip("mlx.core")
 

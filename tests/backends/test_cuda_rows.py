@@ -20,9 +20,9 @@ from mlx_llama.core.backends.positions import Span
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.options import resolve
 
 torch = pytest.importorskip("torch")
 

@@ -40,11 +40,11 @@ from mlx_llama.core.backends.selection import select
 from mlx_llama.core.backends.shards import take_share
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import ExpertsSpec
 from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 MIXTRAL = dict(architectures=["MixtralForCausalLM"], num_local_experts=6, num_experts_per_tok=2)
 TOKENS = np.random.default_rng(1).integers(3, 384, (3, 26)).astype(np.int32)

@@ -21,9 +21,9 @@ from cuda_fallback import facts as cuda
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.backends.selection import PACKAGES, import_file
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.proofs.doctor import diagnose
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.doctor.diagnose import diagnose
 from mlx_llama.mlx_native import facts as mlx
 
 

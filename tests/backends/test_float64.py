@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from backends.conftest import in_chunks, relative_error
 from backends.test_gpt_oss import FIELDS
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantized import GGUFWeight
+from mlx_llama.quantize.gguf_export import write_gguf
 
 MIXTRAL = dict(num_local_experts=4, num_experts_per_tok=2, hidden_size=64, intermediate_size=96)
 MIXTRAL |= dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=384)

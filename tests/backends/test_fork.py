@@ -198,7 +198,7 @@ def test_a_fork_while_a_session_answers_and_after_a_file_was_written(run):
         """
 import tempfile
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.quantize.gguf_export import write_gguf
 
 llm, begun, leave = load(), threading.Event(), threading.Event()
 chat = llm.chat(max_tokens=8, temperature=0)

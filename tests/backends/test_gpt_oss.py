@@ -24,10 +24,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from backends.conftest import mlx_lm_logits, relative_error
 from backends.test_architectures import GPT_OSS, GPT_OSS_YARN as YARN, SIZES, TOKENS, run
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.rope import inverse_frequencies
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 FIELDS = SIZES | GPT_OSS | dict(hidden_size=64, intermediate_size=96, rope_parameters=dict(YARN))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from machine import ALL, missing, open_backend
 
+from mlx_llama.core import options
 from mlx_llama.core.backends import interface
 from mlx_llama.core.backends.weights import BaseWeights
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation import options
 from mlx_llama.core.ops import Ops
 
 NAMES = ("mlx", "cpu", "cuda")

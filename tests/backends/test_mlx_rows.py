@@ -23,7 +23,7 @@ from backends.test_compiled_step import (
 from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 
 mx = pytest.importorskip("mlx.core")
 

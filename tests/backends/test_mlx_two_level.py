@@ -20,7 +20,7 @@ from making_gguf import HALVES, dequantise, make_gguf, random_blocks
 from backends.conftest import in_chunks, matrices_of, relative_rms
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 from mlx_llama.core.system.gpus import Gpus
 
 from .test_quantized import MIXED, SHAPE

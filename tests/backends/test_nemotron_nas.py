@@ -19,9 +19,9 @@ from backends.test_architectures import TOKENS, check_steps, llama_cpp_logits, r
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 # query heads for each key-value head, and the MLP's width; 0 for none
 LAYERS = ((0, 2.0), (4, 5.2), (2, 0), (0, 0), (8, 2.5), (1, 4.0), (0, 3.0))

@@ -16,8 +16,8 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 from backends import conftest
 from mlx_llama.core import llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.models.spec import ExpertsSpec
+from mlx_llama.core.options import resolve
 
 RNG = np.random.default_rng(5)
 B, H, G, D = 1, 4, 2, 16

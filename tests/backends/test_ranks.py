@@ -13,7 +13,7 @@ from making_gguf import make_gguf
 
 from backends.rank_cases import count_weights, load_case, run_cases
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 SIZES = {
     "vocab_size": 385,

@@ -22,7 +22,7 @@ from transformers import (
 from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 
 V = 1000
 

@@ -12,7 +12,7 @@ from making import config_fields, make_checkpoint, random_tensors
 
 from backends.evaluations import counted
 from mlx_llama import load
-from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.options import GenerationOptions
 
 REPETITIVE = [5, 6, 7, 8] * 10
 PROMPTS = [

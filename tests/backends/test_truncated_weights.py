@@ -24,8 +24,8 @@ import os, sys
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 what, model, weights, out = sys.argv[1:]
 checkpoint = open_checkpoint(model)

@@ -20,8 +20,8 @@ from backends.conftest import probes, relative_error
 from backends.test_mirror import members
 from mlx_llama.core.backends.selection import Backend, select
 from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
-from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.ops import Ops
+from mlx_llama.core.options import resolve
 
 torch = pytest.importorskip("torch")
 

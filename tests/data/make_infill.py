@@ -19,7 +19,7 @@ from making import make_checkpoint
 from making_gguf import make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.quantize.gguf_export import write_gguf
 
 CONTEXT = 4096
 QWEN = ("prefix", "suffix", "middle", "pad")

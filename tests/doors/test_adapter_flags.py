@@ -7,12 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from mlx_llama import generate, load, quantize
+from mlx_llama import generate, load
 from mlx_llama.bench import command as bench
 from mlx_llama.chat import repl as chat
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.parity import command as parity
+from mlx_llama.quantize import command as quantize
 
 BIASED = {"max_tokens": 8, "logit_bias": {1: -100, 2: -100}}
 FLAGS = "--backend cpu --ignore-chat-template -m 8 --logit-bias 1=-100 --logit-bias 2=-100 -p"

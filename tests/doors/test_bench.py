@@ -22,7 +22,7 @@ from mlx_llama.bench import (
 from mlx_llama.bench.measure import Case, Row, load, measure, measure_rows
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 
 pytestmark = pytest.mark.usefixtures("known_memory")
 

@@ -67,7 +67,7 @@ def test_a_batch_is_one_step_for_all_rows(runs_ahead):
 
 def test_rows_decode_what_they_decode_alone():
     """The tokens of a step are those of the rows' own texts, also where the step ran ahead."""
-    from mlx_llama.core.proofs.decoding import decode, prefill
+    from mlx_llama.core.backends.decoding import decode, prefill
 
     prompts = [[1, 2, 3], [4], [5, 6]]
 

@@ -12,12 +12,12 @@ from making import make_checkpoint
 from making_adapters import write_random
 
 from mlx_llama import generate
+from mlx_llama.api.session_file import read_session
 from mlx_llama.cli import flags
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
-from mlx_llama.core.generation.session_file import read_session
-from mlx_llama.core.proofs import trace
 from mlx_llama.core.text import template
+from mlx_llama.parity import trace
 from mlx_llama.server import command as server
 
 MESSAGES = [{"role": "user", "content": "Why?"}]

@@ -24,6 +24,7 @@ from rich.console import Console
 from scripting import Script, make_scripted_checkpoint
 
 from mlx_llama import generate, load
+from mlx_llama.api.session import Stream
 from mlx_llama.chat import (
     commands as chat_commands,
     dialogue,
@@ -32,10 +33,9 @@ from mlx_llama.chat import (
     view as chat_view,
 )
 from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
+from mlx_llama.core.answers.completion import Completion, Writer
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.generation.completion import Completion, Writer
-from mlx_llama.core.generation.session import Stream
 from mlx_llama.core.text.controls import show_controls
 
 PROMPT = ">>> "

@@ -12,9 +12,11 @@ from making import make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
 
 from doors.test_bad_input import DAMAGE, PROPORTIONAL, config
-from mlx_llama import doctor, generate, quantize
+from mlx_llama import generate
 from mlx_llama.chat import repl as chat
 from mlx_llama.core.system import machine
+from mlx_llama.doctor import command as doctor
+from mlx_llama.quantize import command as quantize
 
 
 @pytest.fixture

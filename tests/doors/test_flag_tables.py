@@ -14,7 +14,7 @@ from mlx_llama.cli import flags as flag_tables, running
 from mlx_llama.cli.spelling import flag_of
 from mlx_llama.core.backends.load_options import TABLE
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.options import FIELDS, resolve
+from mlx_llama.core.options import FIELDS, resolve
 
 
 def flags(*words: str) -> dict:

@@ -11,11 +11,12 @@ from core.engine.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
 from making import fail_at
 
 from mlx_llama import generate
+from mlx_llama.api import llm as loading
+from mlx_llama.core import options
 from mlx_llama.core.backends.load_options import LoadOptions, parse_rows
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.generation import llm as loading, options
 
 
 class ToyLLM:

@@ -16,13 +16,13 @@ from machine import device_of
 from mlx_llama import load
 from mlx_llama.chat.commands import CACHE_FLAG
 from mlx_llama.chat.dialogue import Chat
+from mlx_llama.core.answers.completion import UNSURE
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.families import FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
-from mlx_llama.core.generation.completion import UNSURE
-from mlx_llama.core.generation.story import DECLINE, begin_story
-from mlx_llama.core.text.manual import QUESTIONS, ROOTS
-from mlx_llama.core.text.questions import Questions
+from mlx_llama.guide.manual import QUESTIONS, ROOTS
+from mlx_llama.guide.questions import Questions
+from mlx_llama.guide.story import DECLINE, begin_story
 
 ROOT = Path(__file__).resolve().parents[2]
 # Greedy tokens are those of transformers. Sampled ones are from the NumPy path, and equal on all

@@ -17,9 +17,8 @@ from making import make_checkpoint
 from making_gguf import make_gguf
 from rows_toy import ToyBackend, ToyModel
 
-from mlx_llama.core.proofs import parity as core
-from mlx_llama.core.proofs.batches import STARTS
-from mlx_llama.parity import command as parity, report as parity_report
+from mlx_llama.parity import command as parity, probes as core, report as parity_report
+from mlx_llama.parity.batches import STARTS
 from mlx_llama.parity.job import STEPS, Job
 
 BACKENDS = [name for name in ("mlx", "cpu", "cuda") if name in to_run()]

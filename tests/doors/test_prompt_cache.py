@@ -13,11 +13,11 @@ from machine import device_of
 from rows_toy import CONFIG, ToyBackend, ToyModel
 
 from mlx_llama import generate, load
+from mlx_llama.api import llm as loading
+from mlx_llama.api.llm import LLM
 from mlx_llama.chat import repl as chat
 from mlx_llama.core.errors import SessionError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation import llm as loading
-from mlx_llama.core.generation.llm import LLM
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import pytest
 from machine import device_of
 from making import make_checkpoint
 
-from mlx_llama import generate, quantize
+from mlx_llama import generate
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.quantize import command as quantize
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ sys.exit(cli.run(quantize.main, {[str(toy), str(tmp_path / out), *arguments]!r})
 
 def test_loading_reports_every_byte(backend, tmp_path):
     """Every backend reports progress to the last byte."""
-    from mlx_llama.core.files.quantize import write_mlx
     from mlx_llama.core.system import progress
+    from mlx_llama.quantize.mlx_folder import write_mlx
 
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16")
     write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)

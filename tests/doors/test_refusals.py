@@ -6,11 +6,13 @@ import shlex
 
 import pytest
 
-from mlx_llama import doctor, generate, quantize
+from mlx_llama import generate
 from mlx_llama.bench import command as bench
 from mlx_llama.chat import repl as chat
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.doctor import command as doctor
 from mlx_llama.parity import command as parity
+from mlx_llama.quantize import command as quantize
 from mlx_llama.server import command as server
 
 MAINS = {"bench": bench.main, "chat": chat.main, "doctor": doctor.main, "generate": generate.main}

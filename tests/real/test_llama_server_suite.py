@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.quantize.gguf_export import write_gguf
 from real.checkpoints import FetchError, download, lock
 
 ARCHIVE = "llama_cpp_python-0.3.36.tar.gz"

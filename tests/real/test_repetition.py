@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlx_llama import load
-from mlx_llama.core.generation.repetition import REPETITION_LIMIT
+from mlx_llama.core.answers.repetition import REPETITION_LIMIT
 
 ENDLESS = [
     "List 40 countries with their capitals as a Markdown table.",

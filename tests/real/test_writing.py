@@ -8,8 +8,8 @@ from backends.conftest import relative_rms
 
 from mlx_llama import load
 from mlx_llama.core.files.checkpoint import merge_adapter, open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 from real.conftest import fetch, perplexity
 from real.golden import Judge, read_golden
 from real.texts import LOGITS, make_tokenizer_texts

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlx_llama.core.errors import BackendError, LlamaError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.launch import find_launch
 

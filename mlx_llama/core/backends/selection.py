@@ -15,8 +15,7 @@ from typing import Any
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.gguf_quantize import Search
-from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.gpus import has_gpu_driver
@@ -126,11 +125,6 @@ def _check_launcher(name: str, launched: str) -> None:
             f"`backend={name!r}`: {launcher[launched]} connects processes of the {launched} "
             f"backend: choose `backend={launched!r}`, or start with {launcher[name]}"
         )
-
-
-def find_search() -> Search:
-    """The compiled searches of quantisers to GGUF's types, or NumPy's."""
-    return import_file("cpu", "runtime").find_search()
 
 
 def _has_gpu(name: str) -> bool:

@@ -7,19 +7,19 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx_llama.core.answers.completion import Completion, Writer
+from mlx_llama.core.answers.dry import Breakers, Dry
+from mlx_llama.core.answers.grammar import Constraint, Grammars, Rule
+from mlx_llama.core.answers.stops import Stops
+from mlx_llama.core.answers.thinking import AnyConstraint, ThoughtConstraint
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.files.watch import FileWatch
-from mlx_llama.core.generation.completion import Completion, Writer
-from mlx_llama.core.generation.dry import Breakers, Dry
-from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
-from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import uses_dry
-from mlx_llama.core.generation.stops import Stops
-from mlx_llama.core.generation.thinking import AnyConstraint, ThoughtConstraint
 from mlx_llama.core.models import rope
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlx_llama.core.answers.completion import Writer
 from mlx_llama.core.backends.interface import Array, Cache, Model, Runtime, SamplingBatch
 from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.generation.completion import Writer
 
 from .rows import common_prefix
 

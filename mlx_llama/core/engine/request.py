@@ -11,14 +11,14 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mlx_llama.core.answers.completion import Completion, Writer
+from mlx_llama.core.answers.dry import Dry
+from mlx_llama.core.answers.grammar import Rule
+from mlx_llama.core.answers.hooks import Hooks
+from mlx_llama.core.answers.thinking import AnyConstraint, Thinking
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import NumericalError, SessionError
-from mlx_llama.core.generation.completion import Completion, Writer
-from mlx_llama.core.generation.dry import Dry
-from mlx_llama.core.generation.grammar import Rule
-from mlx_llama.core.generation.hooks import Hooks
-from mlx_llama.core.generation.options import GenerationOptions, Resolved
-from mlx_llama.core.generation.thinking import AnyConstraint, Thinking
+from mlx_llama.core.options import GenerationOptions, Resolved
 from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.thoughts import TextPieces, Thought
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from mlx_llama.core.answers.dry import write_columns
 from mlx_llama.core.backends.interface import Array, SamplingBatch
 from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.errors import CheckpointError, ContextError
-from mlx_llama.core.generation.dry import write_columns
 from mlx_llama.core.system.interrupts import interruptible
 
 from .drafts import ModelDrafts

@@ -1,7 +1,7 @@
 """A family of models: Llama with differences, and the table of the fields that all have.
 
 The table is read in four directions: config.json and GGUF metadata to LlamaConfig
-(core/models/config.py), and back (core/files/gguf_folder.py, core/files/gguf_export.py). Defaults
+(core/models/config.py), and back (core/files/gguf_folder.py, quantize/gguf_export.py). Defaults
 of config.json and the meaning of each difference are those of transformers 5 (models/NAME); keys
 and conventions of GGUF are llama.cpp's (src/llama-arch.cpp, src/models/NAME.cpp,
 conversion/NAME.py).

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlx_llama.core.ops import Array
+from mlx_llama.core.options import GenerationOptions
 
 from . import rng
-from .options import GenerationOptions
 
 # Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i
 # // 32 is token i's. A row without a grammar has all bits set. Call it once, after the forward is

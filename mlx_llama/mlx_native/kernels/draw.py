@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.generation.sampling import BatchOptions, Kind, Masks, RowNumbers
+from mlx_llama.core.options import GenerationOptions
 
 Values = dict[str, mx.array]  # of SamplingBatch.arrange
 

@@ -17,7 +17,7 @@ from cpu_fallback.kernels.workspace import CHUNK
 from cpu_fallback.model import Llama
 from cpu_fallback.pages import PAGE, SPARE_BYTES, dequantise, quantise
 from cpu_fallback.sampling import SamplingBatch
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 
 ROWS, CAPACITY = 32, 400
 CASES = [

@@ -9,9 +9,8 @@ import pytest
 from data.make_blocks import KINDS, WEIGHED, make_importance, make_weights
 
 from cpu_fallback.kernels.compilation import VARIABLE
-from cpu_fallback.kernels.search import CompiledSearch
-from mlx_llama.core.backends import selection
-from mlx_llama.core.files.gguf_quantize import Search, quantize
+from mlx_llama.quantize.gguf_quantize import Search, quantize
+from mlx_llama.quantize.search import CompiledSearch, find_search
 
 RECORDED = Path(__file__).parents[2] / "data" / "gguf-blocks.npz"
 CASES = [(kind, False) for kind in KINDS] + [(kind, True) for kind in WEIGHED]
@@ -43,6 +42,6 @@ def test_blocks_of_any_magnitude_are_those_of_numpy(factor, kind, is_weighed, se
 
 def test_the_command_compiles_searches_if_it_can(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert selection.find_search() != Search()
+    assert find_search() != Search()
     monkeypatch.setenv(VARIABLE, "numpy")
-    assert selection.find_search() == Search()
+    assert find_search() == Search()

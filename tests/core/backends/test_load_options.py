@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlx_llama import doctor, generate, load
+from mlx_llama import generate, load
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.load_options import (
     MAX_ROWS,
@@ -20,6 +20,7 @@ from mlx_llama.core.backends.load_options import (
 from mlx_llama.core.errors import BackendError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.system import machine
+from mlx_llama.doctor import command as doctor
 
 
 def check(backend, **options):

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from making import make_checkpoint, refusal
 
 from mlx_llama import cli, generate, load
+from mlx_llama.core.answers.completion import Completion, Writer
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.engine.drafts import (
     MAX_LOOKUP_DRAFTS,
@@ -20,7 +21,6 @@ from mlx_llama.core.engine.drafts import (
     Speculation,
 )
 from mlx_llama.core.errors import OptionsError, SessionError
-from mlx_llama.core.generation.completion import Completion, Writer
 
 texts = st.lists(st.integers(0, 3), max_size=40)
 

@@ -20,8 +20,8 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import NO_ROW, Request, Status
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.sampling import Kind
+from mlx_llama.core.options import resolve
 
 VOCABULARY = 50
 POSITION_NBYTES = 1000

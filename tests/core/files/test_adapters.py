@@ -19,7 +19,7 @@ from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files import adapters
 from mlx_llama.core.files.checkpoint import merge_adapter, open_checkpoint
-from mlx_llama.core.files.quantize import write_mlx as write_folder
+from mlx_llama.quantize.mlx_folder import write_mlx as write_folder
 
 
 @pytest.fixture(scope="module")

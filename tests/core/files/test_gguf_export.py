@@ -24,10 +24,10 @@ from making_gguf import llama_cpp_model, make_gguf, permute
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import Window
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 
 def gguf_tensors(path: Path) -> dict[str, np.ndarray]:

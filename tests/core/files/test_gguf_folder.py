@@ -17,8 +17,8 @@ from core.files.test_gguf_export import ROPES, gguf_fields, gguf_tensors
 from mlx_llama import load
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "bytelevel"])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from data.make_blocks import KINDS, WEIGHED, make_importance, make_weights, quantize_by_llama_cpp
 
-from mlx_llama.core.files.gguf_quantize import quantize
 from mlx_llama.core.files.quantized import GGUF_FORMATS
+from mlx_llama.quantize.gguf_quantize import quantize
 
 DATA = Path(__file__).parents[2] / "data"
 

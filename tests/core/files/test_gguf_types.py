@@ -14,7 +14,7 @@ from gguf import GGUFReader
 from making import config_fields, make_checkpoint, random_tensors
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.quantize.gguf_export import write_gguf
 
 FILE_TYPES = {"MXFP4": "MXFP4_MOE"}
 MIXES = ("Q3_K_S", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K")

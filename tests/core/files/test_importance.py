@@ -11,9 +11,9 @@ from making import make_checkpoint, refusal
 
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.gguf_quantize import quantize
-from mlx_llama.core.files.importance import Importance, read_importance, write_importance
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.gguf_quantize import quantize
+from mlx_llama.quantize.importance import Importance, read_importance, write_importance
 
 DOWN, GATE = "blk.0.ffn_down.weight", "blk.1.ffn_gate_exps.weight"
 

@@ -8,7 +8,7 @@ from making import make_checkpoint
 from making_gguf import LOW_BIT, make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 LAYER = "model.layers.0."
 MATRICES = (

@@ -10,11 +10,11 @@ from making import SENTENCES, edit_json, make_checkpoint
 from making_gguf import make_gguf
 
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.files import quantize
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantize import floating_point, write_mlx
 from mlx_llama.core.files.quantized import pack_stream
 from mlx_llama.core.models.quantization import FLOAT_MODES
+from mlx_llama.quantize import mlx_folder as quantize
+from mlx_llama.quantize.mlx_folder import floating_point, write_mlx
 
 SCHEMES = [(bits, group) for bits in quantize.BITS for group in quantize.GROUP_SIZES]
 

@@ -12,10 +12,10 @@ from making import config_fields, edit_json, make_checkpoint, random_tensors, wr
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system import progress
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 
 def both(checkpoint, folder: Path):
@@ -132,8 +132,8 @@ def test_the_peak_of_memory_is_a_tensor_and_not_the_model(form, tmp_path):
     code = """
 import sys
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantize import write_mlx
-from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
+from mlx_llama.quantize.gguf_export import write_gguf
 field = lambda name: int(open("/proc/self/status").read().split(name + ":")[1].split()[0]) * 1024
 form, small, large, out = sys.argv[1:]
 write = (lambda source, out: write_gguf(open_checkpoint(source), out + ".gguf")) if form == "gguf" else (

@@ -17,11 +17,11 @@ import pytest
 import safetensors.numpy
 from making import make_checkpoint, refusal
 
+from mlx_llama.api import cache_file
+from mlx_llama.api.cache_file import Identity, read_cache, write_cache
 from mlx_llama.core.errors import SessionError
 from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation import cache_file
-from mlx_llama.core.generation.cache_file import Identity, read_cache, write_cache
 
 WIDTHS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

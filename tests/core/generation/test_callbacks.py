@@ -13,10 +13,10 @@ import pytest
 from making import make_checkpoint
 
 from mlx_llama import load
+from mlx_llama.api.llm import LLM
+from mlx_llama.api.session import Session, Stream
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import SessionError
-from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.session import Session, Stream
 
 PROMPT, QUESTION = "Once upon a time", [{"role": "user", "content": "hi"}]
 SHORT = {"max_tokens": 2}

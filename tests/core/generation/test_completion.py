@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from mlx_llama.core.answers.completion import Completion, Token, Writer
+from mlx_llama.core.answers.schema import Schema
+from mlx_llama.core.answers.stops import Stops
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import IncompleteAnswerError
-from mlx_llama.core.generation.completion import Completion, Token, Writer
-from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.stops import Stops
 
 
 def test_the_receipt_names_seed_options_and_origins(llm):

@@ -27,11 +27,11 @@ from core.engine.toy import (
     request,
 )
 from mlx_llama import load
+from mlx_llama.core.answers import grammar
+from mlx_llama.core.answers.grammar import Rule
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import IncompleteAnswerError, OptionsError
-from mlx_llama.core.generation import grammar
-from mlx_llama.core.generation.grammar import Rule
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 
 PATTERNS = [
     "(once|twice)uponatime",

@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mlx_llama.core import options
+from mlx_llama.core.answers import dry
+from mlx_llama.core.answers.dry import Breakers, Dry
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation import dry, options
-from mlx_llama.core.generation.dry import Breakers, Dry
 
 
 def resolve(**chosen):

@@ -15,11 +15,11 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
+from mlx_llama.core.answers import compiler_process
+from mlx_llama.core.answers.compiler_process import CompilerFault, check_rule
+from mlx_llama.core.answers.grammar import Rule
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation import compiler_process
-from mlx_llama.core.generation.compiler_process import CompilerFault, check_rule
-from mlx_llama.core.generation.grammar import Rule
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 from mlx_llama.core.text.tools import Tool
 from mlx_llama.core.text.tools.formats import FORMATS
 

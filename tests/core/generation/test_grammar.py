@@ -18,12 +18,12 @@ import regex
 from making import make_tokenizer, refusal
 from pydantic import BaseModel
 
+from mlx_llama.core.answers import grammar
+from mlx_llama.core.answers.grammar import Constraint, Grammars, Rule, choice
+from mlx_llama.core.answers.schema import MAX_DEPTH, Schema
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.files.gguf import GGUFFile
-from mlx_llama.core.generation import grammar
-from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule, choice
-from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.schema import MAX_DEPTH, Schema
+from mlx_llama.core.options import resolve
 
 from ..text.cases import KINDS, load_folder, load_vocabulary
 from .random_schemas import random_schema

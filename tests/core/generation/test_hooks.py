@@ -11,9 +11,9 @@ import pytest
 
 from core.engine.toy import alone, check_rows, make, request
 from mlx_llama import load
+from mlx_llama.core.answers.hooks import NAMES, Hooks, split_hooks
 from mlx_llama.core.errors import ContextError, NumericalError, OptionsError
-from mlx_llama.core.generation.hooks import NAMES, Hooks, split_hooks
-from mlx_llama.core.generation.options import FIELDS
+from mlx_llama.core.options import FIELDS
 
 PROMPT = "Once upon a time"
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]

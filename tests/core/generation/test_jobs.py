@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from mlx_llama.api.jobs import Job, Results, parse_jobs, run_jobs
+from mlx_llama.core.answers.completion import Completion, Token
 from mlx_llama.core.errors import ContextError, OptionsError
-from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.jobs import Job, Results, parse_jobs, run_jobs
 
 HELLO = {"role": "user", "content": "b"}
 

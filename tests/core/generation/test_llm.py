@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from core.text.cases import conversation
 from mlx_llama import load
+from mlx_llama.api.llm import PLAIN
+from mlx_llama.core import options
 from mlx_llama.core.errors import (
     ContextError,
     NumericalError,
@@ -21,8 +23,6 @@ from mlx_llama.core.errors import (
     SessionError,
     TemplateError,
 )
-from mlx_llama.core.generation import options
-from mlx_llama.core.generation.llm import PLAIN
 
 
 def test_numpy_prompts(llm):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from making import refusal
 
+from mlx_llama.core.answers.hooks import NAMES as HOOKS
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.hooks import NAMES as HOOKS
-from mlx_llama.core.generation.options import (
+from mlx_llama.core.options import (
     ENDLESS,
     FIELDS,
     Defaults,

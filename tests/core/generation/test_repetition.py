@@ -12,7 +12,7 @@ from making import make_checkpoint
 
 from core.engine.toy import alone, make, request
 from mlx_llama import load
-from mlx_llama.core.generation.repetition import MAX_PERIOD, MIN_TIMES, find_period
+from mlx_llama.core.answers.repetition import MAX_PERIOD, MIN_TIMES, find_period
 
 LIMIT = 40
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mlx_llama.core.generation import options
+from mlx_llama.core import options
 from mlx_llama.core.generation.sampling import BatchOptions, Kind, RowNumbers, round_up
 
 FILTERS = dict(top_k=5, top_p=0.5, min_p=0.1)

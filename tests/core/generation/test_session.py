@@ -16,11 +16,11 @@ from core.generation.test_session_file import GOOD
 from core.text.cases import TEMPLATES
 from core.threads import on_threads
 from mlx_llama import LLM, load
+from mlx_llama.api.session_file import read_session
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
-from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.session_file import read_session
+from mlx_llama.core.options import resolve
 from mlx_llama.core.text.template import encode_messages
 
 

@@ -9,9 +9,9 @@ import re
 import pytest
 from making import refusal
 
+from mlx_llama.api import session_file
+from mlx_llama.api.session_file import read_session, write_session
 from mlx_llama.core.errors import SessionError
-from mlx_llama.core.generation import session_file
-from mlx_llama.core.generation.session_file import read_session, write_session
 
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

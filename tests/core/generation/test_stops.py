@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given, strategies as st
 
-from mlx_llama.core.generation.stops import Stops
+from mlx_llama.core.answers.stops import Stops
 
 text = st.text("ab<|", max_size=30)
 

@@ -15,12 +15,12 @@ from scripting import Script, make_scripted_checkpoint
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from mlx_llama import load
+from mlx_llama.core.answers.completion import Completion, Writer
+from mlx_llama.core.answers.stops import Stops
+from mlx_llama.core.answers.thinking import has_switch, set_switches
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.completion import Completion, Writer
-from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.stops import Stops
-from mlx_llama.core.generation.thinking import has_switch, set_switches
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"

@@ -9,8 +9,8 @@ import pytest
 from making import make_checkpoint
 
 from mlx_llama import load
+from mlx_llama.api.tool_use import ToolLoop, ToolStream
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.tool_use import ToolLoop, ToolStream
 from mlx_llama.core.text.tools import ToolDelta, ToolParser, read_tools
 from mlx_llama.core.text.tools.formats import HERMES
 

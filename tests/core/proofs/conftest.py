@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from making import make_checkpoint
 
+from mlx_llama.api.llm import LLM
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.llm import LLM
 
 SMALL = dict(num_hidden_layers=3, max_position_embeddings=256)
 

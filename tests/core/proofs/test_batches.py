@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rows_toy import ToyBackend, ToyCache, ToyModel
 
-from mlx_llama.core.proofs import batches
-from mlx_llama.core.proofs.batches import STARTS, BatchResult, compare_batches, make_prompts
+from mlx_llama.parity import batches
+from mlx_llama.parity.batches import STARTS, BatchResult, compare_batches, make_prompts
 
 TOKENS = list(range(3, 43))
 PROMPTS = make_prompts(TOKENS, 32, 256)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_llama.core.proofs.diagnosis import Diagnosis
 from mlx_llama.core.system.sizes import format_bytes
+from mlx_llama.doctor.diagnosis import Diagnosis
 
 
 def test_findings_are_one_line_each_and_stand_once():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlx_llama.core.proofs import differences as core
+from mlx_llama.parity import differences as core
 
 
 def test_differences_by_hand():

@@ -23,10 +23,10 @@ from core.files.test_gguf_export import ROPES
 from core.files.test_hub import cache, put_in_cache  # noqa: F401
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.proofs.diagnosis import Command
-from mlx_llama.core.proofs.doctor import diagnose
+from mlx_llama.doctor.diagnose import diagnose
+from mlx_llama.doctor.diagnosis import Command
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 from .looking import fit, messages_of
 
@@ -207,7 +207,7 @@ def test_weights_are_not_read_and_no_framework_is_imported(make, tmp_path):
     assert file.stat().st_size > 35e9 and file.stat().st_blocks * 512 < 10e6
     code = f"""
 import json, sys
-from mlx_llama.core.proofs.doctor import diagnose
+from mlx_llama.doctor.diagnose import diagnose
 from mlx_llama.core.system.machine import peak_memory
 diagnosis = diagnose({str(path)!r})
 frameworks = {{"mlx", "mlx.core", "torch", "triton", "transformers", "mlx_lm"}} & set(sys.modules)

@@ -13,11 +13,11 @@ from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.proofs.diagnosis import Diagnosis
-from mlx_llama.core.proofs.doctor import diagnose
-from mlx_llama.core.proofs.fits import fit_backends
 from mlx_llama.core.system import machine
-from mlx_llama.doctor import next_command
+from mlx_llama.doctor.command import next_command
+from mlx_llama.doctor.diagnose import diagnose
+from mlx_llama.doctor.diagnosis import Diagnosis
+from mlx_llama.doctor.fits import fit_backends
 
 from .looking import fit, messages_of
 

@@ -12,7 +12,7 @@ import mlx_llama
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.files.writing import stack_experts
-from mlx_llama.core.proofs.importance import measure_importance, read_docs
+from mlx_llama.quantize.calibrate import measure_importance, read_docs
 
 NAMES = {
     "attn_q": "self_attn.q_proj",

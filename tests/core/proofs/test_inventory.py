@@ -8,8 +8,8 @@ import torch
 from cpu_fallback.kernels.compilation import find_target
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
-from mlx_llama.core.proofs import doctor
 from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.doctor import diagnose as doctor
 
 
 def test_it_agrees_with_the_backends_here():

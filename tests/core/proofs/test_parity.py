@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.proofs import parity as core
-from mlx_llama.core.proofs.differences import Agreement, measure_difference
+from mlx_llama.parity import probes as core
+from mlx_llama.parity.differences import Agreement, measure_difference
 
 TOKENS = [1, *range(300, 311)]
 

@@ -11,8 +11,8 @@ from making import CHAT_TEMPLATE, edit_json, make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.proofs.doctor import diagnose
 from mlx_llama.core.text.template import encode_messages
+from mlx_llama.doctor.diagnose import diagnose
 
 from .looking import messages_of
 

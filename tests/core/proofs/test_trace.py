@@ -19,7 +19,7 @@ import mlx_llama
 from mlx_llama.core.errors import TraceError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.proofs import parity, trace
+from mlx_llama.parity import probes as parity, trace
 
 from .conftest import SMALL
 

@@ -14,9 +14,9 @@ import pytest
 from making import make_tokenizer, refusal
 from transformers import AutoTokenizer
 
+from mlx_llama.api.tool_use import Conversation, Toolbox
 from mlx_llama.core.errors import TemplateError
-from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.tool_use import Conversation, Toolbox
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.text.adapting import (
     AFTER_RESULT,
     ANSWERS,

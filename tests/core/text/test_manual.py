@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_llama.core.text.manual import (
+from mlx_llama.guide.manual import (
     LIKELIEST,
     QUESTIONS as QUESTIONS_FILE,
     Manual,
@@ -18,7 +18,7 @@ from mlx_llama.core.text.manual import (
     split_page,
     write_pointers,
 )
-from mlx_llama.core.text.questions import Questions, Subject
+from mlx_llama.guide.questions import Questions, Subject
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "examples/training"))

@@ -11,12 +11,12 @@ from making import config_fields, make_checkpoint, random_tensors
 from core.text.cases import conversation
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.pre_tokenizers import PRE_TOKENIZERS
 from mlx_llama.core.text.template import encode_messages
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, again and again.",

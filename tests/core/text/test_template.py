@@ -18,13 +18,11 @@ from making import (
 )
 from transformers import AutoTokenizer
 
+from mlx_llama.api.tool_use import Conversation, Toolbox
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.gguf_export import write_gguf
-from mlx_llama.core.files.quantize import write_mlx
-from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.tool_use import Conversation, Toolbox
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import (
     BUILTIN,
@@ -35,6 +33,8 @@ from mlx_llama.core.text.template import (
     read_template,
 )
 from mlx_llama.core.text.tools import read_tools
+from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.mlx_folder import write_mlx
 
 from .cases import DATA, KINDS, TEMPLATES, TOOL_TEMPLATES, USER, conversation, load_template, plain
 

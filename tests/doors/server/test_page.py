@@ -460,7 +460,7 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     names = page.run(
         "return [...document.querySelectorAll('#options [name]')].map((field) => field.name)"
     )
-    from mlx_llama.core.generation.options import FIELDS
+    from mlx_llama.core.options import FIELDS
 
     assert not page.find("#think").is_displayed()  # the guide does not think
     assert names == [name for name in FIELDS if name != "logprobs"]

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from mlx_llama.core.generation.options import FIELDS
+from mlx_llama.core.options import FIELDS
 
 CHAT = "/v1/chat/completions"
 ROUTES = (

@@ -10,8 +10,8 @@ import pytest
 from making import refusal
 
 from core.text.cases import TEMPLATES, TOOL_TEMPLATES, USER, conversation
+from mlx_llama.core.answers.grammar import Grammars, Rule
 from mlx_llama.core.errors import OptionsError, TemplateError
-from mlx_llama.core.generation.grammar import Grammars, Rule
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
 from mlx_llama.core.text.tools import FORMATS, Tool, ToolParser, find_format, formats, read_tools
 from mlx_llama.core.text.tools.formats import (

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from mlx_llama.api.llm import LLM
+from mlx_llama.core import options
 from mlx_llama.core.backends.interface import Cache, Model, Probe
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.generation import options
-from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.models.config import LlamaConfig
 
 from .differences import (

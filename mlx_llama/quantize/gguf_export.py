@@ -20,6 +20,11 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError, show
 from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.families.windows import choose_layers
+from mlx_llama.core.files import writing
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.gguf import row_order
+from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight
+from mlx_llama.core.files.tensor import Tensor
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
@@ -29,14 +34,9 @@ from mlx_llama.core.text import sentencepiece_model as spm
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 from mlx_llama.core.text.tekken import read_tekken
 
-from . import writing
-from .checkpoint import Checkpoint
-from .gguf import row_order
 from .gguf_quantize import Search, quantize
 from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .importance import Importance
-from .quantized import GGUF_FORMATS, AffineWeight, GGUFWeight
-from .tensor import Tensor
 
 TYPES = tuple(FORMATS)
 _SPACE = "▁"
@@ -65,7 +65,7 @@ def write_gguf(
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
     Q6_K: llama.cpp too keeps it wider than the rest. Matrices of a GGUF file that have the type
     already keep their blocks. importance: weighs the errors of the layers' matrices. search:
-    compiled (backends.selection.find_search); None for NumPy's.
+    compiled (search.find_search); None for NumPy's.
 
     Raises OptionsError: an unknown format; MXFP4 of a model without experts; `out` does not end in
     .gguf. ConfigError, TokenizerError: a GGUF file cannot express the model's rope or tokenizer.

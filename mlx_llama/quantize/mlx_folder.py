@@ -17,6 +17,10 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
 from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.files import gguf_folder, writing
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.quantized import FP8_NUMBERS, AffineWeight, pack_stream
+from mlx_llama.core.files.tensor import DTYPES, NUMBERS, Tensor
 from mlx_llama.core.models.quantization import (
     FLOAT_MODES,
     QUANTIZED_BITS as BITS,
@@ -26,11 +30,6 @@ from mlx_llama.core.models.quantization import (
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, reading
 from mlx_llama.core.text.template import NAMED_FILE, NAMES
-
-from . import gguf_folder, writing
-from .checkpoint import Checkpoint
-from .quantized import FP8_NUMBERS, AffineWeight, pack_stream
-from .tensor import DTYPES, NUMBERS, Tensor
 
 MODES = ("affine", *FLOAT_MODES)
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file

@@ -7,8 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from mlx_llama.core.answers.completion import Completion
+from mlx_llama.core.answers.grammar import Rule
+from mlx_llama.core.answers.schema import Schema
+from mlx_llama.core.answers.thinking import Thinking, set_switches
 from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
 from mlx_llama.core.errors import OptionsError, SessionError, show
+from mlx_llama.core.options import GenerationOptions, Resolved
 from mlx_llama.core.text.known_templates import GUIDE, digest
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import Pieces, TextPieces, Thought
@@ -23,13 +28,7 @@ from mlx_llama.core.text.tools import (
     find_format,
     mentions_tools,
 )
-
-from .completion import Completion
-from .grammar import Rule
-from .options import GenerationOptions, Resolved
-from .schema import Schema
-from .story import begin_story
-from .thinking import Thinking, set_switches
+from mlx_llama.guide.story import begin_story
 
 ROUNDS = 8  # maximum number of answers to a question
 

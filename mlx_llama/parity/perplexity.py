@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlx_llama.api.llm import LLM
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.generation.llm import LLM
 
 from .differences import log_softmax
-from .parity import run_logits
+from .probes import run_logits
 
 CHUNK = 128  # positions whose logits are held in memory
 

@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from mlx_llama.api.llm import context_size
 from mlx_llama.core.backends import selection
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.backends.positions import position_nbytes
@@ -23,7 +24,6 @@ from mlx_llama.core.files.checkpoint import find_model, open_checkpoint
 from mlx_llama.core.files.fit import misfits
 from mlx_llama.core.files.folder import find_weights
 from mlx_llama.core.files.gguf import GGUFFile
-from mlx_llama.core.generation.llm import context_size
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system import cache_folder, machine

@@ -1,4 +1,4 @@
-"""Compiled searches for the scales of blocks: those of core.files.gguf_quantize run on symbols. The
+"""Compiled searches for the scales of blocks: those of quantize.gguf_quantize run on symbols. The
 same operations in the same order, which LLVM does not fuse, give the same bits. Each lane holds a
 group.
 """
@@ -6,17 +6,25 @@ group.
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.files.gguf_quantize import IQ4_MIDPOINTS, IQ4_NUMBERS, Search, descend, fit_min
+from cpu_fallback.kernels.compilation import find_target
+from cpu_fallback.kernels.emit import LANES, Function, Module, Rows, Value, Variable, f32s, i32, i64
+from cpu_fallback.kernels.target import Target, compile_module
+from mlx_llama.quantize.gguf_quantize import IQ4_MIDPOINTS, IQ4_NUMBERS, Search, descend, fit_min
 
-from .emit import LANES, Function, Module, Rows, Value, Variable, f32s, i32, i64
-from .target import Target, compile_module
+
+def find_search() -> Search:
+    """The compiled searches, or NumPy's without a compiler."""
+    target, _ = find_target()
+    return CompiledSearch(target) if target else Search()
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,15 @@ def _compile(
         f.finish()
         return module
 
-    return compile_module(target, name, [name], build).function(name, len(inputs) + 2)
+    key = f"{name} {_hash_sources()}"
+    return compile_module(target, key, [name], build).function(name, len(inputs) + 2)
+
+
+@functools.cache
+def _hash_sources() -> str:
+    """A hash of the sources of searches, which are no part of the kernels' package."""
+    files = Path(__file__), Path(__file__).with_name("gguf_quantize.py")
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 class _Words:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.json_schema import DEFINITIONS, follow, list_parts
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -28,7 +29,6 @@ from mlx_llama.core.text.tools import JSON_OPTIONS
 
 from .compiler_process import CompilerFault, check_rule
 from .enforceable import make_enforceable, relax
-from .options import GenerationOptions
 from .pattern_size import check_lark, check_pattern
 from .schema_lark import SchemaRules
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.text.thoughts import Marks, State, ThoughtFormat, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .grammar import Constraint
-from .options import GenerationOptions
 
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: Qwen3's, Granite's
 # The second is a word of other templates' texts, too: look for a condition.

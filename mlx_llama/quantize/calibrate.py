@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from mlx_llama.api.llm import LLM
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.files.importance import Importance
-from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.quantize.importance import Importance
 
 WINDOW = 512  # tokens that are computed together
 WINDOWS = 32  # maximum number, for this package's documentation
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1]
 
 
 def read_docs() -> str:

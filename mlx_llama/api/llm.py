@@ -17,6 +17,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 import numpy as np
 from typing_extensions import Unpack
 
+from mlx_llama.core.answers.completion import Completion
+from mlx_llama.core.answers.hooks import Hooks, split_hooks, takes_two
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
@@ -31,6 +33,7 @@ from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, Tok
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.models import rope
+from mlx_llama.core.options import ALIASES, Defaults, Options, Resolved
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.infill import Infill
@@ -42,12 +45,9 @@ from mlx_llama.core.text.template import (
     missing_template,
 )
 from mlx_llama.core.text.tools import ToolParser, read_tools
+from mlx_llama.guide.guide import Guide
 
 from .cache_file import Identity, read_cache, write_cache
-from .completion import Completion
-from .guide import Guide
-from .hooks import Hooks, split_hooks, takes_two
-from .options import ALIASES, Defaults, Options, Resolved
 from .session import Messages, Session, Stream
 from .tool_use import ROUNDS, Conversation, Toolbox, ToolLoop, ToolStream
 

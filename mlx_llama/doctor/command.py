@@ -5,23 +5,19 @@ Exit codes: 0 the model runs here, 1 an error prevents it, 2 the command line is
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
-    from mlx_llama.__main__ import start
-
-    start("doctor")
-
 import json
 from typing import TYPE_CHECKING, Any
 
-from .cli import flags
-from .cli.spelling import spell_command, spell_flags, spell_options
-from .core.backends.load_options import Limits, default_threads
-from .core.errors import OptionsError
-from .core.system.sizes import format_bytes
+from mlx_llama.cli import flags
+from mlx_llama.cli.spelling import spell_command, spell_flags, spell_options
+from mlx_llama.core.backends.load_options import Limits, default_threads
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.system.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from .core.backends.interface import BackendFacts
-    from .core.proofs.diagnosis import Diagnosis, Fit
+    from mlx_llama.core.backends.interface import BackendFacts
+
+    from .diagnosis import Diagnosis, Fit
 
 EXAMPLES = """
 ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf
@@ -62,13 +58,13 @@ def main(arguments: list[str]) -> int:
     if args.clear_cache:
         if name is not None:
             raise OptionsError("--clear-cache: removes all models' files; leave the model out")
-        from .core.system import cache_folder
+        from mlx_llama.core.system import cache_folder
 
         print(f"removed {format_bytes(cache_folder.clear())} from {cache_folder.cache_folder()}")
         return 0
     cache_bits = Limits("").check(flags.load_options(args)).cache_bits
 
-    from .core.proofs.doctor import diagnose
+    from .diagnose import diagnose
 
     diagnosis = diagnose(name, args.revision, args.ctx_size, cache_bits)
     if args.json:

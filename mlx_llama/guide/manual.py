@@ -17,7 +17,7 @@ import numpy as np
 
 from .questions import Questions, Subject, stem_word
 
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has the pages within the package (see setup.py), a checkout beside it.
 FOLDERS = (PACKAGE / "guide" / "pages", PACKAGE.parent)
 # Beside it are the questions' subjects, as the guide sees them: the likeliest first tokens, and

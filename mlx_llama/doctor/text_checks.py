@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from mlx_llama.core.errors import ConfigError, LlamaError, show
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.options import resolve
 from mlx_llama.core.system.files import read_json
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, missing_template
 from mlx_llama.core.text.tokenizer import Tokenizer

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from mlx_llama.core.backends.decoding import GREEDY, prefill
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 
-from .decoding import GREEDY, prefill
 from .differences import first_other, measure_difference, values_by_position
 
 SIZES = (2, 3, 8, 32)  # rows of a batch

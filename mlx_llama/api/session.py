@@ -12,10 +12,13 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from mlx_llama.core.answers.completion import Completion
+from mlx_llama.core.answers.hooks import Hooks, split_hooks
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
+from mlx_llama.core.options import Defaults, GenerationOptions, Options, Resolved, validate
 from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.surrogates import find_notices, mend
@@ -25,9 +28,6 @@ from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import ToolParser
 
 from .cache_file import Identity, cache_path, read_cache, write_cache
-from .completion import Completion
-from .hooks import Hooks, split_hooks
-from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import check_turns, expand_path, read_session, write_session
 from .tool_use import (
     ROUNDS,

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlx_llama.api.llm import LLM
+from mlx_llama.core import options
 from mlx_llama.core.backends.interface import Cache
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.generation import options
-from mlx_llama.core.generation.llm import LLM
 
 from .differences import measure_difference, values_by_position
-from .parity import run_logits
+from .probes import run_logits
 
 MIN_TOKENS = 8
 

@@ -18,13 +18,12 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import LlamaError, OptionsError, plain, show
+from mlx_llama.core.options import split_fault, validate
 from mlx_llama.core.system.files import writing
 from mlx_llama.core.text.parts import join_parts
-
-from .completion import Completion
-from .options import split_fault, validate
 
 _RESULT = b'{"index": '  # the beginning of every result
 QUEUED = 2  # requests in the scheduler per row, so that no row waits for its next one

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
-    from mlx_llama.__main__ import start
-
-    start("quantize")
-
 import argparse
 from typing import TYPE_CHECKING
 
-from . import cli
-from .cli.flags import Parser
-from .core.errors import OptionsError
+from mlx_llama import cli
+from mlx_llama.cli.flags import Parser
+from mlx_llama.core.errors import OptionsError
 
 if TYPE_CHECKING:
-    from .core.files.importance import Importance
+    from .importance import Importance
 
 GGUF = "gguf:"
 EXAMPLES = """
@@ -60,9 +55,10 @@ def main(arguments: list[str]) -> int:
         )
 
     check_calibration(args)
-    from .core.backends import selection
-    from .core.files import gguf_export, quantize
-    from .core.files.checkpoint import merge_adapter, open_checkpoint
+    from mlx_llama.core.files.checkpoint import merge_adapter, open_checkpoint
+
+    from . import gguf_export, mlx_folder
+    from .search import find_search
 
     adapters = () if args.merge is None else [args.merge]
     checkpoint = open_checkpoint(args.source, args.revision, adapters)
@@ -83,9 +79,9 @@ def main(arguments: list[str]) -> int:
     importance = find_importance(args)
     with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
         if is_folder:
-            written = quantize.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
+            written = mlx_folder.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
         else:
-            search = selection.find_search()
+            search = find_search()
             written = gguf_export.write_gguf(checkpoint, args.out, *scheme, importance, search)
     for notice in written.notices:
         cli.say(f"({notice})")
@@ -115,16 +111,17 @@ def check_calibration(args: argparse.Namespace) -> None:
 
 def find_importance(args: argparse.Namespace) -> Importance | None:
     """Read or measure the importance of columns; None without --calibrate and --imatrix."""
-    from .core.files.importance import read_importance, write_importance
+    from .importance import read_importance, write_importance
 
     if args.calibrate is None:
         return None if args.imatrix is None else read_importance(args.imatrix)
-    from .core.backends.load_options import LoadOptions
-    from .core.errors import CheckpointError
-    from .core.generation.llm import load_model
-    from .core.proofs.importance import WINDOW, WINDOWS, measure_importance, read_docs
-    from .core.system import progress
-    from .core.system.files import read_text, reading
+    from mlx_llama.api.llm import load_model
+    from mlx_llama.core.backends.load_options import LoadOptions
+    from mlx_llama.core.errors import CheckpointError
+    from mlx_llama.core.system import progress
+    from mlx_llama.core.system.files import read_text, reading
+
+    from .calibrate import WINDOW, WINDOWS, measure_importance, read_docs
 
     is_docs = args.calibrate == "docs"
     if is_docs:
@@ -150,9 +147,9 @@ def parse_scheme(
     format: str, bits: str | None, group_size: str | None
 ) -> tuple[int, int] | tuple[int, int, str] | tuple[str]:
     """Arguments of write_mlx (bits, group size, mode) or write_gguf. Raises OptionsError."""
-    from .core.files import gguf_export, quantize
+    from . import gguf_export, mlx_folder
 
-    modes = {f"mlx:{mode}": (*packing, mode) for mode, packing in quantize.FLOAT_MODES.items()}
+    modes = {f"mlx:{mode}": (*packing, mode) for mode, packing in mlx_folder.FLOAT_MODES.items()}
     kinds = ["mlx", *modes, *(GGUF + name for name in gguf_export.TYPES)]
     if format not in kinds:
         *others, last = kinds
@@ -166,8 +163,8 @@ def parse_scheme(
         return modes.get(format) or (format.removeprefix(GGUF),)
     chosen = []
     for flag, value, default, allowed in (
-        ("--bits", bits, 4, quantize.BITS),
-        ("--group-size", group_size, 64, quantize.GROUP_SIZES),
+        ("--bits", bits, 4, mlx_folder.BITS),
+        ("--group-size", group_size, 64, mlx_folder.GROUP_SIZES),
     ):
         if value is not None and value not in map(str, allowed):
             raise OptionsError(f"{flag} {value!r:.40}: MLX has {', '.join(map(str, allowed))}")

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.text.tokenizer import Tokenizer
-
-from .options import GenerationOptions
 
 MAX_BREAKER = 40  # bytes of a breaker that count
 KEPT = 256  # breakers of requests whose tokens are kept

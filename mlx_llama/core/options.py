@@ -30,9 +30,9 @@ from pydantic import (
 from mlx_llama.core.errors import OptionsError, plain
 from mlx_llama.core.text.surrogates import is_unicode
 
-from .hooks import LogitsProcessor, OnPiece, OnProgress
-from .repetition import MAX_PERIOD, REPETITION_LIMIT
-from .schema import Schema
+from .answers.hooks import LogitsProcessor, OnPiece, OnProgress
+from .answers.repetition import MAX_PERIOD, REPETITION_LIMIT
+from .answers.schema import Schema
 
 MAX_REGEX = 1 << 13  # characters
 MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadratic time

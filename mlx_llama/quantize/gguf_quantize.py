@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .quantized import IQ4_VALUES
+from mlx_llama.core.files.quantized import IQ4_VALUES
 
 # {type: (weights whose mean square is added to each one's, 0 for a row; factor of the mean)}
 _SPREADS = dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1"), (0, 1))
@@ -115,7 +115,7 @@ def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.clip(values, low, high, out=values)
 
 
-# The searches run on NumPy's arrays, or on symbols that become machine code (kernels/search.py):
+# The searches run on NumPy's arrays, or on symbols that become machine code (search.py):
 # `words` has their arithmetic, x and weights have a row for each weight of a group, a column for
 # each group. Temporaries are changed in place, which is faster in NumPy.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Cache, Model
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.options import GenerationOptions
 
 CHUNK = 512  # prompt tokens per evaluation
 GREEDY = GenerationOptions(temperature=0.0)

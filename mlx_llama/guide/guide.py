@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from mlx_llama.core.text.manual import load_manual, write_pointers
-from mlx_llama.core.text.questions import Subject
+from mlx_llama.core.answers.completion import INSTEAD, UNSURE
+from mlx_llama.guide.manual import load_manual, write_pointers
+from mlx_llama.guide.questions import Subject
 
-from .completion import INSTEAD, UNSURE
 from .story import begin_story
 
 # Its answers to questions are wrong mostly where their first token is less likely.

@@ -1,0 +1,1 @@
+"""Above the engine: models, sessions, tools, jobs, and files of sessions."""

@@ -1,0 +1,1 @@
+"""An answer and its parts: text, thoughts, stops, grammars, log-probabilities."""

@@ -1,1 +1,0 @@
-"""Parity, golden traces, doctor and inventory."""

@@ -1,0 +1,1 @@
+"""The model in the package, and the search of its pages."""

@@ -1,0 +1,1 @@
+"""Quantize a model, for MLX or as a GGUF file."""
