@@ -71,7 +71,8 @@ def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
 def test_a_signal_while_writing_leaves_nothing_behind(signal, code, out, arguments, toy, tmp_path):
     script = f"""
 import sys, time
-from mlx_llama import cli, quantize
+from mlx_llama import cli
+from mlx_llama.quantize import command as quantize
 from mlx_llama.core.files import writing
 
 def convert_slabs(*_, **__):
