@@ -14,10 +14,10 @@ from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.dry import Breakers, Dry
 from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
 from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.sampling import uses_dry
 from mlx_llama.core.generation.stops import Stops
 from mlx_llama.core.generation.thinking import AnyConstraint, ThoughtConstraint
 from mlx_llama.core.models import rope
+from mlx_llama.core.sample import uses_dry
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
