@@ -16,8 +16,7 @@ import numpy as np
 
 from mlx_llama.core import sample
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.sample import Masks, SamplingFeatures, Values
+from mlx_llama.core.sample import Masks, Values
 
 from .runtime import launch  # noqa: F401, a word
 
@@ -27,10 +26,6 @@ class SamplingBatch(sample.SamplingBatch):
 
     words = sys.modules[__name__]
 
-    def __init__(self, options: Sequence[GenerationOptions], device: str = "cpu"):
-        super().__init__(options, device)
-        self._is_greedy = self.features == SamplingFeatures()
-
     def __call__(
         self,
         logits: np.ndarray,
@@ -39,7 +34,7 @@ class SamplingBatch(sample.SamplingBatch):
         masks: Masks | None = None,
         vocabulary: Any = None,
     ) -> np.ndarray:
-        if masks is None and self._is_greedy:
+        if masks is None and self.is_greedy:
             return np.array([[_choose(scores)] for scores in logits], np.int32)
         return super().__call__(logits, positions, recent, masks, vocabulary)
 
@@ -62,10 +57,9 @@ send_all = send
 where, zeros_like, concatenate = np.where, np.zeros_like, partial(np.concatenate, axis=1)
 float32, int32 = (partial(np.asarray, dtype=dtype) for dtype in (np.float32, np.int32))
 to_bits, from_bits = methodcaller("view", np.int32), methodcaller("view", np.float32)
-largest, smallest, argmax = (
-    partial(function, axis=-1, keepdims=True) for function in (np.max, np.min, np.argmax)
-)
-gather = partial(np.take_along_axis, axis=1)
+largest = partial(np.maximum.reduce, axis=-1, keepdims=True)
+smallest = partial(np.minimum.reduce, axis=-1, keepdims=True)
+argmax = methodcaller("argmax", axis=-1, keepdims=True)
 
 
 def arange(count: int, like: np.ndarray) -> np.ndarray:
@@ -77,8 +71,9 @@ def sort(x: np.ndarray) -> np.ndarray:
 
 
 def kth_largest(x: np.ndarray, k: np.ndarray, most: int) -> np.ndarray:
-    places = np.clip(k[:, 0], 1, most).tolist()
-    return np.array([[np.partition(row, -at)[-at]] for row, at in zip(x, places)])
+    places = [min(at, most) for at in k[:, 0].tolist()]
+    least = [np.partition(row, -at)[-at] if at else -np.inf for row, at in zip(x, places)]
+    return np.array(least, np.float32)[:, None]
 
 
 def cumulative_share(ordered: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -91,6 +86,10 @@ def cumulative_share(ordered: np.ndarray, share: np.ndarray) -> np.ndarray:
 def has_share(scores: np.ndarray, temperature: np.ndarray, least: np.ndarray) -> np.ndarray:
     shares = np.exp((scores - largest(scores)) * temperature)
     return shares >= least * shares.sum(axis=-1, keepdims=True)
+
+
+def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    return x[np.arange(len(x))[:, None], ids]
 
 
 def scatter_add(x: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -128,11 +127,13 @@ def random24(values: Values, positions: np.ndarray, first: int, count: int) -> n
 def add_noise(
     scores: np.ndarray, positions: np.ndarray, values: Values, first: int = 0
 ) -> np.ndarray:
-    noisy, table = scores.copy(), rng.gumbel_table()
-    for i in np.flatnonzero(values["is_random"]):
+    for i in values["is_random"][:, 0].nonzero()[0]:
         # Noise costs more than all else: compute it for the candidates that filters left.
-        kept = np.flatnonzero(scores[i] != -np.inf)
-        key, tokens = (values["seed_low"][i], values["seed_high"][i]), kept + first
-        words = rng.threefry2x32(key, tokens.astype(np.uint32), positions[i])
-        noisy[i, kept] += table[rng.table_index(words)]
-    return noisy
+        row, kept = scores[i], (scores[i] != -np.inf).nonzero()[0]
+        tokens = (kept + first).astype(np.uint32)
+        if len(kept) > len(row) // 2:
+            kept, tokens = slice(None), np.arange(first, first + len(row), dtype=np.uint32)
+        key = values["seed_low"][i], values["seed_high"][i]
+        words = rng.threefry2x32(key, tokens, positions[i])
+        row[kept] += rng.gumbel_table()[rng.table_index(words)]
+    return scores

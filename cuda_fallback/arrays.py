@@ -48,11 +48,8 @@ def send(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def send_all(arrays: dict[str, np.ndarray], device: torch.device) -> Values:
-    if not arrays:
-        return {}
-    words = np.zeros((count_words(arrays), len(next(iter(arrays.values())))), np.int64)
-    pack(arrays, words)
-    return unpack(arrays, runtime.send(words, device))
+    rows = max(map(len, arrays.values()), default=0)
+    return unpack(arrays, runtime.send(pack(arrays, rows), device))
 
 
 def arange(count: int, like: Tensor) -> Tensor:
@@ -64,7 +61,8 @@ def sort(x: Tensor) -> Tensor:
 
 
 def kth_largest(x: Tensor, k: Tensor, most: int) -> Tensor:
-    return torch.topk(x, most).values.gather(1, (k - 1).clamp(0, most - 1))
+    least = torch.topk(x, most).values.gather(1, (k - 1).clamp(0, most - 1))
+    return torch.where(k > 0, least, -torch.inf)
 
 
 def cumulative_share(ordered: Tensor, share: Tensor) -> Tensor:
@@ -132,31 +130,27 @@ def gumbel_table(device: torch.device) -> Tensor:
 # Options in words of 64 bits: integers, float32 in the low half, and float64
 
 
-def count_words(arrays: Mapping[str, np.ndarray]) -> int:
-    """Words of a row of options (core.sample.arrange)."""
-    return sum(array.shape[1] for array in arrays.values())
-
-
-def pack(arrays: Mapping[str, np.ndarray], words: np.ndarray) -> None:
-    """Write the options of row i to words[:, i], in order. words: int64 zeros [count_words, B or
-    more].
-    """
-    start = 0
+def pack(arrays: Mapping[str, np.ndarray], width: int) -> np.ndarray:
+    """Options of rows (core.sample.arrange), in order: int64 [n, width], row i in column i."""
+    parts = [np.zeros((0, width), np.int64)]
     for array in arrays.values():
-        part, dtype = words[start : start + array.shape[1]], array.dtype
-        typed = part if dtype.kind in "iu" else part.view(dtype)[:, :: 8 // dtype.itemsize]
+        parts.append(np.zeros((array.shape[1], width), np.int64))
+        typed = parts[-1]
+        if array.dtype.kind == "f":
+            typed = typed.view(array.dtype)[:, :: 8 // array.dtype.itemsize]
         typed[:, : len(array)] = array.T
-        start += array.shape[1]
+    return np.concatenate(parts)
 
 
 def unpack(arrays: Mapping[str, np.ndarray], words: Tensor) -> dict[str, Tensor]:
-    """Views of packed words int64 [count_words, B], [B, n] each; integers as int64. arrays: of any
-    rows with the same features.
+    """Views [B, *] of packed words int64 [n, B], integers as int64. arrays: of any rows with the
+    same features.
     """
-    parts = words.split([array.shape[1] for array in arrays.values()])
-    return {
-        name: part.T
-        if array.dtype.kind in "iu"
-        else part.view(_FLOATS[array.dtype.itemsize])[:, :: 8 // array.dtype.itemsize].T
-        for (name, array), part in zip(arrays.items(), parts)
-    }
+    values, start = {}, 0
+    for name, array in arrays.items():
+        part = words[start : start + array.shape[1]]
+        if array.dtype.kind == "f":
+            part = part.view(_FLOATS[array.dtype.itemsize])[:, :: 8 // array.dtype.itemsize]
+        values[name] = part.T
+        start += array.shape[1]
+    return values

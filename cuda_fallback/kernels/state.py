@@ -14,7 +14,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import View
 from mlx_llama.core.sample import SamplingFeatures, arrange
 
-from ..arrays import SamplingBatch, count_words, pack, unpack
+from ..arrays import SamplingBatch, pack, unpack
 from ..cache import Cache
 from .storage import Storage
 
@@ -28,9 +28,9 @@ POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPT
 )
 
 
-def new_state(words: int = 0) -> np.ndarray:
-    """A state on the host, for `pack_row`. words: number of sampling's words."""
-    return np.zeros((WORDS + words, MAX_ROWS), np.int64)
+def new_state() -> np.ndarray:
+    """A state on the host, for `pack_row`, without sampling's words."""
+    return np.zeros((WORDS, MAX_ROWS), np.int64)
 
 
 def pack_row(
@@ -71,13 +71,13 @@ class StateView(View):
     ):
         self.config, self.dtype, self.kernels = config, dtype, kernels
         self.rows, self.bits, self.features = rows, bits, features
-        self._layout = arrange(features, ())
-        size = WORDS + count_words(self._layout), MAX_ROWS
+        layout = arrange(features, ())
+        size = WORDS + len(pack(layout, MAX_ROWS)), MAX_ROWS
         self.state = torch.zeros(size, dtype=torch.int64, device=device)
         self.table_width = config.table_width  # of a position's cosines
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
-        self.values = unpack(self._layout, self.state[WORDS:, :rows])  # options of sampling
+        self.values = unpack(layout, self.state[WORDS:, :rows])  # options of sampling
         words = -(-config.vocab_size // 32)
         # of grammars, and penalties of DRY
         self.masks: Tensor | None = None
@@ -97,7 +97,7 @@ class StateView(View):
     ) -> None:
         """Make `tokens` [B, 1], checked ids, the next ones, stored at the spans' positions."""
         on_device = isinstance(tokens, Tensor)
-        state = new_state(count_words(self._layout))
+        state = new_state()
         for i, span in enumerate(spans):
             token, adapter = 0 if on_device else int(tokens[i][0]), cache.adapters[span.row]
             place = span.start, cache.row_storage[span.row], cache.tables
@@ -105,9 +105,8 @@ class StateView(View):
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables)
             state[TOKENS, i] = 0
-        if sampling is not None:
-            pack(arrange(self.features, sampling.options), state[WORDS:])
-        _upload(state, self.state)
+        options = arrange(self.features, sampling.options if sampling else ())
+        _upload(np.concatenate([state, pack(options, MAX_ROWS)]), self.state)
         if on_device:
             self.tokens[: len(spans)].copy_(tokens.clamp(min=0))  # see `advance`
         self.kernels.note(self.state, self.rows)

@@ -142,7 +142,7 @@ def _errors(dtype: Any) -> dict[str, float]:
 def _noise_is_right() -> bool:
     import torch
 
-    from cuda_fallback.arrays import count_words, pack, unpack
+    from cuda_fallback.arrays import pack, unpack
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.state import MAX_ROWS
     from mlx_llama.core.generation import rng
@@ -152,13 +152,11 @@ def _noise_is_right() -> bool:
     seed, position = 2**63 + 12345, 77
     options = [resolve({"temperature": 1.0, "seed": seed}).options]
     arrays = arrange(SamplingFeatures.of(options), options)
-    words = np.zeros((count_words(arrays), MAX_ROWS), np.int64)
-    pack(arrays, words)
     zeros = torch.zeros((1, VOCABULARY), device=DEVICE)
     noisy = decode.add_noise(
         zeros,
         torch.tensor([[position]], device=DEVICE),
-        unpack(arrays, torch.from_numpy(words).to(DEVICE)),
+        unpack(arrays, torch.from_numpy(pack(arrays, MAX_ROWS)).to(DEVICE)),
     )
     return bool(np.array_equal(noisy[0].cpu().numpy(), rng.gumbel(seed, position, VOCABULARY)))
 

@@ -54,7 +54,7 @@ class Words(Protocol):
         """0 .. count - 1, integers [count] on the device of `like`."""
 
     def kth_largest(self, x: Array, k: Array, most: int) -> Array:
-        """Each row's k-th largest, a column. k: a column of up to `most`; 0 for any."""
+        """Each row's k-th largest, a column; -inf where k, a column of up to `most`, is 0."""
 
     def cumulative_share(self, ordered: Array, share: Array) -> Array:
         """True where all before it have less than `share`, a column, of the softmax's sum.
@@ -80,8 +80,8 @@ class Words(Protocol):
         """
 
     def add_noise(self, scores: Array, positions: Array, values: Values, first: int = 0) -> Array:
-        """Scores with rng's Gumbel noise in rows with a temperature, bit for bit; of the tokens
-        from `first` on. positions: a column. A score of -inf needs none.
+        """Scores, which may change, with rng's Gumbel noise in rows with a temperature, bit for
+        bit; of the tokens from `first` on. positions: a column. A score of -inf needs none.
         """
 
 
@@ -218,7 +218,8 @@ class SamplingBatch:
         self.window = max(map(penalty_window, self.options), default=0)  # recent tokens to pass
         # likeliest tokens to report with each token (core.backends.logprobs); None: none
         self.logprobs = self.features.logprobs
-        self._arranged: dict[tuple[int, ...], Values] = {}
+        self.is_greedy = self.features == SamplingFeatures()  # the largest logit
+        self._arranged: dict[tuple[int, ...] | None, Values] = {}
         self._repeated: Any = None  # a batch for several rows
 
     def repeat(self, count: int) -> Any:
@@ -231,14 +232,14 @@ class SamplingBatch:
         """Options on the device, [S, *] each. order: the row of each sequence; -1 for any. None:
         all rows.
         """
-        order = tuple(range(len(self.options)) if order is None else order)
-        if order not in self._arranged:
+        key = None if order is None else tuple(order)
+        if key not in self._arranged:
             # buffers of a step; orders are forgotten when rows join or leave
             if len(self._arranged) == 8:
                 self._arranged.clear()
-            values = arrange(self.features, [self.options[max(i, 0)] for i in order])
-            self._arranged[order] = self.words.send_all(values, self.device)
-        return self._arranged[order]
+            rows = self.options if key is None else [self.options[max(i, 0)] for i in key]
+            self._arranged[key] = self.words.send_all(arrange(self.features, rows), self.device)
+        return self._arranged[key]
 
     def __call__(
         self,
@@ -303,7 +304,8 @@ def sample(
     if features.has_xtc:
         scores = noisy = _exclude_top(words, scores, positions, values)
     if features.is_random:
-        noisy = words.add_noise(scores, positions, values, vocabulary.first if is_share else 0)
+        scores = scores * 1.0 if features.rates_sampled else scores  # a copy to rate them by
+        noisy = words.add_noise(noisy, positions, values, vocabulary.first if is_share else 0)
     tokens = vocabulary.choose(words, noisy) if is_share else _choose(words, noisy)
     if features.logprobs is None:
         return tokens
@@ -330,9 +332,9 @@ def process(
     if features.is_random:
         scores = scores / values["temperature"]
     if features.top_k:
-        top_k = values["top_k"]
-        last = words.kth_largest(scores, top_k, min(features.top_k, scores.shape[1]))
-        scores = words.where((scores < last) & (top_k > 0), -math.inf, scores)
+        most = min(features.top_k, scores.shape[1])
+        least = words.kth_largest(scores, values["top_k"], most)
+        scores = words.where(scores < least, -math.inf, scores)
     if features.has_top_p:
         ordered = words.sort(scores)
         is_kept = words.cumulative_share(ordered, values["top_p"])

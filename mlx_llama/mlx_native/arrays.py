@@ -49,7 +49,7 @@ def sort(x: mx.array) -> mx.array:
 
 def kth_largest(x: mx.array, k: mx.array, most: int) -> mx.array:
     ordered = mx.sort(mx.topk(x, most, axis=-1), axis=-1)
-    return gather(ordered, most - mx.clip(k, 1, most))
+    return mx.where(k > 0, gather(ordered, most - mx.clip(k, 1, most)), -mx.inf)
 
 
 def cumulative_share(ordered: mx.array, share: mx.array) -> mx.array:
@@ -81,15 +81,14 @@ def likeliest(x: mx.array, count: int) -> mx.array:
 def random24(values: Values, positions: mx.array, first: int, count: int) -> mx.array:
     tokens = mx.arange(first, first + count, dtype=mx.uint32)
     key = values["seed_low"], values["seed_high"]
-    return int32(rng.threefry(*key, tokens, positions, _rotate, _spread) >> 8)
+    words = rng.threefry(
+        *key, tokens, positions, _rotate, lambda x, like: mx.broadcast_to(x, like.shape)
+    )
+    return int32(words >> 8)
 
 
 def _rotate(x: mx.array, count: int) -> mx.array:
     return (x << count) | (x >> (32 - count))
-
-
-def _spread(x: mx.array, like: mx.array) -> mx.array:
-    return mx.broadcast_to(x, like.shape)
 
 
 def add_noise(scores: mx.array, positions: mx.array, values: Values, first: int = 0) -> mx.array:

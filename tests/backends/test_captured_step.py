@@ -43,7 +43,7 @@ from backends.triton_process import (
     fewer_programs,
 )
 from cuda_fallback import ops, runtime
-from cuda_fallback.arrays import SamplingBatch, count_words, pack, unpack
+from cuda_fallback.arrays import SamplingBatch, pack, unpack
 from cuda_fallback.kernels import cuda_graph
 from cuda_fallback.kernels.state import (
     MAX_ROWS,
@@ -171,9 +171,9 @@ def test_norms_products_gates_and_rotations(dtype, bound, call):
     assert len(errors) == 32 and max(errors.values()) < bound, errors
 
 
-def device_state(*rows: tuple, words: int = 0):
+def device_state(*rows: tuple):
     """A state of rows, each (position, storage, tables) and perhaps the token."""
-    state = new_state(words)
+    state = new_state()
     for i, row in enumerate(rows):
         pack_row(state, i, *row)
     return torch.from_numpy(state).to(DEVICE)
@@ -275,9 +275,7 @@ def noise_and_tokens() -> tuple:
         DEVICE,
     )
     arrays = arrange(batch.features, batch.options)
-    words = np.zeros((count_words(arrays), MAX_ROWS), np.int64)
-    pack(arrays, words)
-    values = unpack(arrays, torch.from_numpy(words).to(DEVICE))
+    values = unpack(arrays, torch.from_numpy(pack(arrays, MAX_ROWS)).to(DEVICE))
     positions = torch.tensor([position + 1 for _, position in NOISY] * 2, device=DEVICE)
     scores = torch.zeros((6, 3000), device=DEVICE)
     noise = decode.add_noise(scores, positions[:, None], values).cpu().numpy()

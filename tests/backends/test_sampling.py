@@ -142,12 +142,16 @@ def test_missing_history_is_no_token(process):
 def test_noise_is_equal_to_the_bit(seed, position, sampler, arrays, backend):
     batch = sampler(dict(temperature=1.0, seed=seed), {})
     at = batch.words.send(np.array([[position]] * 2, np.uint32), backend.device)
-    zeros = arrays(np.zeros((2, V), np.float32))
-    noise = backend.runtime.to_numpy(batch.words.add_noise(zeros, at, batch.arrange()))
+
+    def add_noise(count: int, first: int) -> np.ndarray:
+        zeros = arrays(np.zeros((2, count), np.float32))
+        noisy = batch.words.add_noise(zeros, at, batch.arrange(), first)
+        return backend.runtime.to_numpy(noisy)
+
+    noise = add_noise(V, 0)
     assert noise[0].tobytes() == rng.gumbel(seed, position, V).tobytes()
     assert not noise[1].any()  # a greedy row
-    share = batch.words.add_noise(zeros[:, :100], at, batch.arrange(), 77)
-    assert backend.runtime.to_numpy(share)[0].tobytes() == noise[0, 77:177].tobytes()
+    assert add_noise(100, 77).tobytes() == noise[:, 77:177].tobytes()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -65,20 +65,19 @@ def threefry2x32(
     """`threefry` in NumPy, uint32 [N]. key: two words; counter0: uint32 [N]. Words are numbers, or
     uint32 [..., 1].
     """
-    words = (np.atleast_1d(np.asarray(word).astype(np.uint32)) for word in (*key, counter1))
-    low, high, counter1 = words
-    return threefry(low, high, counter0, counter1, _rotate, _spread)
+    key0, key1, counter1 = (
+        word if isinstance(word, np.ndarray) else np.array([word & 0xFFFFFFFF], np.uint32)
+        for word in (*key, counter1)
+    )
+    high = np.empty(np.broadcast(counter0, key0, counter1).shape, np.uint32)
 
+    def rotate(x: np.ndarray, count: int) -> np.ndarray:
+        np.right_shift(x, 32 - count, out=high)
+        x <<= count
+        x |= high
+        return x
 
-def _rotate(x: np.ndarray, count: int) -> np.ndarray:
-    high = x >> np.uint32(32 - count)
-    x <<= np.uint32(count)
-    x |= high
-    return x
-
-
-def _spread(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(x, like.shape).copy()
+    return threefry(key0, key1, counter0, counter1, rotate, lambda x, like: x + np.zeros_like(like))
 
 
 def table_index(words: np.ndarray) -> np.ndarray:
