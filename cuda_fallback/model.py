@@ -20,11 +20,11 @@ from mlx_llama.core.errors import BackendError, ContextError, OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint
 
 from . import kernels, ops, runtime
+from .arrays import SamplingBatch
 from .cache import Cache
 from .kernels.cuda_graph import Capture, Runner
 from .kernels.state import StateView
 from .ranks import Ranks
-from .sampling import SamplingBatch
 from .weights import Weights
 
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism by torch.distributed: sums, gathers, and draws from a shared vocabulary.
+"""Tensor parallelism by torch.distributed: sums and gathers.
 
 On a GPU they are NCCL's operations, which a CUDA graph captures; on the CPU device gloo's. All
 processes queue the same operations in the same order.
@@ -15,11 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlx_llama.core.backends import shards
-from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.errors import BackendError
-
-from .sampling import SamplingBatch
 
 _SECONDS = 60  # of a collective operation on the CPU device, far more than a forward's share takes
 
@@ -77,29 +73,3 @@ def join() -> Ranks:
     # gloo's threads may abort a process that ends without it
     atexit.register(dist.destroy_process_group)
     return Ranks()
-
-
-class Vocabulary(shards.Vocabulary):
-    """The vocabulary over all processes, and draws from it."""
-
-    def choose(self, scores: Tensor) -> Tensor:
-        """The token of the largest score, the first of equals: int32 [B, 1]. scores: [B, V']."""
-        score, best = scores.max(dim=-1, keepdim=True)
-        pair = torch.cat([score.view(torch.int32), best.int() + self.first], dim=1)
-        pairs = self.ranks.gather(pair)
-        winner = pairs[..., :1].contiguous().view(torch.float32).argmax(dim=0, keepdim=True)
-        return pairs[..., 1:].gather(0, winner)[0]
-
-    def draw_rows(
-        self,
-        sampling: SamplingBatch,
-        logits: Tensor,
-        positions: Sequence[int],
-        recent: Tensor | None,
-        masks: Masks | None,
-    ) -> Tensor:
-        """`sampling` of this process's logits [B, V']."""
-        if masks is not None or not sampling.kind.needs_best:
-            return sampling(self.gather(logits), positions, recent, masks)
-        _, noisy = sampling.score(logits.float(), positions, None, self.first)
-        return self.choose(noisy)

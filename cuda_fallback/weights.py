@@ -15,7 +15,7 @@ from mlx_llama.core.files.quantized import AffineWeight
 
 from . import facts, kernels, ops, runtime
 from .quantized import QuantizedMatrix, QuantizedStack
-from .ranks import Ranks, Vocabulary
+from .ranks import Ranks
 
 _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is sent
 
@@ -28,7 +28,7 @@ class Weights(BlockWeights):
     memory free than the weights take; so does each reading that runs out of memory.
     """
 
-    ops, runtime, vocabulary_type = ops, runtime, Vocabulary
+    ops, runtime = ops, runtime
     block_fields = tuple("bits group_size offset has_biases two_level scale_dtype table".split())
     stack_type = QuantizedStack
 

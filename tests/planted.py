@@ -109,6 +109,7 @@ NEAR = {
     "mlx_llama/core/families/": "core/families/test_*",
     "mlx_llama/core/models/": "core/models/test_* core/families/test_*",
     "mlx_llama/core/generation/": "core/generation/test_*",
+    "mlx_llama/core/sample": "core/generation/test_sampling backends/test_sampling",
     "mlx_llama/core/files/": "core/files/test_*",
     "mlx_llama/core/text/": "core/text/**/test_*",
     "mlx_llama/server/": "doors/server/test_*",

@@ -36,12 +36,15 @@ def compile_all(every_capability: bool) -> int:
     from backends.test_machine_code import LOW_BIT, low_bit
 
     from cuda_fallback.kernels import packed
-    from mlx_llama.core.generation.sampling import Kind
+    from mlx_llama.core.sample import SamplingFeatures
 
     models = [load(name) for name in MODELS]
     with torch.inference_mode(), recorded() as launches:
         for llama in models:
-            for rows, kind in ((1, Kind()), (4, Kind(True, 32, True, True, 64, 4, 5, True))):
+            for rows, kind in (
+                (1, SamplingFeatures()),
+                (4, SamplingFeatures(True, 32, True, True, 64, 4, 5, True)),
+            ):
                 for part in build_step(llama, rows, kind).parts:
                     part()
         extra_launches()

@@ -28,13 +28,12 @@ from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView, Span
-from mlx_llama.core.generation.sampling import Kind
+from mlx_llama.core.backends.shards import Vocabulary
+from mlx_llama.core.sample import SamplingFeatures, sample
 
+from ..arrays import SamplingBatch
 from ..cache import Cache
-from ..ranks import Vocabulary
-from ..sampling import SamplingBatch
 from . import first_line
-from .draw import choose, exclude_top, gumbel_table, mask, pack_logprobs, process, rated
 from .state import MAX_ROWS, StateView
 
 KEPT = 24  # graphs per model
@@ -93,7 +92,7 @@ class Step:
         self.compute, self.view, self.draws, self.vocabulary = compute, view, draws, vocabulary
         # or their graphs' replays; the host computes masks between two
         self.parts: list[Callable[[], None]] = [self.work]
-        if view.kind.has_masks or not draws:
+        if view.features.has_masks or not draws:
             self.parts = [self.forward, self.draw] if draws else [self.forward]
         self.logits: Tensor | None = None  # [B, 1, V]
         # tokens int32 [B, 1], or [B, C] with log-probabilities
@@ -101,7 +100,7 @@ class Step:
         self.is_tried = self.is_captured = False
 
     def run(self, masks: Masks | None = None) -> None:
-        """Run the parts. masks: called when the forward is queued, if the view's kind has masks."""
+        """Run the parts. masks: called when the forward is queued, if there are any."""
         for i, part in enumerate(self.parts):
             if i and masks:
                 self.view.allow(masks())
@@ -120,26 +119,12 @@ class Step:
 
     def draw(self) -> None:
         """Draw the next tokens from the logits and advance the view's state, uncaptured."""
-        view, kind, logits = self.view, self.view.kind, self.logits[:, -1].float()
-        shares = self.vocabulary if self.vocabulary and kind.needs_best else None
-        if self.vocabulary and not shares:
-            logits = self.vocabulary.gather(logits)
-        recent = view.recent(kind.window) if kind.window else None
-        allowed, dry = mask(logits, view.masks) if kind.has_masks else (logits, None)
-        scores = process(kind, view.values, allowed, recent, dry)
-        if kind.has_xtc:
-            scores = exclude_top(view.values, scores, view.next_positions.int()[:, None])
-        filtered = scores
-        if kind.is_random:
-            table, first = gumbel_table(scores.device), shares.first if shares else 0
-            at, words = view.next_positions, view.values.words
-            scores = view.kernels.add_noise(scores, table, at, words, first)
-        tokens = shares.choose(scores) if shares else choose(scores)
-        self.drawn = tokens
-        if kind.logprobs is not None:
-            logits = rated(kind, view.values, logits, filtered, tokens)
-            self.drawn = pack_logprobs(tokens, logits, kind.logprobs)
-        view.advance(tokens)
+        view, features, positions = self.view, self.view.features, self.view.next_positions[:, None]
+        logits, words = self.logits[:, -1], self.view.kernels.arrays
+        recent = view.recent(features.window) if features.window else None
+        given = recent, view.values, view.masks
+        self.drawn = sample(words, features, logits, positions, *given, self.vocabulary)
+        view.advance(self.drawn[:, :1].contiguous())
 
 
 @dataclass(frozen=True)
@@ -158,14 +143,14 @@ class _Ready:
         spans: Sequence[Span],
         tokens: object,
         sampling: SamplingBatch,
-        kind: Kind,
+        features: SamplingFeatures,
     ) -> bool:
         return (
             isinstance(tokens, Tensor)
             and tokens.device == self.tokens.device
             and self.tokens.is_set_to(tokens)
             and self.cache() is cache
-            and self.step.view.kind == kind
+            and self.step.view.features == features
             and self.rows == _describe_rows(cache, spans)
             and (self.sampling is sampling or self.sampling.options == sampling.options)
         )
@@ -174,15 +159,15 @@ class _Ready:
 class Runner:
     """Runs tokens as rows of a model's forward by kernels, as graphs.
 
-    compute: (tokens, view, all_positions) -> logits, the model's decoder. build_view: (rows, kind)
-    -> StateView. capture: None to run steps uncaptured. vocabulary: as in `Step`. notices: about
-    the captures so far.
+    compute: (tokens, view, all_positions) -> logits, the model's decoder. build_view: (rows,
+    features) -> StateView. capture: None to run steps uncaptured. vocabulary: as in `Step`.
+    notices: about the captures so far.
     """
 
     def __init__(
         self,
         compute: Callable[..., Tensor],
-        build_view: Callable[[int, Kind], StateView],
+        build_view: Callable[[int, SamplingFeatures], StateView],
         device: torch.device,
         capture: Callable[[Callable[[], None]], Callable[[], None]] | None,
         vocabulary: Vocabulary | None = None,
@@ -190,7 +175,7 @@ class Runner:
         self.compute, self.build_view, self.device = compute, build_view, device
         self.capture, self.vocabulary = capture, vocabulary
         self.notices: tuple[str, ...] = ()
-        # by (rows, kind), least recently used first
+        # by (rows, features), least recently used first
         self._steps: OrderedDict[tuple, Step] = OrderedDict()
         self._lock = threading.Lock()
         self.ready: _Ready | None = None
@@ -250,19 +235,21 @@ class Runner:
         self, tokens: Tensor, call: CallView, sampling: SamplingBatch, masks: Masks | None = None
     ) -> Tensor:
         """As the model's step, for `tokens` [B, 1], checked ids, at the positions of `call`."""
-        kind = sampling.kind._replace(has_masks=masks is not None)
+        features = sampling.features._replace(has_masks=masks is not None)
         with self._lock:
             self._follow_streams()
             with call:
                 if len(tokens) <= MAX_ROWS:
-                    return self._step(tokens, call.spans, call.cache, sampling, kind, masks)
+                    return self._step(tokens, call.spans, call.cache, sampling, features, masks)
                 drawn, once = [], masks and functools.cache(masks)
                 for at in range(0, len(tokens), MAX_ROWS):
                     here = slice(at, at + MAX_ROWS)
                     part = SamplingBatch(sampling.options[here], sampling.device)
                     allowed = once and (lambda here=here: once()[here])
                     drawn.append(
-                        self._step(tokens[here], call.spans[here], call.cache, part, kind, allowed)
+                        self._step(
+                            tokens[here], call.spans[here], call.cache, part, features, allowed
+                        )
                     )
                 return torch.cat(drawn)
 
@@ -272,20 +259,20 @@ class Runner:
         spans: tuple[Span, ...],
         cache: Cache,
         sampling: SamplingBatch,
-        kind: Kind,
+        features: SamplingFeatures,
         masks: Masks | None,
     ) -> Tensor:
         ready, self.ready = self.ready, None  # the call after an interrupted step sets the state
-        if ready and ready.is_for(cache, spans, tokens, sampling, kind):
+        if ready and ready.is_for(cache, spans, tokens, sampling, features):
             step, sampling = ready.step, ready.sampling
             self._use(step)
         else:
-            step = self._find_step(len(spans), kind)
+            step = self._find_step(len(spans), features)
             self._use(step)
             step.view.point(cache, tokens, spans, sampling)
         step.run(masks)
         _count_writes(cache, spans)
-        if len(spans) == 1 and kind.logprobs is None:  # the cache keeps it
+        if len(spans) == 1 and features.logprobs is None:  # the cache keeps it
             (span,) = spans
             drawn = cache.row_storage[span.row].tokens[span.end : span.end + 1].view(1, 1)
         else:
@@ -303,13 +290,13 @@ class Runner:
             current.wait_stream(self._stream)
         self._stream = current
 
-    def _find_step(self, rows: int, kind: Kind | None) -> Step:
-        """The step of the smallest bucket for `rows`. kind: None for the forward alone."""
+    def _find_step(self, rows: int, features: SamplingFeatures | None) -> Step:
+        """The step of the smallest bucket for `rows`. features: None for the forward alone."""
         bucket = 1 << (rows - 1).bit_length()
-        key = bucket, kind
+        key = bucket, features
         if key not in self._steps:
-            view = self.build_view(bucket, kind or Kind())
-            self._steps[key] = Step(self.compute, view, kind is not None, self.vocabulary)
+            view = self.build_view(bucket, features or SamplingFeatures())
+            self._steps[key] = Step(self.compute, view, features is not None, self.vocabulary)
         self._steps.move_to_end(key)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)

@@ -8,7 +8,7 @@ function with torch's operations:
     add_rms_norm   ops.add_rms_norm                 multiply, multiply_gated   ops.linear, ops.gated_linear
     norm_heads     ops.norm_heads                   rotate, gate               ops.rope, ops.gate
     store_rotated  ops.rope_and_store               attend                     ops.attend
-    recent         Cache.recent                     add_noise                  sampling.gumbel added to the scores
+    recent         Cache.recent                     add_noise                  arrays.add_noise
     read_keys      View.new_keys                    adapt                      ops.adapt
     xielu          ops.xielu
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import torch
 
+from . import arrays  # noqa: F401, for sampling
 from .attention import attend, read_keys, store_rotated, try_heads  # noqa: F401
 from .elements import add_rms_norm, gate, norm_heads, rotate, xielu  # noqa: F401
 from .products import adapt, combine, experts, multiply, multiply_chosen, multiply_gated  # noqa: F401

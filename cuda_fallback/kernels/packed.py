@@ -27,10 +27,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cuda_fallback.arrays import to_signed
 from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT
 
-from .draw import to_signed
 from .state import MAX_ROWS  # noqa: F401
 
 # maximum number of a prompt's positions for `multiply`; dequantising is faster for more

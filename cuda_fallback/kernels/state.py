@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from mlx_llama.core.backends.positions import Span
-from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import View
+from mlx_llama.core.sample import SamplingFeatures, arrange
 
+from ..arrays import SamplingBatch, pack, unpack
 from ..cache import Cache
-from ..sampling import SamplingBatch
-from .draw import Values, count_words, pack
 from .storage import Storage
 
 MAX_ROWS = 32  # of one step
@@ -29,9 +28,9 @@ POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPT
 )
 
 
-def new_state(words: int = 0) -> np.ndarray:
-    """A state on the host, for `pack_row`. words: number of sampling's words."""
-    return np.zeros((WORDS + words, MAX_ROWS), np.int64)
+def new_state() -> np.ndarray:
+    """A state on the host, for `pack_row`, without sampling's words."""
+    return np.zeros((WORDS, MAX_ROWS), np.int64)
 
 
 def pack_row(
@@ -54,7 +53,7 @@ class StateView(View):
     """The view of decoded tokens, one per row, which kernels read from `state`.
 
     It has no reference to a cache, so a CUDA graph of its operations serves any rows of any cache.
-    rows: of the batch, with padding. kind: features of the sampling whose options follow the state.
+    rows: of the batch, with padding. features: of the sampling whose options follow the state.
     kernels: decode.py.
     """
 
@@ -68,21 +67,22 @@ class StateView(View):
         kernels: ModuleType,
         bits: int | None,
         rows: int,
-        kind: Kind,
+        features: SamplingFeatures,
     ):
         self.config, self.dtype, self.kernels = config, dtype, kernels
-        self.rows, self.bits, self.kind = rows, bits, kind
-        size = WORDS + count_words(kind), MAX_ROWS
+        self.rows, self.bits, self.features = rows, bits, features
+        layout = arrange(features, ())
+        size = WORDS + len(pack(layout, MAX_ROWS)), MAX_ROWS
         self.state = torch.zeros(size, dtype=torch.int64, device=device)
         self.table_width = config.table_width  # of a position's cosines
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
-        self.values = Values(self.state[WORDS:, :rows])  # options of sampling
+        self.values = unpack(layout, self.state[WORDS:, :rows])  # options of sampling
         words = -(-config.vocab_size // 32)
         # of grammars, and penalties of DRY
         self.masks: Tensor | None = None
-        if kind.has_masks:
-            width = words + kind.has_dry * config.vocab_size
+        if features.has_masks:
+            width = words + features.has_dry * config.vocab_size
             self.masks = torch.zeros((rows, width), dtype=torch.int32, device=device)
             self.masks[:, :words] = -1
         # written to by rows that pad the batch
@@ -97,7 +97,7 @@ class StateView(View):
     ) -> None:
         """Make `tokens` [B, 1], checked ids, the next ones, stored at the spans' positions."""
         on_device = isinstance(tokens, Tensor)
-        state = new_state(count_words(self.kind))
+        state = new_state()
         for i, span in enumerate(spans):
             token, adapter = 0 if on_device else int(tokens[i][0]), cache.adapters[span.row]
             place = span.start, cache.row_storage[span.row], cache.tables
@@ -105,9 +105,8 @@ class StateView(View):
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables)
             state[TOKENS, i] = 0
-        if sampling is not None:
-            pack(sampling.options, self.kind, state[WORDS:])
-        _upload(state, self.state)
+        options = arrange(self.features, sampling.options if sampling else ())
+        _upload(np.concatenate([state, pack(options, MAX_ROWS)]), self.state)
         if on_device:
             self.tokens[: len(spans)].copy_(tokens.clamp(min=0))  # see `advance`
         self.kernels.note(self.state, self.rows)

@@ -8,12 +8,15 @@ import triton.language as tl
 from torch import Tensor
 
 from mlx_llama.core.generation import rng
+from mlx_llama.core.sample import Values
 
-from . import draw, packed
+from ..arrays import gumbel_table
+from . import packed
 from .addresses import NEXT, POSITION, STRIDE, TOKEN, TOKENS, address, field
 
-_SEED_LOW, _SEED_HIGH = tl.constexpr(draw.SEED_LOW), tl.constexpr(draw.SEED_HIGH)
-_IS_RANDOM, _PARITY = tl.constexpr(draw.IS_RANDOM), tl.constexpr(rng.PARITY)
+# the first fields of core.sample
+_SEED_LOW, _SEED_HIGH, _IS_RANDOM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_PARITY = tl.constexpr(rng.PARITY)
 _SHIFT, _OFFSET = tl.constexpr(rng.TABLE_SHIFT), tl.constexpr(rng.TABLE_OFFSET)
 _BLOCK = 1024  # scores per program of `_add_noise`
 
@@ -99,14 +102,11 @@ def recent(state: Tensor, B: int, window: int) -> Tensor:
     return out
 
 
-def add_noise(
-    scores: Tensor, table: Tensor, positions: Tensor, words: Tensor, first: int = 0
-) -> Tensor:
-    """Add core.rng's Gumbel noise at `positions` to random rows.
-
-    scores: float32 [B, V]; table: rng's gumbel_table on the device; positions: int64 [B]; words:
-    sampling options, int64 [fields, MAX_ROWS]; first: id of the first token.
+def add_noise(scores: Tensor, positions: Tensor, values: Values, first: int = 0) -> Tensor:
+    """As core.sample.Words.add_noise. positions: int64 [B, 1]; values: views of packed words, int64
+    [fields, MAX_ROWS].
     """
+    table, words = gumbel_table(scores.device), values["seed_low"]  # of the first field
     (B, V), out = scores.shape, torch.empty_like(scores)
     grid = (triton.cdiv(V, _BLOCK), B)
     packed.run(_add_noise, grid, positions, words, scores, table, out, V, first, _BLOCK)

@@ -142,23 +142,21 @@ def _errors(dtype: Any) -> dict[str, float]:
 def _noise_is_right() -> bool:
     import torch
 
+    from cuda_fallback.arrays import pack, unpack
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.draw import count_words, gumbel_table, pack
     from cuda_fallback.kernels.state import MAX_ROWS
-    from cuda_fallback.sampling import SamplingBatch
     from mlx_llama.core.generation import rng
     from mlx_llama.core.options import resolve
+    from mlx_llama.core.sample import SamplingFeatures, arrange
 
     seed, position = 2**63 + 12345, 77
-    batch = SamplingBatch([resolve({"temperature": 1.0, "seed": seed}).options])
-    words = np.zeros((count_words(batch.kind), MAX_ROWS), np.int64)
-    pack(batch.options, batch.kind, words)
+    options = [resolve({"temperature": 1.0, "seed": seed}).options]
+    arrays = arrange(SamplingFeatures.of(options), options)
     zeros = torch.zeros((1, VOCABULARY), device=DEVICE)
     noisy = decode.add_noise(
         zeros,
-        gumbel_table(zeros.device),
-        torch.tensor([position], device=DEVICE),
-        torch.from_numpy(words).to(DEVICE),
+        torch.tensor([[position]], device=DEVICE),
+        unpack(arrays, torch.from_numpy(pack(arrays, MAX_ROWS)).to(DEVICE)),
     )
     return bool(np.array_equal(noisy[0].cpu().numpy(), rng.gumbel(seed, position, VOCABULARY)))
 

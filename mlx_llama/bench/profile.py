@@ -92,9 +92,9 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
         cache.trim(min(case.depth, cache.lengths[row]), row)
         if rest := tokens[cache.lengths[row] : case.depth]:
             prefill(loaded.backend, loaded.model, cache, {row: rest})
-    before, sampled, make = probe(), [0.0], loaded.backend.sampling.SamplingBatch
+    before, sampled, make = probe(), [0.0], loaded.backend.arrays.SamplingBatch
     clocked = SimpleNamespace(SamplingBatch=lambda *named: _ClockedSampling(make(*named), sampled))
-    backend = dataclasses.replace(loaded.backend, sampling=clocked)
+    backend = dataclasses.replace(loaded.backend, arrays=clocked)
     with loaded.model.profile() as profile:
         started = time.perf_counter()
         if case.kind == "pp":

@@ -22,8 +22,8 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
 from . import ops, runtime
+from .arrays import SamplingBatch
 from .cache import Cache
-from .kernels.draw import SamplingBatch, sample
 from .kernels.pace import Pace
 from .kernels.packing import Packing
 from .kernels.trace import Runner
@@ -63,8 +63,7 @@ class Llama(BaseLlama):
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model.pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
-            draw = model.vocabulary.sample if ranks else sample
-            model.runner = Runner(model._advance, compile, draw)
+            model.runner = Runner(model._advance, compile, model.vocabulary)
         wire(model, device)
         return model
 

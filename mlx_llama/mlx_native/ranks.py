@@ -1,4 +1,4 @@
-"""Tensor parallelism by mx.distributed: sums, gathers, and draws from a shared vocabulary.
+"""Tensor parallelism by mx.distributed: sums and gathers.
 
 Collective operations are primitives of the lazy graph, so mx.compile traces them. All processes
 build and launch the same graphs in the same order.
@@ -10,15 +10,10 @@ import time
 from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 
 from mlx_llama.core.backends import shards
 from mlx_llama.core.backends.interface import Probe
 from mlx_llama.core.errors import BackendError
-from mlx_llama.core.generation.sampling import Kind
-
-from .kernels.draw import Values, choose_winner, draw_share, sample
-from .sampling import SamplingBatch
 
 JOIN_SECONDS = 60  # in which all processes must have started
 
@@ -70,25 +65,7 @@ def join() -> Ranks:
 
 
 class Vocabulary(shards.Vocabulary):
-    """The vocabulary over all processes, and draws from it."""
-
-    def sample(
-        self, kind: Kind, logits: mx.array, positions: mx.array, recent, values: Values, words=None
-    ) -> mx.array:
-        """draw.sample of this process's logits [S, V']."""
-        if words is None and kind.needs_best:
-            best = draw_share(kind, logits, self.first, positions, values)
-            return choose_winner(self.ranks.gather(best))
-        return sample(kind, self.gather(logits), positions, recent, values, words)
-
-    def draw_rows(
-        self, sampling: SamplingBatch, logits: mx.array, positions: Sequence[int], recent, masks
-    ) -> mx.array:
-        """`sampling` of this process's logits [B, V']."""
-        if masks is not None:
-            return sampling(self.gather(logits), positions, recent, masks)
-        following = mx.array(np.array(positions, np.int64).astype(np.uint32))
-        return self.sample(sampling.kind, logits, following, recent, sampling.arrange())
+    """The vocabulary over all processes."""
 
     def gather_probes(self, probe: Probe) -> Probe:
         def evaluate(name: str, array: mx.array) -> None:

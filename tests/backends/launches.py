@@ -31,9 +31,9 @@ from cuda_fallback.kernels.state import MAX_ROWS, StateView
 from cuda_fallback.model import Llama
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import Window
+from mlx_llama.core.sample import SamplingFeatures
 
 META = torch.device("meta")
 # sizes of the whole matrix of machine code
@@ -58,7 +58,7 @@ def recorded() -> Iterator[list[Launch]]:
     """Launches of the package's kernels, which run nothing; all kernels are taken to run on any
     device.
     """
-    from cuda_fallback.kernels import cuda_graph, decode, packed
+    from cuda_fallback.kernels import decode, packed, tokens
 
     launches: list[Launch] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -70,9 +70,7 @@ def recorded() -> Iterator[list[Launch]]:
             ),
         )
         patch.setattr(kernels, "find_kernels", lambda device: kernels.Kernels(decode, packed))
-        patch.setattr(
-            cuda_graph, "gumbel_table", lambda device: torch.empty(1 << 13, device=device)
-        )
+        patch.setattr(tokens, "gumbel_table", lambda device: torch.empty(1 << 13, device=device))
         yield launches
 
 
@@ -158,7 +156,7 @@ def build_step(llama, rows: int, kind):
     from cuda_fallback.kernels import decode, ops
 
     view = StateView(
-        llama.config, llama.dtype, META, decode, llama.cache_bits, rows, kind or Kind()
+        llama.config, llama.dtype, META, decode, llama.cache_bits, rows, kind or SamplingFeatures()
     )
     return Step(llama.decoder.over(ops), view, kind is not None)
 

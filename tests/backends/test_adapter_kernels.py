@@ -21,8 +21,8 @@ from backends.triton_process import (
     call,  # noqa: F401
     computing,
 )
+from cuda_fallback.arrays import SamplingBatch
 from cuda_fallback.kernels.state import ADAPTER, new_state
-from cuda_fallback.sampling import SamplingBatch
 
 
 def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:

@@ -11,7 +11,7 @@ import collections
 
 import pytest
 
-from mlx_llama.core.generation.sampling import Kind
+from mlx_llama.core.sample import SamplingFeatures
 
 torch = pytest.importorskip("torch")
 
@@ -52,13 +52,13 @@ def kinds():
     every = dict(is_random=True, top_k=32, has_top_p=True, has_min_p=True, window=64, biases=4)
     return [
         None,
-        Kind(),
-        Kind(is_random=True),
-        Kind(window=64),
-        Kind(logprobs=0),
-        Kind(**every),
-        Kind(**every, logprobs=5, has_masks=True),
-        Kind(is_random=True, logprobs=5, rates_sampled=True),
+        SamplingFeatures(),
+        SamplingFeatures(is_random=True),
+        SamplingFeatures(window=64),
+        SamplingFeatures(logprobs=0),
+        SamplingFeatures(**every),
+        SamplingFeatures(**every, logprobs=5, has_masks=True),
+        SamplingFeatures(is_random=True, logprobs=5, rates_sampled=True),
     ]
 
 

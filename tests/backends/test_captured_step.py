@@ -26,9 +26,9 @@ from mlx_llama.core import options
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.spec import Window
+from mlx_llama.core.sample import arrange
 
 torch = pytest.importorskip("torch")
 
@@ -44,8 +44,8 @@ from backends.triton_process import (
     fewer_programs,
 )
 from cuda_fallback import ops, runtime
+from cuda_fallback.arrays import SamplingBatch, pack, unpack
 from cuda_fallback.kernels import cuda_graph
-from cuda_fallback.kernels.draw import count_words, gumbel_table, pack
 from cuda_fallback.kernels.state import (
     MAX_ROWS,
     NEXT,
@@ -58,7 +58,6 @@ from cuda_fallback.kernels.state import (
 )
 from cuda_fallback.kernels.storage import Storage, quantize
 from cuda_fallback.model import Llama
-from cuda_fallback.sampling import SamplingBatch
 
 SAMPLING = {
     "greedy": dict(temperature=0),
@@ -173,9 +172,9 @@ def test_norms_products_gates_and_rotations(dtype, bound, call):
     assert len(errors) == 32 and max(errors.values()) < bound, errors
 
 
-def device_state(*rows: tuple, words: int = 0):
+def device_state(*rows: tuple):
     """A state of rows, each (position, storage, tables) and perhaps the token."""
-    state = new_state(words)
+    state = new_state()
     for i, row in enumerate(rows):
         pack_row(state, i, *row)
     return torch.from_numpy(state).to(DEVICE)
@@ -276,11 +275,11 @@ def noise_and_tokens() -> tuple:
         ],
         DEVICE,
     )
-    words = np.zeros((count_words(batch.kind), MAX_ROWS), np.int64)
-    pack(batch.options, batch.kind, words)
+    arrays = arrange(batch.features, batch.options)
+    values = unpack(arrays, torch.from_numpy(pack(arrays, MAX_ROWS)).to(DEVICE))
     positions = torch.tensor([position + 1 for _, position in NOISY] * 2, device=DEVICE)
-    scores, words = torch.zeros((6, 3000), device=DEVICE), torch.from_numpy(words).to(DEVICE)
-    noise = decode.add_noise(scores, gumbel_table(DEVICE), positions, words).cpu().numpy()
+    scores = torch.zeros((6, 3000), device=DEVICE)
+    noise = decode.add_noise(scores, positions[:, None], values).cpu().numpy()
     table = made(1, 1)
     rows = [
         Storage(torch.arange(start, start + 99, dtype=torch.int32, device=DEVICE), table, None)
@@ -849,9 +848,9 @@ def compiled(dtype, capability: int) -> list[tuple[str, int, bool, bool]]:
         decode.gate(made(1, 1, 28672), "silu")
         decode.xielu(made(1, 1, 14336), 0.8, 0.7, 0.5, -1e-6)
         decode.recent(state, 1, 20)
-        scores, table = (made(1, n, dtype=torch.float32) for n in (50000, 1 << 13))
-        words = made(count_words(Kind(True)), MAX_ROWS, dtype=torch.int64)
-        decode.add_noise(scores, table[0], made(1, dtype=torch.int64), words)
+        words = made(3, MAX_ROWS, dtype=torch.int64)
+        scores, positions = made(1, 50000, dtype=torch.float32), made(1, 1, dtype=torch.int64)
+        decode.add_noise(scores, positions, {"seed_low": words[0]})
         decode.note(state, 1)
         decode.advance(state, made(1, 1, dtype=torch.int32))
     facts = []

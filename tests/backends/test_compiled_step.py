@@ -98,7 +98,8 @@ def logits(mlx, model) -> np.ndarray:
     """Logits [30, V] of steps after each of `TOKENS`."""
     cache, draw = model.make_cache(100), sampler(mlx, temperature=0)
     # A step then returns the logits.
-    with mock.patch("mlx_llama.mlx_native.kernels.draw.draw", lambda kind, logits, *_: logits):
+    sample = "mlx_llama.mlx_native.kernels.trace.sample"
+    with mock.patch(sample, lambda words, features, logits, *_: logits):
         return np.concatenate(
             [
                 mlx.runtime.to_numpy(model.step(TOKENS[:, i : i + 1], i, cache, draw))

@@ -20,9 +20,9 @@ from mlx_llama.core.backends.positions import Span
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.options import resolve
+from mlx_llama.core.sample import SamplingFeatures
 
 torch = pytest.importorskip("torch")
 
@@ -34,11 +34,11 @@ from backends.triton_process import (
     compile_call,  # noqa: F401
     computing,
 )
+from cuda_fallback.arrays import SamplingBatch
 from cuda_fallback.cache import Cache
 from cuda_fallback.kernels.state import NUMBERS, TOKENS, StateView
 from cuda_fallback.kernels.storage import dequantize, quantize
 from cuda_fallback.model import Llama
-from cuda_fallback.sampling import SamplingBatch
 
 MIXED = [
     dict(temperature=0),
@@ -436,7 +436,7 @@ def test_rows_that_pad_a_batch_store_no_tokens():
     """Kernels tell them by the address 0; their storage has room for a single token."""
     config, cpu = LlamaConfig.from_dict(config_fields()), torch.device("cpu")
     kernels = SimpleNamespace(note=lambda state, rows: None)
-    view = StateView(config, torch.float32, cpu, kernels, None, 4, Kind())
+    view = StateView(config, torch.float32, cpu, kernels, None, 4, SamplingFeatures())
     cache = Cache(config, 16, torch.float32, cpu, 3)
     cache.reserve(dict.fromkeys(range(3), 1))
     view.point(cache, [[5], [6], [7]], [Span(row, 0, 1) for row in range(3)])

@@ -18,7 +18,7 @@ BUDGET = 260e6
 CODE = """
 import sys, time
 import numpy as np
-from mlx_llama.core.generation import options
+from mlx_llama.core import options
 from mlx_llama.core.system import machine
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint

@@ -14,7 +14,7 @@ import itertools
 import pytest
 from machine import EVERY_SIZE
 
-from mlx_llama.core.generation.sampling import Kind
+from mlx_llama.core.sample import SamplingFeatures
 
 torch = pytest.importorskip("torch")
 
@@ -235,7 +235,9 @@ def of_steps(rows: int, capability: int) -> list[tuple]:
     models = [load(name) for name in MODELS]
     with torch.inference_mode(), recorded() as launches:
         for llama in models:
-            for part in build_step(llama, rows, Kind(True, 32, True, True, 64, 4)).parts:
+            for part in build_step(
+                llama, rows, SamplingFeatures(True, 32, True, True, 64, 4)
+            ).parts:
                 part()
         extra_launches()
     return _compiled(launches, capability)

@@ -15,6 +15,7 @@ from mlx_llama.core.backends.weights import BaseWeights
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.ops import Ops
+from mlx_llama.core.sample import Words
 
 NAMES = ("mlx", "cpu", "cuda")
 
@@ -53,7 +54,7 @@ def test_the_modules_are_implemented(backend, file, protocol):
     [
         ("model", "Llama", interface.Model),
         ("cache", "Cache", interface.Cache),
-        ("sampling", "SamplingBatch", interface.SamplingBatch),
+        ("arrays", "SamplingBatch", interface.SamplingBatch),
         ("weights", "Weights", BaseWeights),
     ],
 )
@@ -77,6 +78,18 @@ def test_a_vocabulary_has_the_words_of_the_forward(backend, kernels):
     for name, wanted in members(Ops).items():
         spoken = [default for _, _, default in parameters(getattr(words, name))]
         assert spoken == [default for _, _, default in parameters(wanted)], name
+
+
+@pytest.mark.parametrize("kernels", ["", "kernels."])
+def test_arrays_have_the_words_of_sampling(backend, kernels):
+    """By kernels, too, but for those that only SamplingBatch says."""
+    if kernels and backend.name != "cuda":
+        pytest.skip("kernels replace no word of sampling")
+    words = importlib.import_module(f"{backend.model.__package__}.{kernels}arrays")
+    of_batches = {"scope", "launch", "send", "send_all"} if kernels else set()
+    assert all(hasattr(words, name) for name in Words.__annotations__.keys() - of_batches)
+    for name, wanted in members(Words).items():
+        assert parameters(getattr(words, name)) == parameters(wanted), name
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -27,9 +27,9 @@ from mlx_llama.core.options import resolve
 
 mx = pytest.importorskip("mlx.core")
 
-from mlx_llama.mlx_native import ops
+from mlx_llama.core.sample import process, sample
+from mlx_llama.mlx_native import arrays, ops
 from mlx_llama.mlx_native.kernels import buffers as home
-from mlx_llama.mlx_native.kernels.draw import draw, process
 from mlx_llama.mlx_native.kernels.packing import Packing
 from mlx_llama.mlx_native.kernels.view import StepView
 
@@ -353,16 +353,31 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
     with mx.stream(mlx.device):
         values, at = batch.arrange(order), [max(i, 0) for i in order]
         logits, recent = mx.array(scores[at]), mx.array(history[at])
-        processed = np.array(process(batch.kind, logits, recent, values))
+        processed = np.array(process(arrays, batch.features, logits, recent, values))
         drawn = np.array(
-            draw(batch.kind, logits, mx.array(np.array(at, np.uint32) + 5), recent, values)
+            sample(
+                arrays,
+                batch.features,
+                logits,
+                mx.array(np.array(at, np.uint32)[:, None] + 5),
+                recent,
+                values,
+            )
         )
         for slot, i in enumerate(order[:-2]):
             alone = sampling(mlx, rows[i])
             last_tokens = (
                 mx.array(history[i : i + 1, 32 - alone.window :]) if alone.window else None
             )
-            wanted = np.array(alone.processed(mx.array(scores[i : i + 1]), last_tokens))[0]
+            wanted = np.array(
+                process(
+                    arrays,
+                    alone.features,
+                    mx.array(scores[i : i + 1]),
+                    last_tokens,
+                    alone.arrange(),
+                )
+            )[0]
             np.testing.assert_array_equal(processed[slot], wanted)
             assert [drawn[slot, 0]] == mlx.runtime.read(
                 alone(mx.array(scores[i : i + 1]), [i + 5], last_tokens)
@@ -440,13 +455,13 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(
 
 
 def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
-    from mlx_llama.mlx_native.kernels import draw
+    from mlx_llama.mlx_native.kernels import trace
 
     model = mlx.load(open_checkpoint(checkpoint("plain")), "float32", compile=True)
     forwards, draws = traces(monkeypatch), []
     cache = filled(model, 100, 3, (3, 4, 5))
-    drawing = draw.draw
-    monkeypatch.setattr(draw, "draw", lambda *args: (draws.append(0), drawing(*args))[1])
+    drawing = trace.sample
+    monkeypatch.setattr(trace, "sample", lambda *args: (draws.append(0), drawing(*args))[1])
 
     def run(count: int, **args) -> tuple[int, int]:
         batch = sampling(mlx, *({"seed": n, **args} for n in range(3)))

@@ -4,7 +4,6 @@ core.generation.rng.
 
 from __future__ import annotations
 
-import importlib
 import math
 from unittest.mock import Mock
 
@@ -23,6 +22,7 @@ from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.generation import rng
 from mlx_llama.core.options import resolve
+from mlx_llama.core.sample import process as process_scores
 
 V = 1000
 
@@ -68,7 +68,8 @@ def process(sampler, arrays, backend):
     def run(rows, scores, recent=None):
         batch = sampler(*rows)
         recent = recent[:, -batch.window :] if batch.window else None
-        return backend.runtime.to_numpy(batch.processed(arrays(scores), arrays(recent)))
+        given = arrays(scores), arrays(recent), batch.arrange()
+        return backend.runtime.to_numpy(process_scores(batch.words, batch.features, *given))
 
     return run
 
@@ -138,15 +139,19 @@ def test_missing_history_is_no_token(process):
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 0xDEADBEEF12345678, 2**64 - 1])
 @pytest.mark.parametrize("position", [1, 77, 131071])
-def test_noise_is_equal_to_the_bit(seed, position, sampler, draw, arrays, backend):
-    gumbel = getattr(importlib.import_module(type(sampler({})).__module__), "gumbel", None)
-    if gumbel is None:  # NumPy has no noise of its own: check its sampler
-        drawn = draw([dict(temperature=1.0, seed=seed)], np.zeros((1, V), np.float32), [position])
-        assert drawn == rng.gumbel(seed, position, V).argmax()
-        return
-    indices = np.arange(V, dtype=np.uint32 if backend.name == "mlx" else np.int32)
-    got = gumbel(seed, position, arrays(rng.gumbel_table()), arrays(indices))
-    assert backend.runtime.to_numpy(got).tobytes() == rng.gumbel(seed, position, V).tobytes()
+def test_noise_is_equal_to_the_bit(seed, position, sampler, arrays, backend):
+    batch = sampler(dict(temperature=1.0, seed=seed), {})
+    at = batch.words.send(np.array([[position]] * 2, np.uint32), backend.device)
+
+    def add_noise(count: int, first: int) -> np.ndarray:
+        zeros = arrays(np.zeros((2, count), np.float32))
+        noisy = batch.words.add_noise(zeros, at, batch.arrange(), first)
+        return backend.runtime.to_numpy(noisy)
+
+    noise = add_noise(V, 0)
+    assert noise[0].tobytes() == rng.gumbel(seed, position, V).tobytes()
+    assert not noise[1].any()  # a greedy row
+    assert add_noise(100, 77).tobytes() == noise[:, 77:177].tobytes()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -175,7 +180,7 @@ def test_xtc_is_the_definition(probability, temperature, draw):
         shares /= shares.sum()  # before the temperature
         likely = np.flatnonzero(shares >= 0.04)
         scores = np.where(shares > 0, raw / np.float32(temperature), -np.inf)
-        if rng.draw_chance(1, position) < probability * 2**24 and len(likely) > 1:
+        if draw_chance(1, position) < probability * 2**24 and len(likely) > 1:
             scores[likely[raw[likely] > raw[likely].min()]] = -np.inf
             drops += 1
         wanted = int(np.argmax(scores + rng.gumbel(1, position, V)))
@@ -183,8 +188,14 @@ def test_xtc_is_the_definition(probability, temperature, draw):
     assert 0.5 * probability * 60 < drops and (probability == 1 or drops < 40)
 
 
+def draw_chance(seed: int, position: int) -> int:
+    """The number below 2**24 that decides of XTC at a position."""
+    words = rng.threefry2x32(rng.split_seed(seed), np.array([rng.CHANCE], np.uint32), position)
+    return int(words[0]) >> 8
+
+
 def test_chances_are_even():
-    chances = [rng.draw_chance(7, position) / 2**24 for position in range(4000)]
+    chances = [draw_chance(7, position) / 2**24 for position in range(4000)]
     assert 0.48 < np.mean(chances) < 0.52 and 0.23 < np.mean(np.array(chances) < 0.25) < 0.27
 
 

@@ -1,8 +1,8 @@
 """The module interface of a backend: what core calls, and what the three answer with.
 
-A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model. Their
-modules implement the Protocols of this file and of core.ops; their classes derive
-from Positions, BaseWeights, BatchOptions and BaseLlama. The model itself is core.llama, over the
+A backend is a package with the files facts, runtime, ops, arrays, cache, weights and model. Their
+modules implement the Protocols of this file, of core.ops and of core.sample; their classes derive
+from Positions, BaseWeights, SamplingBatch and BaseLlama. The model itself is core.llama, over the
 backend's ops. "Array" is the backend's own array type. Core's docstrings are not repeated.
 """
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mlx_llama.core.generation.sampling import BatchOptions, Masks as Masks
 from mlx_llama.core.ops import Array, Probe as Probe
+from mlx_llama.core.sample import Masks as Masks, SamplingBatch as SamplingBatch
 
 from .load_options import Limits
 from .model import BaseLlama
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 # The classes that a backend derives, under the names that it gives them.
 Cache = Positions
 Model = BaseLlama
-SamplingBatch = BatchOptions
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
 

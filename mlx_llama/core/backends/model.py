@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.generation.sampling import BatchOptions, Masks
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import Array, Probe
+from mlx_llama.core.sample import Masks, SamplingBatch
 
 from .build import build_decoder
 from .positions import Positions, checked_tokens
@@ -99,7 +98,7 @@ class BaseLlama:
         tokens: Array,
         index_pos: int | Sequence[int],
         cache: Positions,
-        sampling: BatchOptions,
+        sampling: SamplingBatch,
         *,
         rows: Sequence[int] | None = None,
         masks: Masks | None = None,
@@ -118,7 +117,7 @@ class BaseLlama:
         self,
         logits: Array,
         cache: Positions,
-        sampling: BatchOptions,
+        sampling: SamplingBatch,
         *,
         rows: Sequence[int] | None = None,
         masks: Masks | None = None,
@@ -132,7 +131,7 @@ class BaseLlama:
         tokens: Array,
         index_pos: int,
         cache: Positions,
-        sampling: BatchOptions,
+        sampling: SamplingBatch,
         *,
         rows: Sequence[int] | None = None,
     ) -> Array:
@@ -183,7 +182,7 @@ class BaseLlama:
         self,
         logits: Array,
         cache: Positions,
-        sampling: BatchOptions,
+        sampling: SamplingBatch,
         rows: Sequence[int] | None,
         masks: Masks | None,
         vocabulary: Any = None,
@@ -191,5 +190,5 @@ class BaseLlama:
         """As `sample`. vocabulary: of which the logits are this process's share; None for all."""
         chosen = cache.select_rows(len(logits), rows)
         recent = cache.recent(sampling.window, chosen) if sampling.window else None
-        draw = partial(vocabulary.draw_rows, sampling) if vocabulary else sampling
-        return draw(logits, [cache.lengths[row] for row in chosen], recent, masks)
+        positions = [cache.lengths[row] for row in chosen]
+        return sampling(logits, positions, recent, masks, vocabulary)

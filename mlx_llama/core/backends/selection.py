@@ -41,7 +41,7 @@ class Backend:
     device: Any
     runtime: ModuleType
     model: ModuleType
-    sampling: ModuleType
+    arrays: ModuleType
 
     @cached_property
     def device_name(self) -> str:
@@ -96,7 +96,7 @@ class Backend:
 
     def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:
         """Sampling of one token per row. options: of each row."""
-        return self.sampling.SamplingBatch(options, self.device)
+        return self.arrays.SamplingBatch(options, self.device)
 
 
 def missing(name: str) -> str:
@@ -160,11 +160,11 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
     if reason := missing(name):
         raise BackendError(reason)
     try:
-        files = "runtime", "model", "sampling"
-        runtime, model, sampling = (import_file(name, file) for file in files)
+        files = "runtime", "model", "arrays"
+        runtime, model, arrays = (import_file(name, file) for file in files)
     except (ImportError, OSError) as error:
         raise BackendError(
             f"backend {name!r} is installed but does not import: {error}. "
             f"Reinstall it: {_NEEDS[name][1]}"
         ) from error
-    return Backend(name, runtime.pick_device(device), runtime, model, sampling)
+    return Backend(name, runtime.pick_device(device), runtime, model, arrays)

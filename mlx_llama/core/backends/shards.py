@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
@@ -80,6 +80,18 @@ class Vocabulary:
     def gather(self, logits: Array) -> Array:
         """Logits [..., V] of this process's [..., V']."""
         return self.ranks.concatenate(logits, -1, [last - first for first, last in self.spans])
+
+    def choose(self, words: Any, scores: Array) -> Array:
+        """The token of the largest score, the first of equals: int32 [B, 1].
+
+        scores: float32 [B, V'], of this process; words: see core.sample.Words.
+        """
+        best = words.int32(words.argmax(scores))
+        bits = words.to_bits(words.gather(scores, best))
+        pairs = list(self.ranks.gather(words.concatenate([bits, best + self.first])))
+        scores = words.concatenate([words.from_bits(pair[:, :1]) for pair in pairs])
+        tokens = words.concatenate([pair[:, 1:] for pair in pairs])
+        return words.gather(tokens, words.argmax(scores))
 
     def gather_probes(self, probe: Probe) -> Probe:
         """`probe` with the heads and logits of all processes."""

@@ -17,9 +17,9 @@ from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.files.watch import FileWatch
-from mlx_llama.core.generation.sampling import uses_dry
 from mlx_llama.core.models import rope
 from mlx_llama.core.options import GenerationOptions
+from mlx_llama.core.sample import uses_dry
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 

@@ -7,8 +7,8 @@ Tarlow and Minka 2014, "A* sampling").
 
 Generator: Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011, "Parallel random
 numbers: as easy as 1, 2, 3"), key = the 64-bit seed's low and high word, counter = (vocabulary
-index, position); only the first output word is used. `threefry2x32` below is the definition; each
-backend repeats it in its own integer arithmetic.
+index, position); only the first output word is used. `threefry` below is the definition, over any
+arrays of 32-bit words.
 
 The device computes no logarithm: logarithms differ in the last bit between libraries, and one bit
 can change a token. Instead k + 1, with k the word's upper 24 bits, is converted to float32
@@ -20,12 +20,14 @@ octave of its probability, down to 2**-24.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
-CHANCE = 0xFFFFFFFF  # beyond all vocabularies: the counter of `draw_chance`
+CHANCE = 0xFFFFFFFF  # beyond all vocabularies: the counter of other decisions
 TABLE_SHIFT = 12  # a float32 has 23 bits of mantissa; the upper 11 are kept
 TABLE_OFFSET = 127 << (23 - TABLE_SHIFT)  # the index of 1.0
 
@@ -35,28 +37,47 @@ def split_seed(seed: int) -> tuple[int, int]:
     return seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
 
 
-def threefry2x32(key: tuple[int, int], counter0: np.ndarray, counter1: int) -> np.ndarray:
-    """First word of Threefry-2x32-20, uint32 [N]. key: two words; counter0: uint32 [N]."""
-    keys = (np.uint32(key[0]), np.uint32(key[1]), np.uint32(key[0] ^ key[1] ^ PARITY))
-    x0 = counter0 + keys[0]
-    x1 = np.full_like(counter0, (counter1 + key[1]) & 0xFFFFFFFF)
-    high = np.empty_like(x1)
+def threefry(
+    low: Any, high: Any, counter0: Any, counter1: Any, rotate: Callable, spread: Callable
+) -> Any:
+    """Threefry-2x32-20 over arrays of 32-bit words that wrap: the first output word.
+
+    low, high: of the key, and counter1: all [..., 1]; counter0: [N]. rotate(x, count): x with its
+    bits rotated left, and may overwrite x; spread(x, like): x of another array's shape, writable if
+    `rotate` writes to it.
+    """
+    keys = (low, high, low ^ high ^ PARITY)
+    x0 = counter0 + low
+    x1 = spread(counter1 + high, x0)
     for group in range(5):
         for rotation in ROTATIONS[group % 2]:
             x0 += x1
-            np.right_shift(x1, np.uint32(32 - rotation), out=high)
-            x1 <<= np.uint32(rotation)
-            x1 |= high
+            x1 = rotate(x1, rotation)
             x1 ^= x0
         x0 += keys[(group + 1) % 3]
-        x1 += np.uint32((int(keys[(group + 2) % 3]) + group + 1) & 0xFFFFFFFF)
+        x1 += keys[(group + 2) % 3] + (group + 1)
     return x0
 
 
-def draw_chance(seed: int, position: int) -> int:
-    """A number below 2**24 for a decision at `position`, from a counter that no token has."""
-    words = threefry2x32(split_seed(seed), np.array([CHANCE], np.uint32), position)
-    return int(words[0]) >> 8
+def threefry2x32(
+    key: Sequence[int | np.ndarray], counter0: np.ndarray, counter1: int | np.ndarray
+) -> np.ndarray:
+    """`threefry` in NumPy, uint32 [N]. key: two words; counter0: uint32 [N]. Words are numbers, or
+    uint32 [..., 1].
+    """
+    key0, key1, counter1 = (
+        word if isinstance(word, np.ndarray) else np.array([word & 0xFFFFFFFF], np.uint32)
+        for word in (*key, counter1)
+    )
+    high = np.empty(np.broadcast(counter0, key0, counter1).shape, np.uint32)
+
+    def rotate(x: np.ndarray, count: int) -> np.ndarray:
+        np.right_shift(x, 32 - count, out=high)
+        x <<= count
+        x |= high
+        return x
+
+    return threefry(key0, key1, counter0, counter1, rotate, lambda x, like: x + np.zeros_like(like))
 
 
 def table_index(words: np.ndarray) -> np.ndarray:

@@ -13,10 +13,12 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView
-from mlx_llama.core.generation.sampling import Kind
+from mlx_llama.core.backends.shards import Vocabulary
+from mlx_llama.core.sample import SamplingFeatures, Values, sample
 
+from .. import arrays as words
+from ..arrays import SamplingBatch
 from .buffers import Buffer, Buffers
-from .draw import SamplingBatch, Values, sample
 from .packing import Packing
 
 # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
@@ -30,12 +32,12 @@ Work = list[tuple[Buffer, tuple[int, ...], mx.array]]
 class Runner:
     """Runs decode steps, by slots and kind of sampling."""
 
-    def __init__(self, advance: Callable, compile: bool, sample: Callable = sample):
+    def __init__(self, advance: Callable, compile: bool, vocabulary: Vocabulary | None = None):
         """advance: (window, packing, token, position, tokens, keys, values, tables, adapters) ->
         (logits, recent, tokens, keys, values), of arrays alone after the first two. compile: False
-        runs it untraced. sample: like draw.sample.
+        runs it untraced. vocabulary: see core.sample.sample.
         """
-        self.advance, self.compile, self.sample = advance, compile, sample
+        self.advance, self.compile, self.vocabulary = advance, compile, vocabulary
         self.functions: OrderedDict[tuple, Callable] = OrderedDict()
         self._steps = 0
 
@@ -68,11 +70,11 @@ class Runner:
 
     def _run(self, cache: Buffers, work: Work, sampling: SamplingBatch) -> list[mx.array]:
         """The next token in each slot, int32 [S, 1] or [S, C], by buffer."""
-        kind, packing, following = sampling.kind, cache.packing, []
+        features, packing, following = sampling.features, cache.packing, []
         for buffer, order, token in work:
             adapters = _adapters(cache, buffer)
-            key = ("step", len(order), packing.bits, kind, adapters is None)
-            step = self._find(key, lambda: partial(self._step, kind, packing))
+            key = ("step", len(order), packing.bits, features, adapters is None)
+            step = self._find(key, lambda: partial(self._step, features, packing))
             arguments = sampling.arrange(order), token, _positions(cache, buffer)
             (drawn,) = _advance(step, cache, buffer, adapters, *arguments)
             following.append(drawn)
@@ -82,32 +84,41 @@ class Runner:
         self, cache: Buffers, work: Work, sampling: SamplingBatch, masks: Masks
     ) -> list[mx.array]:
         """As `_run`, in two units: the host computes the masks during the forward."""
-        kind, packing, forwards = sampling.kind, cache.packing, []
+        features, packing, forwards = sampling.features, cache.packing, []
         for buffer, order, token in work:
             adapters, position = _adapters(cache, buffer), _positions(cache, buffer)
-            key = ("advance", len(order), packing.bits, kind.window, adapters is None)
-            advance = self._find(key, lambda: partial(self.advance, kind.window, packing))
+            key = ("advance", len(order), packing.bits, features.window, adapters is None)
+            advance = self._find(key, lambda: partial(self.advance, features.window, packing))
             logits, recent = _advance(advance, cache, buffer, adapters, token, position)
             forwards.append((logits, position, recent))
         mx.async_eval([logits for logits, *_ in forwards])
-        words, drawn = masks(), []
+        masked, drawn = masks(), []
         for (_, order, _), arrays in zip(work, forwards):
-            draw = self._find(("draw", len(order), kind), lambda: partial(self._draw_next, kind))
-            allowed = mx.array(words[np.maximum(order, 0)])
+            key = "draw", len(order), features
+            draw = self._find(key, lambda: partial(self._draw_next, features))
+            allowed = mx.array(masked[np.maximum(order, 0)])
             drawn.append(draw(*arrays, sampling.arrange(order), allowed))
         return drawn
 
-    def _step(self, kind: Kind, packing: Packing, values: Values, token, position, *state) -> tuple:
+    def _step(
+        self, features: SamplingFeatures, packing: Packing, values: Values, token, position, *state
+    ) -> tuple:
         """Forward and sampling as one unit, of arrays alone after the first two."""
-        logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
-        return self._draw_next(kind, logits, position, recent, values), *state
+        logits, recent, *state = self.advance(features.window, packing, token, position, *state)
+        return self._draw_next(features, logits, position, recent, values), *state
 
     def _draw_next(
-        self, kind: Kind, logits: mx.array, position: mx.array, recent, values: Values, words=None
+        self,
+        features: SamplingFeatures,
+        logits: mx.array,
+        position: mx.array,
+        recent: mx.array | None,
+        values: Values,
+        masks: mx.array | None = None,
     ) -> mx.array:
         """Sample the tokens after `position`, int32 [S], or [] with one slot."""
-        following = (position + 1).astype(mx.uint32) if kind.is_random else position
-        return self.sample(kind, logits, following, recent, values, words)
+        at = (position + 1).astype(mx.uint32).reshape(-1, 1) if features.is_random else None
+        return sample(words, features, logits, at, recent, values, masks, self.vocabulary)
 
     def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
         """The function of a key, made and compiled at its first use."""

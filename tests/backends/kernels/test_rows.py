@@ -13,10 +13,10 @@ from hypothesis import given, settings, strategies as st
 from backends.conftest import relative_rms
 from backends.kernels.models import load
 from cpu_fallback import pages
+from cpu_fallback.arrays import SamplingBatch
 from cpu_fallback.kernels.workspace import CHUNK
 from cpu_fallback.model import Llama
 from cpu_fallback.pages import PAGE, SPARE_BYTES, dequantise, quantise
-from cpu_fallback.sampling import SamplingBatch
 from mlx_llama.core.options import resolve
 
 ROWS, CAPACITY = 32, 400

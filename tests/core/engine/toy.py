@@ -14,14 +14,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mlx_llama.core.backends.logprobs import pack
+from cpu_fallback import arrays as words
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import NO_ROW, Request, Status
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.options import resolve
+from mlx_llama.core.sample import SamplingFeatures, pack_logprobs
 
 VOCABULARY = 50
 POSITION_NBYTES = 1000
@@ -153,7 +153,7 @@ class ToySampling:
             o.repetition_context_size if o.presence_penalty else 0 for o in self.options
         ]
         self.window = max(self.windows)
-        self.logprobs = Kind.of(self.options).logprobs
+        self.logprobs = SamplingFeatures.of(self.options).logprobs
 
     def draw(self, row, logits, position, recent, mask=None):
         options, scores = self.options[row], logits.astype(np.float64)
@@ -220,7 +220,7 @@ class ToyModel:
         ]
         if sampling.logprobs is not None:
             last = np.array([scores[-1] for scores in logits], np.float32)
-            drawn = pack(np.array(drawn, np.int32), last, sampling.logprobs)
+            drawn = pack_logprobs(words, np.array(drawn, np.int32), last, sampling.logprobs)
         return ToyArray(drawn)
 
     def verify(self, tokens, index_pos, cache, sampling, *, rows=None):
