@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core import sample
-from mlx_llama.core.generation import rng
+from mlx_llama.core import rng, sample
 from mlx_llama.core.sample import Masks, Values
 
 from .runtime import launch  # noqa: F401, a word

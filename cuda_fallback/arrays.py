@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlx_llama.core import sample
-from mlx_llama.core.generation import rng
+from mlx_llama.core import rng, sample
 from mlx_llama.core.sample import Values
 
 from . import runtime

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlx_llama.core.generation import rng
+from mlx_llama.core import rng
 from mlx_llama.core.sample import Values
 
 from ..arrays import gumbel_table

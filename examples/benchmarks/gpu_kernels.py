@@ -145,7 +145,7 @@ def _noise_is_right() -> bool:
     from cuda_fallback.arrays import pack, unpack
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.state import MAX_ROWS
-    from mlx_llama.core.generation import rng
+    from mlx_llama.core import rng
     from mlx_llama.core.options import resolve
     from mlx_llama.core.sample import SamplingFeatures, arrange
 

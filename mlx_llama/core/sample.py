@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from .generation import rng
+from . import rng
 from .generation.options import GenerationOptions
 from .ops import Array
 

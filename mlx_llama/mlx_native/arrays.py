@@ -10,8 +10,7 @@ from operator import methodcaller
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core import sample
-from mlx_llama.core.generation import rng
+from mlx_llama.core import rng, sample
 from mlx_llama.core.sample import Values
 
 

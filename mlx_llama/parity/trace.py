@@ -32,7 +32,7 @@ from pydantic_core import ErrorDetails
 from mlx_llama.core.errors import TraceError, show
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.identity import checkpoint_hash
-from mlx_llama.core.generation.rng import threefry2x32
+from mlx_llama.core.rng import threefry2x32
 from mlx_llama.core.system.files import read_file, reading, write_file, writing
 
 from .differences import clamp_norms, first_other

@@ -1,5 +1,5 @@
 """Sampling on every backend: filters of transformers, penalties of mlx-lm, the exact noise of
-core.generation.rng.
+core.rng.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from mlx_llama.core import rng
 from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.backends.selection import select
-from mlx_llama.core.generation import rng
 from mlx_llama.core.options import resolve
 from mlx_llama.core.sample import process as process_scores
 

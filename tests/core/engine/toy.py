@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from cpu_fallback import arrays as words
+from mlx_llama.core import rng
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import NO_ROW, Request, Status
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.generation import rng
 from mlx_llama.core.options import resolve
 from mlx_llama.core.sample import SamplingFeatures, pack_logprobs
 

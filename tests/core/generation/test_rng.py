@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlx_llama.core.generation import rng
+from mlx_llama.core import rng
 
 # Random123's kat_vectors for threefry2x32, 20 rounds: counter, key, first output word.
 KNOWN = [

@@ -1,1 +1,0 @@
-"""Options, random numbers, the decode loop, speculation, sessions."""
