@@ -16,8 +16,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from . import rng
-from .generation.options import GenerationOptions
 from .ops import Array
+from .options import GenerationOptions
 
 # Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i
 # // 32 is token i's. A row without a grammar has all bits set. DRY's penalties, float32 [B, V], may
