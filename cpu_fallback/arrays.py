@@ -58,7 +58,10 @@ float32, int32 = (partial(np.asarray, dtype=dtype) for dtype in (np.float32, np.
 to_bits, from_bits = methodcaller("view", np.int32), methodcaller("view", np.float32)
 largest = partial(np.maximum.reduce, axis=-1, keepdims=True)
 smallest = partial(np.minimum.reduce, axis=-1, keepdims=True)
-argmax = methodcaller("argmax", axis=-1, keepdims=True)
+
+
+def best(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return largest(x), x.argmax(axis=-1, keepdims=True)
 
 
 def arange(count: int, like: np.ndarray) -> np.ndarray:

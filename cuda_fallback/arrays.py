@@ -36,8 +36,8 @@ scope, launch = nullcontext, runtime.launch
 where, zeros_like, concatenate = torch.where, torch.zeros_like, partial(torch.cat, dim=1)
 float32, int32, log_softmax = Tensor.float, Tensor.int, partial(torch.log_softmax, dim=-1)
 to_bits, from_bits = methodcaller("view", torch.int32), methodcaller("view", torch.float32)
-largest, smallest, argmax = (
-    partial(function, dim=-1, keepdim=True) for function in (torch.amax, torch.amin, torch.argmax)
+largest, smallest, best = (
+    partial(function, dim=-1, keepdim=True) for function in (torch.amax, torch.amin, torch.max)
 )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ..arrays import (  # noqa: F401, the same words
     arange,
-    argmax,
+    best,
     concatenate,
     cumulative_share,
     float32,

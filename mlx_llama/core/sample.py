@@ -45,7 +45,8 @@ class Words(Protocol):
     concatenate: Callable[[Sequence[Array]], Array]  # of [B, n] with any n, along n
     largest: Callable[[Array], Array]  # of each row, a column; NaN if any is
     smallest: Callable[[Array], Array]  # of each row, a column
-    argmax: Callable[[Array], Array]  # the first place of each row's largest, a column
+    # each row's largest and its first place, columns; a NaN is the largest
+    best: Callable[[Array], tuple[Array, Array]]
     sort: Callable[[Array], Array]  # each row, in descending order
     log_softmax: Callable[[Array], Array]  # over each row
     gather: Callable[[Array, Array], Array]  # x[i, ids[i, j]]; ids: [B, n], -1 for any
@@ -369,8 +370,8 @@ def _exclude_top(words: Any, scores: Array, positions: Array, values: Values) ->
 
 def _choose(words: Any, scores: Array) -> Array:
     """The token of each row's largest score, int32 [B, 1]; -1 if any is NaN or it is infinite."""
-    is_finite = abs(words.largest(scores)) < math.inf
-    return words.where(is_finite, words.int32(words.argmax(scores)), -1)
+    best, tokens = words.best(scores)
+    return words.where(abs(best) < math.inf, words.int32(tokens), -1)
 
 
 def pack_logprobs(words: Any, tokens: Array, logits: Array, count: int) -> Array:

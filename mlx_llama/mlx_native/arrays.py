@@ -24,10 +24,12 @@ scope, launch = mx.stream, mx.async_eval
 where, zeros_like, concatenate = mx.where, mx.zeros_like, partial(mx.concatenate, axis=1)
 float32, int32 = (partial(mx.array.astype, dtype=dtype) for dtype in (mx.float32, mx.int32))
 to_bits, from_bits = methodcaller("view", mx.int32), methodcaller("view", mx.float32)
-largest, smallest, argmax = (
-    partial(function, axis=-1, keepdims=True) for function in (mx.max, mx.min, mx.argmax)
-)
+largest, smallest = (partial(function, axis=-1, keepdims=True) for function in (mx.max, mx.min))
 gather = partial(mx.take_along_axis, axis=1)
+
+
+def best(x: mx.array) -> tuple[mx.array, mx.array]:
+    return largest(x), mx.argmax(x, axis=-1, keepdims=True)
 
 
 def send(array: np.ndarray, device: mx.Device) -> mx.array:

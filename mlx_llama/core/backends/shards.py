@@ -86,12 +86,12 @@ class Vocabulary:
 
         scores: float32 [B, V'], of this process; words: see core.sample.Words.
         """
-        best = words.int32(words.argmax(scores))
+        best = words.int32(words.best(scores)[1])
         bits = words.to_bits(words.gather(scores, best))
         pairs = list(self.ranks.gather(words.concatenate([bits, best + self.first])))
         scores = words.concatenate([words.from_bits(pair[:, :1]) for pair in pairs])
         tokens = words.concatenate([pair[:, 1:] for pair in pairs])
-        return words.gather(tokens, words.argmax(scores))
+        return words.gather(tokens, words.best(scores)[1])
 
     def gather_probes(self, probe: Probe) -> Probe:
         """`probe` with the heads and logits of all processes."""
