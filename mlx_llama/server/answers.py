@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -24,7 +25,7 @@ from mlx_llama.api.turns import fit_turns
 from mlx_llama.core.answers.completion import Completion, Token
 from mlx_llama.core.answers.grammar import Rule
 from mlx_llama.core.answers.schema import Schema
-from mlx_llama.core.engine.builder import PromptTooLong
+from mlx_llama.core.engine.builder import PromptTooLong, RequestBuilder
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import (
     CheckpointError,
@@ -49,6 +50,8 @@ from .slots import Task
 
 Result = TypeVar("Result")
 
+# A text whose tokens are counted may have so many contexts, or so many tokens if those are more
+COUNTED_CONTEXTS, COUNTED_TOKENS = 4, 100_000
 PREPARING, COMPILING = 8, 2  # threads for requests without a rule, and for those that compile one
 
 
@@ -362,12 +365,21 @@ class Desk:
             answers.stop(Failure(503, "shutting_down", message="the server is shutting down"))
 
 
+def make_counter(engine: RequestBuilder) -> Callable[..., None]:
+    """A check of a text whose tokens are counted: it may be several times as long as the context,
+    since clients cut a conversation by its count.
+    """
+    most = max(COUNTED_CONTEXTS * engine.context, COUNTED_TOKENS)
+    return functools.partial(engine.check_count, room=engine.context - most)
+
+
 def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[Request, int]:
     """Encode an ask's prompt and resolve its options for the scheduler. Returns the request and the
     number of messages dropped from its prompt. Raises Refusal with every fault; tools' schemas are
     not compiled for a prompt that is too long.
 
     fits: check that the prompt leaves room for an answer; a text that cannot is never encoded.
+    False: its tokens are counted.
     """
     resolved, merged = _resolve(llm, ask, settings)
     is_chat, seconds, context = _is_chat(ask.prompt), settings.compile_seconds, llm.engine.context
@@ -376,6 +388,8 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     if isinstance(ask.prompt, Infill):
         eos = llm.engine.eos | ask.prompt.find_ends(llm.tokenizer)
     check_count = llm.engine.count_checker(resolved.options)
+    if not fits:
+        check_count = make_counter(llm.engine)
     try:
         ask.toolbox.check(resolved.options)
         truncates = fits and (settings.truncates if ask.truncates is None else ask.truncates)

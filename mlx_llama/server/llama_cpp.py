@@ -17,7 +17,7 @@ from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.thinking import has_switch
 from mlx_llama.core.files.card import read_examples
 
-from .answers import render_chat
+from .answers import make_counter, render_chat
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
@@ -48,7 +48,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Encode a text as token ids."""
 
     def work(llm: LLM) -> list[Any]:
-        llm.engine.check_count(llm.tokenizer.count_at_least(body.content))
+        make_counter(llm.engine)(llm.tokenizer.count_at_least(body.content))
         add_bos, how = body.add_special and bool(body.content), body.parse_special
         ids = llm.tokenizer.encode(body.content, add_bos=add_bos, parse_special=how)
         if not body.with_pieces:

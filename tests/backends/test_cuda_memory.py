@@ -225,7 +225,7 @@ def test_nothing_waits_in_secret(device, toy):
 @pytest.mark.parametrize("compile", [None, False])
 def test_notices_tell_how_tokens_are_decoded(compile, device, toy):
     llm = load(toy, backend="cuda", device=device, compile=compile)
-    notices = llm.generate("a", max_tokens=6).notices
+    notices = llm.generate(llm.encode("a"), max_tokens=6).notices
     assert device_of(llm.backend) == device
     if device == "cpu":
         assert notices == []

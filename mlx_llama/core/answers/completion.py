@@ -25,7 +25,7 @@ _CUTS = {  # reasons why an answer ends early: what happened, and the remedy
     "context": ("filled the context", "raise `ctx_size`, or shorten the prompt"),
     "stop": ("reached a stop string or token", "leave `stop` and `stop_token_ids` out"),
     "interrupted": ("was interrupted", "read it to the end"),
-    "error": ("ended with an error", "see `error`"),
+    "error": ("ended with an error", "see its error"),
 }
 SHOWN_CHARACTERS = 40  # of the text, in a repr
 # Either begins `see_also` where it should be read before the answer.

@@ -284,6 +284,7 @@ def test_a_reload_takes_the_answer_up_again(endless, browse):
     made = endless.ask("/v1/chat/completions", **asked)
     page = browse(endless.url)
     page.set("max_tokens", "6000")
+    page.set("repetition_limit", "0")
     page.ask("hello", wait=False)
     # An observer, since a fast machine may end the answer between two polls.
     watch = "new MutationObserver(() => window.ran ||= document.querySelector('.running'))"
