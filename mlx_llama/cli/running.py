@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.launch import find_launch
+from mlx_llama.core.system.launch import find_launcher
 from mlx_llama.core.text.controls import shorten, show_controls
 
 from .spelling import spell_flags
@@ -39,8 +39,8 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
         say("error: standard output is closed: open it to receive the answer")
         return 2
     try:
-        if find_launch() is not None:
-            from mlx_llama.core.backends.following import follow_leader
+        if find_launcher() is not None:
+            from mlx_llama.core.backends.selection import follow_leader
 
             if follow_leader():
                 return 0

@@ -28,6 +28,7 @@ class Ranks:
 
     def __init__(self, group: mx.distributed.Group):
         self.group, self.rank, self.size, self.sent = group, group.rank(), group.size(), 0
+        self.stream: mx.Stream | None = None  # of the last broadcast
 
     def sum(self, x: mx.array) -> mx.array:
         self.sent += x.nbytes
@@ -48,10 +49,20 @@ class Ranks:
     def select(self, condition: mx.array, x: mx.array) -> mx.array:
         return mx.where(condition, x, 0).astype(x.dtype)
 
-    def sum_integers(self, values: Sequence[int]) -> list[int]:
-        with mx.stream(mx.cpu):
-            numbers = mx.array(list(values), mx.int32)
-            return mx.distributed.all_sum(numbers, group=self.group).tolist()
+    def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        stream = mx.default_stream(mx.cpu)
+        if (
+            self.stream is not None and self.stream != stream
+        ):  # another thread's, whose operations come first
+            mx.synchronize(self.stream)
+        self.stream = stream
+        own = data if self.rank == root else np.zeros_like(data)
+        shared = mx.distributed.all_sum(mx.array(own), group=self.group)
+        mx.async_eval(shared)
+        if self.rank == root:
+            return data
+        mx.eval(shared)  # raises if a rank is lost
+        return np.array(shared)
 
 
 def join() -> Ranks:
