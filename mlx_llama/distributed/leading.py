@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ import numpy as np
 from mlx_llama.core.backends.interface import Array, Cache, Masks, Model, Probe, SamplingBatch
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.positions import Positions, checked_tokens
+from mlx_llama.core.backends.shards import Ranks
 from mlx_llama.core.errors import BackendError, LlamaError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -29,12 +31,38 @@ from mlx_llama.core.system.interrupts import uninterrupted
 from .world import Arrays, World
 
 END_SECONDS = 5  # for the other ranks to hear of the end
+# of a call or a read, until another rank is lost: MLX's ring waits for it without end
+PATIENCE = 600
 # options that a SamplingBatch does not read
 UNSENT = {"schema", "regex", "grammar", "stop", "stop_token_ids", "adapter"}
 
 
 class Leader(World):
     """A run, seen from rank 0."""
+
+    def __init__(self, backend: str, ranks: Ranks):
+        super().__init__(backend, ranks)
+        self._since: dict[int, float] = {}  # when a thread began to wait for other ranks
+        threading.Thread(target=self._watch, name="mlx_llama ranks", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(1)
+            if any(time.monotonic() - since > PATIENCE for since in list(self._since.values())):
+                self.stop(f"another rank has not answered for {PATIENCE} s")
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """As World.ending, and after PATIENCE seconds."""
+        thread = threading.get_ident()
+        is_outermost = thread not in self._since
+        self._since.setdefault(thread, time.monotonic())
+        try:
+            with super().ending():
+                yield
+        finally:
+            if is_outermost:
+                del self._since[thread]
 
     def load(
         self,

@@ -11,7 +11,7 @@ import sys
 
 from mlx_llama import __main__ as commands
 from mlx_llama.core.errors import CheckpointError
-from mlx_llama.distributed import following
+from mlx_llama.distributed import following, leading
 
 
 def fail(self, message, arrays) -> None:
@@ -29,6 +29,7 @@ def refuse(*arguments) -> None:
 
 
 if __name__ == "__main__":
+    leading.PATIENCE = 20
     calls: list = []
     make_call = following.Follower._call
     if sys.argv[1] == "cannot load":

@@ -80,12 +80,16 @@ def count_weights(model) -> int:
     return sum({id(part): part.nbytes for part in matrices}.values())
 
 
-def count_sent() -> int:
+def count_sent(ranks) -> int:
     """Bytes that this process has sent over TCP to other ranks, as the kernel counts them."""
     import os
     import socket
     import struct
 
+    if stream := getattr(ranks, "stream", None):  # rank 0 does not wait for its messages
+        import mlx.core as mx
+
+        mx.synchronize(stream)
     total = 0
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -113,10 +117,10 @@ def measure_traffic(llm) -> list[int]:
     ranks.broadcast = lambda data, root: (told.append(data.nbytes), broadcast(data, root))[1]
     prompt, counts = llm.encode(FIRST), []
     for count in (4, 8):
-        earlier, sent = ranks.sent, count_sent()
+        earlier, sent = ranks.sent, count_sent(ranks)
         told.clear()
         greedy(llm, prompt, count)
-        counts.append((ranks.sent - earlier, count_sent() - sent, sum(told)))
+        counts.append((ranks.sent - earlier, count_sent(ranks) - sent, sum(told)))
     return [after - before for before, after in zip(*counts)]
 
 

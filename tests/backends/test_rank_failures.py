@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -97,7 +98,8 @@ def test_all_others_end(backend, way, victim, size, tmp_path):
 @pytest.mark.parametrize(
     "way, speaker, reason",
     [
-        ("leaves", 0, "peer"),  # the framework's words
+        # gloo's words, or ours, since the ring may wait without end
+        ("leaves", 0, "gloo|another rank has not answered for 20 s"),
         ("raises", 1, "ValueError: planted"),
         ("cannot load", None, "rank 1: the disk of this machine is gone"),
     ],
@@ -114,5 +116,7 @@ def test_a_failure_is_one_line_of_its_rank(backend, way, speaker, reason):
         assert lines == [f"error: {reason}"] and not out.strip(), error
     else:
         lines = [line for line in lines if line.startswith(f"error: rank {speaker}: ")]
-        assert len(lines) == 1 and reason in lines[0] and lines[0].endswith("start it again"), error
+        assert (
+            len(lines) == 1 and re.search(reason, lines[0]) and lines[0].endswith("start it again")
+        ), error
     assert "mlx_llama/" not in error.replace("mlx_llama.generate", ""), error  # no traceback
