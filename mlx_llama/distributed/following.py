@@ -91,7 +91,7 @@ class Follower:
 
     def _make_cache(self, message: Message, arrays: Arrays) -> None:
         cache = self._named[message["model"]].make_cache(message["capacity"], message["rows"])
-        leading.ignore_memory(cache)
+        cache.free_memory = lambda: None  # rank 0 decides
         self._named[message["cache"]] = cache
 
     def _share_sampling(self, message: Message, arrays: Arrays) -> None:

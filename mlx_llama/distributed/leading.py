@@ -15,13 +15,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partialmethod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Masks, Model, Probe, SamplingBatch
 from mlx_llama.core.backends.load_options import LoadOptions
-from mlx_llama.core.backends.positions import Positions, checked_tokens
+from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.shards import Ranks
 from mlx_llama.core.errors import BackendError, LlamaError
 from mlx_llama.core.files import hub
@@ -270,10 +270,10 @@ class LeadingModel:
         name = getattr(sampling, "_rank_name", None)
         if name is None:
             name = self._world.name()
-            sampling._rank_name = name  # type: ignore[attr-defined]  # only this file's
             options = [o.model_dump(mode="json", exclude=UNSENT) for o in sampling.options]
             fields = {"model": self._name, "sampling": name, "options": options}
             self._world.tell("share_sampling", **fields)
+            sampling._rank_name = name  # type: ignore[attr-defined]  # only this file's
             weakref.finalize(sampling, self._world.dropped.append, name)
         return name
 
@@ -283,37 +283,22 @@ class LeadingCache:
 
     def __init__(self, world: Leader, inner: Cache, name: int):
         self._world, self.inner, self.name = world, inner, name
-        self._free_memory = inner.free_memory
-        ignore_memory(inner)
         weakref.finalize(self, world.dropped.append, name)
 
     def __getattr__(self, field: str) -> Any:
         return getattr(self.inner, field)
 
-    def free_memory(self) -> int | None:
-        return self._free_memory()
-
-    def check_memory(self, ends: Mapping[int, int]) -> None:
-        # The attributes that it reads are here, or __getattr__ finds them
-        Positions.check_memory(cast(Positions, self), ends)
-
     def reserve(self, ends: Mapping[int, int]) -> None:
         grown = {int(row): int(end) for row, end in ends.items() if end > self.inner.allocated[row]}
         if grown:
-            self.check_memory(grown)
             self._change("reserve", list(grown.items()))
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        if length:
-            self.inner.check_copy(source, target, length)
-            self.check_memory({target: length})
-        self._change("copy_prefix", source, target, length)
 
     def _change(self, method: str, *arguments: Any) -> None:
         with self._world.lock, uninterrupted():
             change_cache(self.inner, method, arguments)
             self._world.tell("change", cache=self.name, method=method, arguments=arguments)
 
+    copy_prefix = partialmethod(_change, "copy_prefix")
     trim = partialmethod(_change, "trim")
     reset = partialmethod(_change, "reset")
 
@@ -329,17 +314,10 @@ class LeadingCache:
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
         heads = take_heads(state, 0, self._world.size)
-        self.inner.check_state(heads, row)
-        self.check_memory({row: len(state["tokens"])} if state else {})
         arrays = {name: np.asarray(array) for name, array in state.items()}
         with self._world.lock, uninterrupted():
             self.inner.restore(heads, row)
             self._world.tell("restore", arrays, cache=self.name, row=row)
-
-
-def ignore_memory(cache: Cache) -> None:
-    """Have a cache ignore free memory: all ranks decide alike, and rank 0 checks."""
-    cache.free_memory = lambda: None  # type: ignore[method-assign]
 
 
 def change_cache(cache: Cache, method: str, arguments: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from mlx_llama.core.backends.shards import Ranks
 from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.system.interrupts import uninterrupted
 
 FRAME = 512  # bytes of a message's first part, more than a step of some rows takes
 
@@ -46,8 +47,8 @@ class World:
         return self._named
 
     def tell(self, do: str, arrays: Arrays | None = None, **fields: Any) -> None:
-        """Send a message to all other ranks."""
-        with self.lock, self.ending():
+        """Send a message to all other ranks. Ctrl-C waits for its end."""
+        with self.lock, uninterrupted(), self.ending():
             drop = [self.dropped.popleft() for _ in range(len(self.dropped))]
             self.send({"do": do, "drop": drop, **fields}, arrays)
 
