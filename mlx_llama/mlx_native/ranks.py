@@ -59,7 +59,7 @@ class Ranks:
         own = data if self.rank == root else np.zeros_like(data)
         shared = mx.distributed.all_sum(mx.array(own), group=self.group)
         mx.async_eval(shared)
-        if self.rank == root:
+        if self.rank == root == 0:
             return data
         mx.eval(shared)  # raises if a rank is lost
         return np.array(shared)
