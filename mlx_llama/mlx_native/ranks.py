@@ -75,7 +75,8 @@ def join() -> Ranks:
             # The ring gives up after some seconds, and another process may take longer to start.
             if "connect" not in str(error) or time.monotonic() > last:
                 raise BackendError(
-                    f"the processes of mlx.launch cannot be connected: {error}"
+                    f"the processes of mlx.launch cannot be connected: {error}: start them by "
+                    "mlx.launch, or unset MLX_RANK"
                 ) from None
             time.sleep(0.2)
 
