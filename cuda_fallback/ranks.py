@@ -11,6 +11,7 @@ import datetime
 import os
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,8 +24,12 @@ _SECONDS = 60  # of a collective operation on the CPU device, far more than a fo
 class Ranks:
     """The processes of a run, as core.backends.shards has them."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None):
-        self.group, self.sent = group, 0
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        messages: dist.ProcessGroup | None = None,  # on the CPU, for `broadcast`
+    ):
+        self.group, self.messages, self.sent = group, messages, 0
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def sum(self, x: Tensor) -> Tensor:
@@ -53,10 +58,10 @@ class Ranks:
     def select(self, condition: Tensor, x: Tensor) -> Tensor:
         return torch.where(condition, x, 0)
 
-    def sum_integers(self, values: Sequence[int]) -> list[int]:
-        total = torch.tensor(list(values), dtype=torch.int32)
-        dist.all_reduce(total, group=self.group)
-        return total.tolist()
+    def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        shared = torch.from_numpy(np.array(data))
+        dist.broadcast(shared, root, group=self.messages)
+        return shared.numpy()
 
 
 def join() -> Ranks:
@@ -72,4 +77,5 @@ def join() -> Ranks:
         raise BackendError(f"the processes of torchrun cannot be connected: {error}") from None
     # gloo's threads may abort a process that ends without it
     atexit.register(dist.destroy_process_group)
-    return Ranks()
+    # rank 0 may be idle for days
+    return Ranks(None, dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365)))

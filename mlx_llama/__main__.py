@@ -60,15 +60,15 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         from . import cli
-        from .core.system.launch import find_launch
+        from .core.system.launch import find_launcher
 
         command = importlib.import_module(f"mlx_llama.{HOMES.get(name, name)}").main
     finally:
         signal.signal(signal.SIGINT, before)
 
     def run(arguments: list[str]) -> int | None:
-        if find_launch() is not None:
-            from .core.backends.following import follow_leader
+        if find_launcher() is not None:
+            from .core.backends.selection import follow_leader
 
             if follow_leader():
                 return 0

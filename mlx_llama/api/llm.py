@@ -20,7 +20,6 @@ from typing_extensions import Unpack
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.hooks import Hooks, split_hooks, takes_two
 from mlx_llama.core.backends import selection as backends
-from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import TABLE, LoadOptions, list_adapters
 from mlx_llama.core.backends.logprobs import TokenLogprobs
@@ -557,7 +556,7 @@ def load_model(options: LoadOptions) -> LLM:
     Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError,
     OptionsError.
     """
-    if follow_leader():
+    if backends.follow_leader():
         raise SystemExit(0)
     for name, (kinds, expected) in _TYPES.items():
         value = getattr(options, name)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_llama.core.backends import shards
 from mlx_llama.core.backends.interface import Probe
@@ -23,6 +24,7 @@ class Ranks:
 
     def __init__(self, group: mx.distributed.Group):
         self.group, self.rank, self.size, self.sent = group, group.rank(), group.size(), 0
+        self.stream: mx.Stream | None = None  # of the last broadcast
 
     def sum(self, x: mx.array) -> mx.array:
         self.sent += x.nbytes
@@ -43,10 +45,20 @@ class Ranks:
     def select(self, condition: mx.array, x: mx.array) -> mx.array:
         return mx.where(condition, x, 0).astype(x.dtype)
 
-    def sum_integers(self, values: Sequence[int]) -> list[int]:
-        with mx.stream(mx.cpu):
-            numbers = mx.array(list(values), mx.int32)
-            return mx.distributed.all_sum(numbers, group=self.group).tolist()
+    def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        stream = mx.default_stream(mx.cpu)
+        if (
+            self.stream is not None and self.stream != stream
+        ):  # another thread's, whose operations come first
+            mx.synchronize(self.stream)
+        self.stream = stream
+        own = data if self.rank == root else np.zeros_like(data)
+        shared = mx.distributed.all_sum(mx.array(own), group=self.group)
+        mx.async_eval(shared)
+        if self.rank == root == 0:
+            return data
+        mx.eval(shared)  # raises if a rank is lost
+        return np.array(shared)
 
 
 def join() -> Ranks:
@@ -59,7 +71,8 @@ def join() -> Ranks:
             # The ring gives up after some seconds, and another process may take longer to start.
             if "connect" not in str(error) or time.monotonic() > last:
                 raise BackendError(
-                    f"the processes of mlx.launch cannot be connected: {error}"
+                    f"the processes of mlx.launch cannot be connected: {error}: start them by "
+                    "mlx.launch, or unset MLX_RANK"
                 ) from None
             time.sleep(0.2)
 

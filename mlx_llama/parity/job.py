@@ -11,7 +11,6 @@ from mlx_llama.api.llm import LLM, single_adapter
 from mlx_llama.cli import flags
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.load_options import LoadOptions
-from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.parity import probes as parity
@@ -112,8 +111,8 @@ def open_backends(names: str | None, device: str | None) -> list[backends.Backen
         if requested == ["cpu"]:
             return [backends.select("cpu", device)]  # refuses a GPU
         return [_open(name, device) for name in requested]
-    if world := current():
-        return [_open(world.backend, device)]
+    if backends.world:
+        return [_open(backends.world.backend, device)]
     opened = []
     for name in backends.PACKAGES:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from mlx_llama import cli
 from mlx_llama.cli.flags import parse_number
 from mlx_llama.cli.spelling import spell_options
-from mlx_llama.core.backends.ranks import current
+from mlx_llama.core.backends import selection
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.parity import batches, cache_ways, probes as parity, trace
@@ -154,7 +154,7 @@ def parse_sizes(text: str) -> list[int]:
 def repeat(job: Job) -> int:
     """Compare the bits of runs in this process and in fresh ones."""
     count = parse_number("--repeat", job.args.repeat, 2, 1000)
-    if current():
+    if selection.world:
         raise OptionsError(
             "--repeat starts new processes, which mlx.launch and torchrun do not connect: start "
             "without the launcher"

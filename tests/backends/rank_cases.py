@@ -80,26 +80,25 @@ def count_weights(model) -> int:
     return sum({id(part): part.nbytes for part in matrices}.values())
 
 
-def count_sent() -> int:
-    """Bytes that this process has sent over TCP to other ranks by collective operations, as the
-    kernel counts them.
-    """
+def count_sent(ranks) -> int:
+    """Bytes that this process has sent over TCP to other ranks, as the kernel counts them."""
     import os
     import socket
     import struct
 
-    from mlx_llama.core.backends import ranks
+    if stream := getattr(ranks, "stream", None):  # rank 0 does not wait for its messages
+        import mlx.core as mx
 
-    messages = {channel._socket.getsockname() for channel in ranks.current()._channels.values()}
+        mx.synchronize(stream)
     total = 0
     for number in os.listdir("/proc/self/fd"):
         try:
-            channel = socket.socket(fileno=os.dup(int(number)))
+            connection = socket.socket(fileno=os.dup(int(number)))
         except OSError:
             continue
-        with channel:
-            if channel.type == socket.SOCK_STREAM and channel.getsockname() not in messages:
-                info = channel.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        with connection:
+            if connection.type == socket.SOCK_STREAM:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 # tcpi_bytes_sent, tcpi_bytes_retrans
                 sent, again = struct.unpack_from("QQ", info, 200)
                 total += sent - again
@@ -107,29 +106,33 @@ def count_sent() -> int:
 
 
 def measure_traffic(llm) -> list[int]:
-    """(bytes given to collective operations, bytes sent) of 4 greedy tokens, after those of a
-    prompt.
+    """(bytes given to collective operations, bytes sent, bytes of messages) of 4 greedy tokens,
+    after those of a prompt.
     """
-    from mlx_llama.core.backends import ranks
+    from mlx_llama.core.backends import selection
     from mlx_llama.parity.probes import greedy
 
+    ranks, told = selection.world.ranks, []
+    broadcast = ranks.broadcast
+    ranks.broadcast = lambda data, root: (told.append(data.nbytes), broadcast(data, root))[1]
     prompt, counts = llm.encode(FIRST), []
     for count in (4, 8):
-        earlier, sent = ranks.current().ranks.sent, count_sent()
+        earlier, sent = ranks.sent, count_sent(ranks)
+        told.clear()
         greedy(llm, prompt, count)
-        counts.append((ranks.current().ranks.sent - earlier, count_sent() - sent))
+        counts.append((ranks.sent - earlier, count_sent(ranks) - sent, sum(told)))
     return [after - before for before, after in zip(*counts)]
 
 
 def main(out: str, backend: str, *models: str) -> None:
-    from mlx_llama.core.backends import ranks
+    from mlx_llama.core.backends import selection
 
     results = {}
     for name in models:
         llm = load_case(name, backend)
         results[name] = run_cases(llm, not results) | {
             "weights": count_weights(llm.model),
-            "size": ranks.current().size,
+            "size": selection.world.size,
         }
         if len(results) == 1:
             results[name]["traffic"] = measure_traffic(llm)

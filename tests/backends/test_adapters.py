@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from backends.conftest import in_chunks, relative_error
 from mlx_llama.core import options
-from mlx_llama.core.backends import ranks
+from mlx_llama.core.backends import selection
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.quantize.mlx_folder import write_mlx as quantize
@@ -191,7 +191,7 @@ def test_sixteen_bits(name, dtype, folders):
 
 def test_several_processes_are_refused(folders, monkeypatch):
     backend = open_backend("cuda")
-    monkeypatch.setattr(ranks, "current", lambda: SimpleNamespace(backend="cuda", ranks=None))
+    monkeypatch.setattr(selection, "world", SimpleNamespace(backend="cuda", size=2))
     with pytest.raises(BackendError, match="adapters are not split over several processes"):
         backend.load(open_checkpoint(folders["base"], adapters=folders["adapters"]))
 

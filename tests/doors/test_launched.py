@@ -16,8 +16,7 @@ from launching import end, find_ranks, finish, free_ports, launch
 
 from mlx_llama import generate
 from mlx_llama.chat import repl as chat
-from mlx_llama.core.backends import ranks
-from mlx_llama.core.backends.selection import select
+from mlx_llama.core.backends import selection
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
@@ -53,9 +52,9 @@ def test_refusals_are_said_once(size, flags, said):
 
 
 def test_a_backend_of_another_launcher_is_refused(toy, monkeypatch):
-    monkeypatch.setattr(ranks, "current", lambda: SimpleNamespace(backend="mlx"))
+    monkeypatch.setattr(selection, "world", SimpleNamespace(backend="mlx"))
     with pytest.raises(BackendError, match="or start with torchrun"):
-        select("cuda", "cpu").load(open_checkpoint(toy))
+        selection.select("cuda", "cpu").load(open_checkpoint(toy))
 
 
 def test_chat(door):

@@ -8,10 +8,10 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -19,10 +19,11 @@ from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.gpus import has_gpu_driver
+from mlx_llama.core.system.launch import find_launcher
 
-from . import ranks
 from .interface import Model, SamplingBatch
 from .load_options import LoadOptions
+from .shards import Ranks
 
 PACKAGES = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
 _NEEDS = {
@@ -33,19 +34,41 @@ _NEEDS = {
 _loaded_by: dict[str, int] = {}  # the process that first loaded a model, by backend
 
 
+class World(Protocol):
+    """The processes that a launcher started, for rank 0: mlx_llama.distributed."""
+
+    backend: str
+    size: int
+    ranks: Ranks
+
+    # a share on each rank; `build` loads rank 0's
+    def load(
+        self,
+        backend: Backend,
+        checkpoint: Checkpoint,
+        options: LoadOptions,
+        build: Callable[[], Model],
+    ) -> Any: ...
+    # the backend's runtime, whose results all ranks compute
+    def guard(self, runtime: Any) -> Any: ...
+
+
+world: World | None = None  # set by mlx_llama.distributed; None: this process computes alone
+
+
 @dataclass(frozen=True)
 class Backend:
     """One backend, imported and with its device chosen."""
 
     name: str
     device: Any
-    runtime: ModuleType
+    runtime: Any  # the module
     model: ModuleType
     arrays: ModuleType
 
     @cached_property
     def device_name(self) -> str:
-        world, name = ranks.current(), self.runtime.device_name(self.device)
+        name = self.runtime.device_name(self.device)
         return f"{name}, {world.size} processes" if world and world.backend == self.name else name
 
     @property
@@ -65,8 +88,7 @@ class Backend:
         """Build the model, under a launcher a share. Raises BackendError, CheckpointError."""
         self.check_process()
         build = functools.partial(self.model.Llama.load, checkpoint, options, self.device)
-        world = None if is_whole else ranks.current()
-        if world is None:
+        if world is None or is_whole:
             model = build()
         else:
             _check_launcher(self.name, world.backend)
@@ -76,7 +98,7 @@ class Backend:
                     "merge the adapter into the model first (python -m mlx_llama.quantize)"
                 )
             build = functools.partial(build, ranks=world.ranks)
-            model = ranks.load(world, self, checkpoint, options, build)
+            model = world.load(self, checkpoint, options, build)
         machine.trim_memory()
         return model
 
@@ -151,7 +173,6 @@ def auto() -> str:
 def select(name: str = "auto", device: str | None = None) -> Backend:
     """Import a backend (or "auto"), pick its device (None, "cpu" or "gpu"). Raises BackendError."""
     if name == "auto":
-        world = ranks.current()
         name = world.backend if world else auto()
     if name not in PACKAGES:
         raise BackendError(f"there is no backend {name!r}: choose auto, {', '.join(PACKAGES)}")
@@ -167,4 +188,15 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
             f"backend {name!r} is installed but does not import: {error}. "
             f"Reinstall it: {_NEEDS[name][1]}"
         ) from error
-    return Backend(name, runtime.pick_device(device), runtime, model, arrays)
+    chosen = runtime.pick_device(device)
+    guarded = world.guard(runtime) if world and world.backend == name else runtime
+    return Backend(name, chosen, guarded, model, arrays)
+
+
+def follow_leader() -> bool:
+    """Join the processes of mlx.launch or torchrun. True on a rank that has repeated the calls of
+    rank 0 to their end; False at once on rank 0, and in a process alone. Raises BackendError."""
+    launcher = find_launcher()
+    if launcher is None:
+        return False
+    return importlib.import_module("mlx_llama.distributed.following").follow_leader(launcher)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
@@ -52,7 +54,8 @@ class Ranks(Protocol):
     def concatenate(self, x: Array, axis: int, widths: Sequence[int] | None = None) -> Array: ...
     # x where the condition holds, else 0
     def select(self, condition: Array, x: Array) -> Array: ...
-    def sum_integers(self, values: Sequence[int]) -> list[int]: ...  # int32, and wait
+    # bytes of one rank on all, uint8 [n]; rank 0 need not wait until the others have them
+    def broadcast(self, data: np.ndarray, root: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
