@@ -79,7 +79,7 @@ def test_a_cache_without_memory_for_a_prompt_is_refused_with_the_numbers(door, t
     flags = ("--model", toy, "--backend", "cpu", "--cache-memory", "1kB")
     done = door(generate.main, *flags, *PROMPT)
     assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
-    assert "tokens take 0." in done.err and "raise --cache-memory" in done.err
+    assert "tokens takes 0." in done.err and "raise --cache-memory" in done.err
     done = door(chat.main, *flags, stdin=b"hello\n")
     assert done.code == 2 and "raise --cache-memory" in done.err
     with pytest.raises(ContextError, match="raise `cache_memory`"):

@@ -35,7 +35,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 
-from mlx_llama.__main__ import COMMANDS as DOORS
+from mlx_llama.__main__ import COMMANDS as DOORS, HOMES
 from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
 from mlx_llama.cli.flags import option_flags
 from mlx_llama.core.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES as ARCHITECTURES
@@ -216,11 +216,8 @@ class Flag:
 
 @cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    homes = {"chat": "mlx_llama.chat.repl"} | {
-        door: f"mlx_llama.{door}.command" for door in ("server", "bench", "parity")
-    }
     return {
-        door: importlib.import_module(homes.get(door, f"mlx_llama.{door}")).parser()
+        door: importlib.import_module(f"mlx_llama.{HOMES.get(door, door)}").parser()
         for door in DOORS
     }
 
