@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .kernels.target import Target
 
 DISTRIBUTIONS = ("numpy", "llvmlite")
+SMALL_TABLE = 64 << 20  # bytes of an embedding up to which the compiled path copies it
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
@@ -57,7 +58,9 @@ def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
     # NumPy reads a mapped file, whose pages count as taken while they are used.
     nbytes = sum(tensor.nbytes for tensor in tensors)
     if facts.kernels:
-        nbytes = weights_nbytes(tensors, "float32", False)
+        tables = [tensor for tensor in tensors if tensor.name == "model.embed_tokens.weight"]
+        copied = sum(table.nbytes for table in tables if table.nbytes <= SMALL_TABLE)
+        nbytes = weights_nbytes(tensors, "float32", False) + copied
     return WeightsPlan("float32", operand, nbytes)
 
 

@@ -15,13 +15,12 @@ from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import progress
 
-from . import ops, runtime
+from . import facts, ops, runtime
 
 if TYPE_CHECKING:
     from .kernels.panels import Panels, Slab
     from .kernels.target import Target
 
-SMALL_TABLE = 64 << 20  # bytes
 READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk in advance
 
 
@@ -108,7 +107,7 @@ class Weights(BaseWeights):
         """
         stored = self.tensors[f"{name}.weight"]
         stored.check_file()
-        copies = self.code is not None and stored.nbytes <= SMALL_TABLE
+        copies = self.code is not None and stored.nbytes <= facts.SMALL_TABLE
         if isinstance(stored, AffineWeight):
             return stored.copy() if copies else stored
         bits = np.require(stored.bits, requirements="A")

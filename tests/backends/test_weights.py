@@ -41,7 +41,7 @@ def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path, monkeypatch):
     named, stored = named_matrices(model), checkpoint.tensors["model.embed_tokens.weight"].bits
     table = named.pop("model.embed_tokens")  # small: copied, so that nothing stays mapped
     assert not np.shares_memory(table, stored) and np.array_equal(table, stored)
-    monkeypatch.setattr(weights, "SMALL_TABLE", stored.nbytes - 1)
+    monkeypatch.setattr(weights.facts, "SMALL_TABLE", stored.nbytes - 1)
     other = named_matrices(Llama.load(checkpoint))["model.embed_tokens"]
     assert np.shares_memory(other, stored)
     for name, panels in named.items():

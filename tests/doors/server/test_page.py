@@ -614,6 +614,7 @@ def test_hostile_text_is_shown_and_never_run(page, tmp_path):
 def test_stop_and_errors_in_the_browser(endless, browse):
     page = browse(endless.url)
     page.set("max_tokens", "90000")
+    page.set("repetition_limit", "0")
     page.ask("hello", wait=False)
     page.wait_text()
     assert page.find("#stop").is_displayed() and endless.metric("rows_running") == 1
@@ -645,6 +646,7 @@ def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, browse):
     server = serve("--model", roomy)
     page = browse(server.url)
     page.set("max_tokens", "90000")
+    page.set("repetition_limit", "0")
     page.ask("hello", wait=False)
     page.wait_text()
     server.process.kill()
