@@ -155,14 +155,14 @@ class Scheduler:
 
     def _check_files(self) -> bool:
         """End all requests if the model's file has changed: no page of it is touched any more."""
-        sequences = [*self.waiting, *self.admitted]
+        if not (self.running or self.prefilling or self.waiting):
+            return False
         try:
-            if sequences:
-                self._files.check()
+            self._files.check()
             return False
         except CheckpointError as error:
             self._drop_steps()
-            for sequence in sequences:
+            for sequence in [*self.waiting, *self.admitted]:
                 self.end(sequence, error)
             return True
 
