@@ -67,10 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, before)
 
     def run(arguments: list[str]) -> int | None:
-        if find_launcher() is not None:
-            from .core.backends.selection import follow_leader
+        if launcher := find_launcher():
+            from .distributed.following import follow_leader
 
-            if follow_leader():
+            if follow_leader(launcher):
                 return 0
         return command(arguments)
 

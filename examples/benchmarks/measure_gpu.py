@@ -580,9 +580,11 @@ def serve_processes(folder: str, name: str, device: str, count: str) -> None:
     """Decode `count` greedy tokens with the model in `folder`, in one process or in each of a
     launcher's, and print a JSON object: tokens at float32, and tokens per second at the stored
     width."""
-    from mlx_llama.core.backends.selection import follow_leader, select
+    from mlx_llama.core.backends.selection import select
+    from mlx_llama.core.system.launch import find_launcher
+    from mlx_llama.distributed.following import follow_leader
 
-    if follow_leader():
+    if (launcher := find_launcher()) and follow_leader(launcher):
         return
     from mlx_llama.core.engine.loop import Loop
     from mlx_llama.core.engine.request import Request

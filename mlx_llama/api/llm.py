@@ -35,6 +35,7 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.options import ALIASES, Defaults, Options, Resolved
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.forks import cached_property
+from mlx_llama.core.system.launch import find_launcher
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.surrogates import find_notices
 from mlx_llama.core.text.template import (
@@ -556,8 +557,11 @@ def load_model(options: LoadOptions) -> LLM:
     Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError,
     OptionsError.
     """
-    if backends.follow_leader():
-        raise SystemExit(0)
+    if launcher := find_launcher():
+        from mlx_llama.distributed.following import follow_leader
+
+        if follow_leader(launcher):
+            raise SystemExit(0)
     for name, (kinds, expected) in _TYPES.items():
         value = getattr(options, name)
         if value is not None and not isinstance(value, kinds):

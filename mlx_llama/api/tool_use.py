@@ -100,7 +100,7 @@ class ToolPrompt:
 
 
 class _Offer(NamedTuple):
-    """What renders the prompt of a conversation."""
+    """The template, messages and tool format of a prompt."""
 
     template: ChatTemplate
     messages: Sequence[Message]

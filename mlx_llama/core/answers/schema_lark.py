@@ -67,9 +67,9 @@ class SchemaRules:
         if _find_inexact(schema) is None:
             return None
         rules = cls(schema, prefix, options)
-        return rules._write(schema, place), rules.rules
+        return rules.write(schema, place), rules.rules
 
-    def _write(self, schema: Any, place: str) -> str:
+    def write(self, schema: Any, place: str) -> str:
         """The expression of a schema."""
         if not isinstance(schema, dict) or not self._needs_rules(schema):
             part = schema if isinstance(schema, dict) else {"allOf": [schema]}
@@ -85,7 +85,7 @@ class SchemaRules:
             parts = schema[keyword]
             if keyword == "anyOf" or len(parts) == 1:
                 choices = [
-                    self._write(part, f"{place}.{keyword}.{i}") for i, part in enumerate(parts)
+                    self.write(part, f"{place}.{keyword}.{i}") for i, part in enumerate(parts)
                 ]
                 return f"({' | '.join(choices)})"
         if schema.get("type") == "array" and keywords <= {"type", "items", "minItems", "maxItems"}:
@@ -130,7 +130,7 @@ class SchemaRules:
     def _refer(self, reference: str, place: str) -> str:
         if reference not in self._names:
             self._names[reference] = f"{self._prefix}_ref_{len(self._names)}"
-            body = self._write(follow({"$ref": reference}, self._root), place)
+            body = self.write(follow({"$ref": reference}, self._root), place)
             self._add(body, self._names[reference])
         return self._names[reference]
 
@@ -150,7 +150,7 @@ class SchemaRules:
         return "(" + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts) + ")"
 
     def _write_list(self, schema: dict[str, Any], place: str) -> str:
-        item = self._add(self._write(schema["items"], f"{place}.items"))
+        item = self._add(self.write(schema["items"], f"{place}.items"))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if most == 0:
             return '"[" "]"'
@@ -164,7 +164,7 @@ class SchemaRules:
             raise self._fault(schema, place, f"beside the undeclared required {missing[0]}")
         first, later = "", ""  # what follows at the start, and after another key
         for key, part in reversed(properties.items()):
-            value = self._add(self._write(part, f"{place}.{key}"))
+            value = self._add(self.write(part, f"{place}.{key}"))
             text = json.dumps(f"{json.dumps(key, ensure_ascii=False)}: ", ensure_ascii=False)
             pair = f"{text} {value}"
             begin, follow_on = f"{pair} {later}", f'", " {pair} {later}'

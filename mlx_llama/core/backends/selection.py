@@ -19,7 +19,6 @@ from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.gpus import has_gpu_driver
-from mlx_llama.core.system.launch import find_launcher
 
 from .interface import Model, SamplingBatch
 from .load_options import LoadOptions
@@ -191,12 +190,3 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
     chosen = runtime.pick_device(device)
     guarded = world.guard(runtime) if world and world.backend == name else runtime
     return Backend(name, chosen, guarded, model, arrays)
-
-
-def follow_leader() -> bool:
-    """Join the processes of mlx.launch or torchrun. True on a rank that has repeated the calls of
-    rank 0 to their end; False at once on rank 0, and in a process alone. Raises BackendError."""
-    launcher = find_launcher()
-    if launcher is None:
-        return False
-    return importlib.import_module("mlx_llama.distributed.following").follow_leader(launcher)

@@ -51,7 +51,7 @@ def split_parts(content: str) -> list[dict[str, Any]]:
 
 
 class Habits:
-    """What a template takes. Each probe is rendered once, when its answer is needed."""
+    """The messages that a template accepts. Each probe is rendered once, when it is needed."""
 
     def __init__(self, render: Callable[[list[dict[str, Any]]], str | None]):
         """render: the text of a conversation, None if the template refuses it."""

@@ -124,7 +124,7 @@ def test_a_turn_that_follows_leaves_earlier_messages_where_they_were(name):
             assert begins or earlier[-1]["role"] == "assistant", roles
 
 
-# What becomes of them
+# Adapted conversations
 
 GEMMA, NEMO = TOOL_TEMPLATES["gemma-2"], TOOL_TEMPLATES["mistral-nemo"]
 CASES = [  # template, conversation, what it becomes, notices
@@ -190,7 +190,7 @@ def test_calls_and_names_stay_with_the_messages_that_are_joined():
 
 
 def test_tools_of_a_template_without_a_system_role_precede_the_question(tokenizer):
-    """Whatever the words of its refusal."""
+    """The template may word its refusal in any way."""
     source = GEMMA.replace("System role not supported", "no, sorry")
     template = ChatTemplate(source, "gemma", tokenizer.named)
     tools = read_tools([{"type": "function", "function": {"name": "the_time", "parameters": {}}}])
