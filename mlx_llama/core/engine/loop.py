@@ -25,7 +25,7 @@ from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .home import WAKE_SECONDS, Home
-from .request import Handle, Request, Sequence
+from .request import Answer, Request, Sequence
 from .rows import Rows
 from .scheduler import Scheduler
 
@@ -108,16 +108,16 @@ class Loop:
 
     # Requests
 
-    def submit(self, request: Request) -> Handle:
+    def submit(self, request: Request) -> Answer[str]:
         """Check a request and queue it. Raises ContextError and OptionsError."""
-        return self.prepare(request).begin()
+        return Answer[str](self.prepare(request), self).begin()
 
-    def prepare(self, request: Request) -> Handle:
-        """As `submit`, but the handle queues the request at its first use."""
+    def prepare(self, request: Request) -> Sequence:
+        """Check a request, for an Answer. Raises ContextError and OptionsError."""
         self.check_process()
         self.engine.check(request)
         self.scheduler.rows.check_fits(len(request.prompt))
-        return Handle(self.engine.begin(request), self)
+        return self.engine.begin(request)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a request that `prepare` has checked."""
@@ -174,19 +174,21 @@ class Loop:
         while self._arrived:
             self.scheduler.waiting.append(self._arrived.popleft())
 
-    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None:
-        """Wait for news of a request: run a tick, or await one where another thread ticks."""
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """Run a tick unless a request has `count` tokens or is over, or await one where another
+        thread ticks.
+        """
         self.refuse_callback("wait for an answer")
         self.check_process()
         if self._thread is not None:
             sequence.news = queue.SimpleQueue()
-            if not has_news():
+            if not sequence.has(count):
                 with contextlib.suppress(queue.Empty):
                     sequence.news.get(timeout=WAKE_SECONDS)
             sequence.news = None
             return
         with self._ticking:
-            if not has_news() and not self.call(self._tick) and not has_news():
+            if not (sequence.has(count) or self.call(self._tick) or sequence.has(count)):
                 sequence.finish(SessionError("this request was lost: submit it again"))
 
     def sweep(self) -> None:
