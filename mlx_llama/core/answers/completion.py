@@ -232,9 +232,6 @@ class Writer:
         self._started: float | None = None
         self._first = 0.0
         self._entries = Entries()
-        # tokens that may be of a thought or a mark, with the characters that they completed
-        self._unpaired: list[tuple[int, TokenLogprobs, bytes, str]] = []
-        self._left = ""  # what was shown of them
 
     def resume(self, tokens: Sequence[int]) -> None:
         """Take the tokens that begin the answer, and begin `completion.text` with their text."""
@@ -244,7 +241,7 @@ class Writer:
         if self.stops.matched:  # by a stop string that was set later
             self.stops.forget()
             shown = text
-        self.completion.text = shown
+        self.completion.text, self._entries = shown, Entries(len(text))
 
     def start(self, now: float, reused: int) -> None:
         """Note the first chunk and the `reused` tokens of the prompt. Later calls do nothing."""
@@ -299,20 +296,22 @@ class Writer:
         is_end = token in self.eos or token in self.stop_tokens
         decoded = "" if is_end else self.decoder.push(token)
         if logprobs is not None and not is_end:
-            self._unpaired.append((token, logprobs, self.decoder.data(token), decoded))
-        start = len(self.completion.text) + len(self.stops.withheld)
-        shown = self._split(decoded)
-        text = self.stops.push(shown)
-        self._pair(shown, start)
+            self._entries.push(token, logprobs, self.decoder.data(token), decoded)
+        text = self._show(decoded)
         if self.is_finished and not self.stops.matched:
-            rest = self._split(self.decoder.finish(), is_last=True)
-            text += self.stops.push(rest)
-            self._pair(rest, start + len(shown))
+            text += self._show(self.decoder.finish(), is_last=True)
             if not self.stops.matched:
                 text += self.stops.finish()
         if self.stops.matched:
             self.completion.stop = self.stops.matched
             self._finish("stop")
+        return text
+
+    def _show(self, decoded: str, is_last: bool = False) -> str:
+        """The text that a decoded piece lets appear, without thoughts and up to a stop string."""
+        left = self._split(decoded, is_last)
+        text = self.stops.push(left)
+        self._entries.pair(left, self.thoughts, is_cut=self.stops.matched is not None)
         return text
 
     def _split(self, text: str, is_last: bool = False) -> str:
@@ -324,40 +323,6 @@ class Writer:
             if isinstance(part, Thought):
                 self.completion.reasoning += part.text
         return "".join([part for part in parts if isinstance(part, str)])
-
-    def _pair(self, shown: str, start: int) -> None:
-        """Pair tokens with the text that is left of them without thoughts. shown: the new part of
-        it; start: the characters before it.
-        """
-        if not self._unpaired:
-            return
-        state = self.thoughts.state if self.thoughts else "text"
-        if state == "thought":
-            self._unpaired, self._left = [], ""
-            return
-        self._left += shown
-        may_begin = state == "before" or (self.thoughts and self.thoughts.waiting)
-        if may_begin and not self.stops.matched:  # a thought or a mark
-            return
-        tokens, left = self._unpaired, self._left
-        start += len(shown) - len(left)
-        self._unpaired, self._left = [], ""
-        whole = "".join(text for *_, text in tokens)
-        if not whole.endswith(left):  # a mark within it was dropped: all is the last token's
-            token, logprobs, *_ = tokens[-1]
-            tokens, whole = [(token, logprobs, left.encode(), left)], left
-        dropped = len(whole) - len(left)
-        for token, logprobs, data, text in tokens:
-            if dropped > len(text):
-                dropped -= len(text)
-                continue
-            if dropped:
-                mark, text, dropped = text[:dropped].encode(), text[dropped:], 0
-                data = data[len(mark) :] if data.startswith(mark) else text.encode()
-                if not data:
-                    continue
-            self._entries.push(token, logprobs, data, text, start)
-            start += len(text)
 
     def _finish(self, reason: str) -> None:
         self.completion.finish_reason = reason
