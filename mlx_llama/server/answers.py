@@ -147,8 +147,9 @@ class Answers:
             task.answer.close()
         self._news.set()
 
-    async def news(self, with_progress: bool = False) -> AsyncIterator[tuple[Task, bool]]:
-        """Tasks whose answers have new tokens, and whether these are the last. Raises Failure.
+    async def news(self, with_progress: bool = False) -> AsyncIterator[tuple[Task, int, bool]]:
+        """Tasks whose answers have new tokens, the number of tokens, and whether these are all.
+        Raises Failure.
 
         with_progress: also those whose prompts were processed further.
         """
@@ -179,10 +180,10 @@ class Answers:
                     last[i] = now
                     if is_last:
                         unfinished.discard(i)
-                    yield task, is_last
+                    yield task, sent[i], is_last
                 elif with_progress and answer.progress[0] > processed[i]:
                     processed[i] = answer.progress[0]
-                    yield task, False
+                    yield task, sent[i], False
             if unfinished and not any(self.tasks[i].answer.done for i in unfinished):
                 await self._news.wait()
 

@@ -106,8 +106,8 @@ class Job:
         completion = task.completion
         self.add("started", job_id=self.identity, prompt_tokens=completion.prompt_tokens)
         try:
-            async for _, is_last in answers.news():
-                for token, pieces in task.answer.steps(is_last):
+            async for _, length, is_last in answers.news():
+                for token, pieces in task.answer.steps(length, is_last):
                     for piece in pieces:
                         if isinstance(piece, Thought):
                             self.add("thought", t=piece.text, i=count)

@@ -195,9 +195,9 @@ class Writer:
         """Write an error within a stream."""
         return self.encode(write_openai(refusal))
 
-    def drive(self, task: Task, is_last: bool) -> Events:
-        """Write new tokens of an answer."""
-        for token, pieces in task.answer.steps(is_last):
+    def drive(self, task: Task, count: int, is_last: bool) -> Events:
+        """Write the tokens of an answer up to number `count`."""
+        for token, pieces in task.answer.steps(count, is_last):
             yield from self.write(task, token, pieces)
         if is_last:
             yield from self.end(task)
@@ -206,9 +206,9 @@ class Writer:
         """Write the events of all answers as they come. Raises Failure."""
         for value in self.begin(answers.tasks):
             yield self.encode(value)
-        async for task, is_last in answers.news(self.shows_progress):
+        async for task, count, is_last in answers.news(self.shows_progress):
             done = self.progress(task) if self.shows_progress else ()
-            for value in itertools.chain(done, self.drive(task, is_last)):
+            for value in itertools.chain(done, self.drive(task, count, is_last)):
                 yield self.encode(value)
         for value in self.finish(answers.tasks):
             yield self.encode(value)

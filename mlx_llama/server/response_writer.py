@@ -100,7 +100,7 @@ class ResponseWriter(Writer):
         return response
 
     def whole(self, tasks: Sequence[Task]) -> dict[str, Any]:
-        list(self.drive(tasks[0], is_last=True))
+        list(self.drive(tasks[0], len(tasks[0].completion.tokens), is_last=True))
         return self.complete(tasks[0])
 
     # Events

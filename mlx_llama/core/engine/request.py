@@ -386,13 +386,13 @@ class Answer(Generic[Shown]):
         finally:
             self._reading.release()
 
-    def steps(self, is_last: bool) -> abc.Iterator[tuple[Token | None, list[Piece]]]:
-        """Each token that is there and was not split, with the pieces that it completes, and at the
-        end None with the rest. Does not wait. is_last: the request was over before this call.
+    def steps(self, count: int, is_last: bool) -> abc.Iterator[tuple[Token | None, list[Piece]]]:
+        """Each of the first `count` tokens, which are there, that was not split, with the pieces
+        that it completes; and None with the rest if these are all. Does not wait.
         """
-        tokens = self.completion.tokens
-        while self.count < len(tokens):
-            yield (token := tokens[self.count]), self._split(token)
+        while self.count < count:
+            token = self.completion.tokens[self.count]
+            yield token, self._split(token)
         if is_last and not self._is_split:
             yield None, self._split(None)
 

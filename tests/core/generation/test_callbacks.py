@@ -68,7 +68,7 @@ WORKING = {
         "messages": lambda x: x.stream.messages(),
         "pieces": lambda x: x.stream.pieces(),
         "progress": lambda x: x.stream.progress,
-        "steps": lambda x: list(x.handle.steps(False)),
+        "steps": lambda x: list(x.handle.steps(0, False)),
         "text": lambda x: x.stream.text,
     },
 }
