@@ -346,8 +346,10 @@ class LLM:
         """Prepare an answer to messages with tools. Raises as `stream`."""
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)
-        made_by = self.tokenizer, self.require_template()
-        talk = Conversation(*made_by, messages, box, resolved.options)
+        template = self.require_template()
+        talk = Conversation(
+            self.tokenizer, template, messages=messages, box=box, options=resolved.options
+        )
         prompt = talk.encode(self.engine.count_checker(resolved.options))
         sequence = self.loop.prepare(prompt.request(resolved, hooks=hooks))
         sequence.writer.completion.notices += find_notices(messages)

@@ -345,8 +345,13 @@ class Session:
     ) -> Fit:
         """Drop the oldest turns until the prompt fits. Arguments and result as of fit_turns."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        made_by = self.tokenizer, self.template
-        talk = Conversation(*made_by, [*system, *messages], box, resolved.options)
+        talk = Conversation(
+            self.tokenizer,
+            self.template,
+            messages=[*system, *messages],
+            box=box,
+            options=resolved.options,
+        )
         fit = fit_turns(talk, self.engine, first, begun)
         # The newest question alone may use the answer's room but for one token.
         if (length := len(fit.prompt.tokens) + begun) >= self.engine.context:
@@ -371,7 +376,7 @@ class Turn(Rounds):
     ):
         """begun: tokens that begin the answer. notices: of the first answer."""
         super().__init__(asked, session.toolbox, session.rounds)
-        self.prompt = ToolPrompt([])  # of the newest answer
+        self.prompt = ToolPrompt([])  # the newest answer's
         self.see_also = ""
         self._session, self._resolved, self._hooks = session, resolved, hooks
         self._begun, self._notices, self._number = begun, list(notices), session._turn

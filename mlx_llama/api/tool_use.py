@@ -80,7 +80,7 @@ class ToolPrompt:
     """A prompt and the fields that its Request needs."""
 
     tokens: list[int]
-    form: ToolFormat | None = None  # of the calls in the answer; None if no tools are offered
+    form: ToolFormat | None = None  # the format of calls; None if no tools are offered
     box: Toolbox = Toolbox()
     rule: Rule | None = None
     shown: frozenset[int] = frozenset()  # special tokens of the calls
@@ -108,8 +108,8 @@ class _Offer(NamedTuple):
 
     template: ChatTemplate
     messages: Sequence[Message]
-    variables: Mapping[str, Any]  # of the template
-    form: ToolFormat | None  # of the calls; None for a conversation without tools
+    variables: Mapping[str, Any]  # for the template
+    form: ToolFormat | None  # the format of calls; None without any
     notices: tuple[str, ...]  # about messages that were adapted to the template
 
 
@@ -126,7 +126,7 @@ class Conversation:
     messages: Sequence[Message]
     box: Toolbox
     options: GenerationOptions
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside tools
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for the template, beside tools
 
     def encode(self, check_count: Callable[[int], None] | None = None) -> ToolPrompt:
         """Encode the prompt. check_count: as for `encode_messages`, whose errors it raises."""

@@ -60,7 +60,7 @@ class Ask:
     """A prompt and its options, from any API."""
 
     prompt: Any  # a text to continue, messages for the template, token ids, or an Infill
-    field: str  # of the body with the prompt
+    field: str  # the body's, with the prompt
     # by their names in the table; defaults come from the server, the checkpoint and the table
     options: dict[str, Any]
     toolbox: Toolbox = Toolbox()
@@ -72,7 +72,7 @@ class Ask:
     # drop the oldest turns of messages that outgrew the context; None: as the server does
     truncates: bool | None = None
     lora: AdapterScales | None = None  # chooses the adapter; None: it was not sent
-    # of the chat template, such as enable_thinking
+    # for the chat template, such as enable_thinking
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -94,7 +94,7 @@ class Answers:
         timeout = Failure(504, "timeout", message=text)
         self._timer = self._loop.call_later(seconds, self.stop, timeout)
         self.asks: Sequence[Ask] = ()
-        self.tasks: list[Task] = []  # of the asks that are queued
+        self.tasks: list[Task] = []  # those that are queued
         self.is_closed = False
 
     @property
@@ -211,7 +211,7 @@ class Desk:
         self.settings, self.keeper, self.metrics = settings, keeper, metrics
         self._open: dict[Answers, int] = {}  # and their number of requests
         self._entering = 0  # requests that wait for the model to reload
-        self._rows = 0  # of the last loaded model
+        self._rows = 0  # the last loaded model's
         self._durations: deque[float] = deque(maxlen=32)
         # Compiling a schema may take seconds: do not delay requests without one.
         self._plain = anyio.CapacityLimiter(PREPARING)

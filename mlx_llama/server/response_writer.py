@@ -39,11 +39,11 @@ class ResponseWriter(Writer):
         self.conversation = body.items(self.kept)
         self.output: list[dict[str, Any]] = []  # finished items
         self.truncation = "auto" if desk_of(request).settings.truncates else "disabled"
-        self.number = -1  # of the last event
-        self.kind = ""  # of the open item, if there is one
-        self.text = ""  # of the open item
+        self.number = -1  # the last event's
+        self.kind = ""  # the open item's; "" if there is none
+        self.text = ""  # the open item's
         self.call: ToolCall | None = None  # the open call
-        self.logprobs: list[dict[str, Any]] = []  # of the open message
+        self.logprobs: list[dict[str, Any]] = []  # the open message's
         # text and logprobs of tokens since the last piece
         self.waiting: list[tuple[str, list[dict[str, Any]]]] = []
 

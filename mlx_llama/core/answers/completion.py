@@ -27,7 +27,7 @@ _CUTS = {  # reasons why an answer ends early: what happened, and the remedy
     "interrupted": ("was interrupted", "read it to the end"),
     "error": ("ended with an error", "see its error"),
 }
-SHOWN_CHARACTERS = 40  # of the text, in a repr
+SHOWN_CHARACTERS = 40  # text in a repr
 # Either begins `see_also` where it should be read before the answer.
 UNSURE = "I am not sure of my answer. These pages may help:"
 INSTEAD = "These pages may help:"
@@ -82,7 +82,7 @@ class Completion:
     # per option: "user", "checkpoint" or "default"
     origins: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
-    # of each token of the prompt, None for the first; [] unless the request asks for them
+    # one per token of the prompt, None for the first; [] unless the request asks for them
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
     # passages of the package's pages about the question, with their addresses; by the guide alone
@@ -231,7 +231,7 @@ class Writer:
         self.is_finished = False
         self._started: float | None = None
         self._first = 0.0
-        self._entries = Entries()
+        self._entries: Entries | None = None  # until a token has log-probabilities
 
     def resume(self, tokens: Sequence[int]) -> None:
         """Take the tokens that begin the answer, and begin `completion.text` with their text."""
@@ -241,7 +241,7 @@ class Writer:
         if self.stops.matched:  # by a stop string that was set later
             self.stops.forget()
             shown = text
-        self.completion.text, self._entries = shown, Entries(len(text))
+        self.completion.text = shown
 
     def start(self, now: float, reused: int) -> None:
         """Note the first chunk and the `reused` tokens of the prompt. Later calls do nothing."""
@@ -283,7 +283,7 @@ class Writer:
         completion.text += text
         seconds, is_cut = time.perf_counter() - self.submitted, self.stops.matched is not None
         entries: tuple[Entry, ...] = ()
-        if logprobs is not None:
+        if self._entries:
             entries = self._entries.take(len(completion.text), self.is_finished, is_cut)
         read = Token(token)
         read.text, read.seconds, read.logprobs = text, seconds, logprobs
@@ -296,6 +296,8 @@ class Writer:
         is_end = token in self.eos or token in self.stop_tokens
         decoded = "" if is_end else self.decoder.push(token)
         if logprobs is not None and not is_end:
+            if self._entries is None:
+                self._entries = Entries(len(self.completion.text) + len(self.stops.withheld))
             self._entries.push(token, logprobs, self.decoder.data(token), decoded)
         text = self._show(decoded)
         if self.is_finished and not self.stops.matched:
@@ -311,7 +313,8 @@ class Writer:
         """The text that a decoded piece lets appear, without thoughts and up to a stop string."""
         left = self._split(decoded, is_last)
         text = self.stops.push(left)
-        self._entries.pair(left, self.thoughts, is_cut=self.stops.matched is not None)
+        if self._entries:
+            self._entries.pair(left, self.thoughts, is_cut=self.stops.matched is not None)
         return text
 
     def _split(self, text: str, is_last: bool = False) -> str:

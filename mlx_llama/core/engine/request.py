@@ -102,10 +102,10 @@ class Sequence:
     reported: int = 0  # `processed` at the last call of on_progress
     handed: int = 0  # tokens whose text on_piece got
     status: Status = Status.WAITING
-    row: int = NO_ROW  # of the cache
+    row: int = NO_ROW  # in the cache
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
-    news: queue.SimpleQueue[None] | None = None  # of a waiting consumer on another thread
+    news: queue.SimpleQueue[None] | None = None  # wakes a consumer on another thread
     # held to append a token and to cancel
     lock: Any = field(default_factory=make_lock)
 
