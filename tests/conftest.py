@@ -29,6 +29,7 @@ from making import make_checkpoint
 
 from mlx_llama.core.backends.selection import Backend
 
+pytest_plugins = ["cases.fixtures"]
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 ALWAYS = dict(deadline=None, derandomize=True, print_blob=True, suppress_health_check=CHECKS)
 for profile, examples in (("quick", 20), ("full", 300)):

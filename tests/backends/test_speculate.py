@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core.generation.test_session import check_consistency, rendered
+from api.test_session import check_consistency, rendered
 from machine import device_of
 from making import config_fields, make_checkpoint, random_tensors
 

@@ -15,8 +15,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from doors.server.conftest import Inside
 from scripting import Script
+from server.conftest import Inside
 
 from mlx_llama import load
 from real.checkpoints import lock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from core.generation.random_schemas import random_schema
+from cases.schemas import random_schema
 
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError

@@ -8,10 +8,16 @@ import sys
 import threading
 
 import pytest
-
-from core.threads import on_threads
-
-from .toy import POSITION_NBYTES, alone, alone_tokens, check_rows, make, make_prompts, request
+from cases.engine import (
+    POSITION_NBYTES,
+    alone,
+    alone_tokens,
+    check_rows,
+    make,
+    make_prompts,
+    request,
+)
+from cases.threads import on_threads
 
 PROMPT = [3, 1, 4]
 

@@ -14,16 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
-from transformers import AutoModelForCausalLM
-
-from mlx_llama import load
-from mlx_llama.core.engine import scheduler as scheduling
-from mlx_llama.core.engine.request import Sequence
-from mlx_llama.core.errors import ContextError, OptionsError
-from mlx_llama.core.system import machine
-
-from .toy import (
+from cases.engine import (
     EOS,
     POSITION_NBYTES,
     ToyBackend,
@@ -37,6 +28,14 @@ from .toy import (
     make_prompts,
     request,
 )
+from hypothesis import given, strategies as st
+from transformers import AutoModelForCausalLM
+
+from mlx_llama import load
+from mlx_llama.core.engine import scheduler as scheduling
+from mlx_llama.core.engine.request import Sequence
+from mlx_llama.core.errors import ContextError, OptionsError
+from mlx_llama.core.system import machine
 
 PROMPT = [3, 1, 4]
 MIXED = [

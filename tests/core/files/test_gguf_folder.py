@@ -11,9 +11,9 @@ from backends.conftest import mlx_lm_logits
 from gguf import GGUFReader
 from making import SENTENCES, config_fields, make_checkpoint, random_tensors
 from making_gguf import make_gguf
+from quantize.test_gguf_export import ROPES, gguf_fields, gguf_tensors
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from core.files.test_gguf_export import ROPES, gguf_fields, gguf_tensors
 from mlx_llama import load
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cases.texts import conversation
 from making import config_fields, make_checkpoint, random_tensors
 
-from core.text.cases import conversation
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig

@@ -11,15 +11,14 @@ import time
 
 import psutil
 import pytest
+from cases.texts import TEMPLATES, USER, conversation, plain, run_hostile
+from cases.threads import on_threads
 from making import CHAT_TEMPLATE
 
-from core.threads import on_threads
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text import template_process
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.template_process import PROCESS
-
-from .cases import TEMPLATES, USER, conversation, plain, run_hostile
 
 # A case for each way to take time or memory: Python's loops, single calls that are deaf to Ctrl-C,
 # recursion, constants while compiling, one allocation, growth, the output

@@ -5,12 +5,11 @@ them.
 from __future__ import annotations
 
 import pytest
+from cases.texts import THOUGHT_TEMPLATES, TOOL_TEMPLATES
 from hypothesis import given, strategies as st
 
 from mlx_llama.core.text.thoughts import FORMATS, Thought, ThoughtParser, find_thoughts
 from mlx_llama.core.text.thoughts.marks import Marks
-
-from .cases import THOUGHT_TEMPLATES, TOOL_TEMPLATES
 
 MARKS = [form for form in FORMATS if isinstance(form, Marks)]
 GRANITE = MARKS[0]

@@ -7,9 +7,9 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from cases.texts import TEMPLATES, TOOL_TEMPLATES, USER, conversation
 from making import refusal
 
-from core.text.cases import TEMPLATES, TOOL_TEMPLATES, USER, conversation
 from mlx_llama.core.answers.grammar import Grammars, Rule
 from mlx_llama.core.errors import OptionsError, TemplateError
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases.texts import TEMPLATES, TOOL_TEMPLATES
 
-from core.text.cases import TEMPLATES, TOOL_TEMPLATES
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.thoughts import find_thoughts
