@@ -123,7 +123,8 @@ FAR = {
     "cache and rows": f"{HOST} {BACKENDS} {ENGINE} {ANSWERS} {REAL}",
     "scheduler": f"{ENGINE} {ANSWERS} {BACKENDS} {REAL}",
     "sampling": f"{HOST} {BACKENDS} {ENGINE} {ANSWERS} {REAL}",
-    "files and formats": f"core/files/test_* quantize/test_* {FAMILIES} backends/test_quantized {REAL}",
+    "files and formats": f"core/files/test_* quantize/test_* {FAMILIES} backends/test_quantized "
+    f"{REAL}",
     "text": f"core/text/**/test_* {ANSWERS} {REAL}",
     "server": "server/test_*",
     "commands and REPL": "commands/test_* guide/test_*",

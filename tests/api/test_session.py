@@ -9,6 +9,7 @@ import threading
 from unittest.mock import Mock
 
 import pytest
+from cases.sessions import GOOD, add, check_consistency, rendered, roles
 from cases.texts import TEMPLATES
 from cases.threads import on_threads
 from making import fail_at, make_checkpoint
@@ -21,8 +22,6 @@ from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.options import resolve
 from mlx_llama.core.text.template import encode_messages
-
-from .test_session_file import GOOD
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +43,6 @@ def cold(llm, prompt, **options):
     return loop.submit(Request(prompt, resolve(options))).finish()
 
 
-def check_consistency(session):
-    """Compare the bookkeeping with the device's record of the tokens."""
-    loop = session.loop
-    assert not loop.scheduler.rows.used
-    for row, tokens in loop.scheduler.rows.kept.items():
-        length = loop.scheduler.cache.lengths[row]
-        assert 0 < length <= len(tokens)
-        assert loop.call(loop.scheduler.cache.state, row)["tokens"].tolist() == tokens[:length]
-
-
-def rendered(llm, session, question):
-    system = [{"role": "system", "content": session.system}] if session.system else []
-    return llm.encode([*system, *session.messages, {"role": "user", "content": question}])
-
-
 def check_next(llm, session, question="next", **options):
     """Check the session's state, and that its next answer is that of an empty cache."""
     check_consistency(session)
@@ -66,10 +50,6 @@ def check_next(llm, session, question="next", **options):
     done = session.send(question, **options)
     assert (done.tokens, done.text) == (wanted.tokens, wanted.text)
     return done
-
-
-def roles(messages):
-    return [message["role"] for message in messages]
 
 
 def contents(messages):
@@ -96,6 +76,7 @@ def test_a_reused_cache_gives_the_tokens_of_a_cold_one(llm):
     assert warm.reused_tokens > 0
 
 
+@pytest.mark.slow_for("cuda", "mlx")
 def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
     chat = llm.chat(system="SYSTEM", max_tokens=40)
     noticed = drops = dropped = 0
@@ -116,6 +97,7 @@ def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
     assert "SYSTEM" in text and "number 0" not in text and "number 13" in text
 
 
+@pytest.mark.slow_for("c*-2", "cuda", "mlx")
 @pytest.mark.parametrize(
     ("max_tokens", "room"), [(40, 512 - 40), (200, 512 - 200), (400, 512 // 2)]
 )
@@ -167,6 +149,7 @@ def test_a_question_that_can_never_fit_changes_nothing(llm):
     assert chat.send("hello again").finish_reason in ("length", "eos")
 
 
+@pytest.mark.slow_for("cuda")
 @pytest.mark.parametrize("steps", range(6))
 def test_leaving_after_any_piece_leaves_a_session_that_goes_on(steps, llm):
     chat = llm.chat(max_tokens=6, temperature=1.0, seed=2)
@@ -184,6 +167,7 @@ def test_leaving_after_any_piece_leaves_a_session_that_goes_on(steps, llm):
     check_next(llm, chat)
 
 
+@pytest.mark.slow_for("cuda")
 @pytest.mark.parametrize("call", range(1, 8))
 def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(call, llm, monkeypatch):
     """Ctrl-C during the n-th launch or read."""
@@ -258,6 +242,7 @@ def test_a_file_knows_that_its_last_answer_was_cut(llm, tmp_path):
         assert [read_session(path).is_cut for path in (first, second)] == [is_cut] * 2
 
 
+@pytest.mark.slow_for("cuda")
 def test_an_answer_goes_on_in_a_full_context(llm):
     """It fills the context; then the oldest turns make room for it."""
     chat = llm.chat(system="be kind", max_tokens=60, logit_bias={2: -100})
@@ -486,16 +471,6 @@ def test_threads_that_use_one_session_in_every_way_get_a_session_error_at_most(l
 
 
 # Tools
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
-    return a + b
 
 
 def time() -> str:

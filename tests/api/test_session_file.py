@@ -7,13 +7,13 @@ import os
 import re
 
 import pytest
+from cases.sessions import GOOD, TURN
 from making import refusal
 
 from mlx_llama.api import session_file
 from mlx_llama.api.session_file import read_session, write_session
 from mlx_llama.core.errors import SessionError
 
-TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 CALLS = [
     TURN[0],
@@ -21,10 +21,6 @@ CALLS = [
     {"role": "tool", "content": "3", "tool_call_id": "abcdefghi", "name": "add"},
     TURN[1],
 ]
-GOOD = {
-    **{"format": "mlx_llama session", "version": 1, "model": "m", "system": None},
-    **{"options": {}, "dropped": 0, "messages": TURN},
-}
 
 
 @pytest.mark.parametrize("messages, dropped", [(TURN * 3, 4), ([*TURN, *CALLS, *CALLS], 6)])

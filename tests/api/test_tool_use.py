@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Literal
 
 import pytest
+from cases.sessions import add, roles
 from making import make_checkpoint
 
 from mlx_llama import load
@@ -13,8 +14,6 @@ from mlx_llama.api.tool_use import ToolLoop, ToolStream
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.tools import ToolDelta, ToolParser, read_tools
 from mlx_llama.core.text.tools.formats import HERMES
-
-from .test_session import add, roles
 
 USER = [{"role": "user", "content": "1 + 2?"}]
 

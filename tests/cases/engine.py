@@ -457,3 +457,7 @@ def check_rows(loop):
         drafts.trim_guesses()
         known = list(drafts.tokens[: drafts.length])
         assert drafts.cache.tokens[drafts.row][: len(known)].tolist() == known
+
+
+def serve(loop, prompts, **options):
+    return [loop.submit(request(prompt, **options)) for prompt in prompts]

@@ -10,6 +10,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import ChatTemplate, read_template
+from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 
 # Tokenizers
 
@@ -104,3 +105,18 @@ def run_hostile(source, messages=USER, **variables) -> str:
     message = refusal(render, kind=TemplateError)
     assert message.startswith("evil.jinja: ") and message.isprintable() and len(message) < 600
     return message
+
+
+def split(parser: ThoughtParser, pieces) -> tuple[str, str]:
+    parts = [part for piece in pieces for part in parser.push(piece)]
+    parts += parser.push("", is_last=True)
+    assert all(parts)
+    thoughts = [part.text for part in parts if isinstance(part, Thought)]
+    return "".join(thoughts), "".join(part for part in parts if isinstance(part, str))
+
+
+def check_pieces(make_parser, answer, wanted):
+    """Split an answer that arrives in pieces of each size."""
+    for size in range(1, len(answer) + 1):
+        pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
+        assert split(make_parser(), pieces) == wanted, size

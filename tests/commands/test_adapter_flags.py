@@ -78,6 +78,7 @@ def test_errors_are_one_line(door, folders):
         assert done.code == 2 and done.err.count("\n") == 1 and wanted in done.err, done.err
 
 
+@pytest.mark.slow
 def test_bench_and_parity_run_the_adapted_model(door, folders):
     base, (sea, _) = folders
     for main, flags in (

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 from backends.evaluations import counted
-from machine import device_of
+from cases.bench import check_curve, flags, parse_table
 from making import make_checkpoint
 
 from mlx_llama.bench import (
@@ -30,24 +30,6 @@ pytestmark = pytest.mark.usefixtures("known_memory")
 @pytest.fixture
 def loaded(backend, toy):
     return load(open_checkpoint(toy), backend, LoadOptions(dtype="float32"))
-
-
-def flags(backend) -> list[str]:
-    device = [] if backend.name == "cpu" else ["--device", device_of(backend)]
-    return ["--backend", backend.name, *device]
-
-
-def parse_table(markdown: str) -> list[list[str]]:
-    """The cells of a table."""
-    lines = [line.strip("|").split("|") for line in markdown.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line] for line in lines]
-
-
-def check_curve(picture) -> None:
-    """An image of the plot has its size, and pixels in the color of the curve."""
-    assert picture.size == (1200, 750)
-    shades = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    assert (shades == (0x2A, 0x6F, 0x97)).all(axis=1).sum() > 300
 
 
 def test_figures(loaded):
@@ -125,6 +107,7 @@ NAMES = (
 ).split(",")
 
 
+@pytest.mark.slow_for("cuda")
 def test_every_format_has_every_row(door, toy, backend):
     report = json.loads(shown(door, toy, "json", "--host", *flags(backend)))
     assert [row["test"] for row in report["rows"]] == NAMES and report["repetitions"] == 2
@@ -219,6 +202,7 @@ def test_primitives_are_those_of_one_step(tmp_path):
     assert counts[2] == len({end for edge in ends for end in edge if end.isdigit()})
 
 
+@pytest.mark.slow
 def test_plot(door, toy, tmp_path):
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("matplotlib")
@@ -258,6 +242,7 @@ def test_lengths_that_just_fit_run(door, toy):
         assert door(bench.main, *flags.split()).code == 0
 
 
+@pytest.mark.slow
 def test_plot_without_its_library(door, toy, monkeypatch, tmp_path):
     monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))

@@ -30,6 +30,7 @@ def table(monkeypatch, tmp_path):
     return copy
 
 
+@pytest.mark.slow
 def test_every_format_is_measured_and_the_best_saved(table, capsys):
     before = json.loads(table.read_text())
     assert bench.main([*FLAGS, "--json", "--save", "--threads", "1"]) == 0
@@ -69,6 +70,7 @@ def test_the_text_names_the_processor_and_the_choice(table, capsys):
     assert json.loads(table.read_text()) == json.loads(targets.PREFETCHES.read_text())
 
 
+@pytest.mark.slow
 def test_prefetches_change_no_bit(monkeypatch):
     prompt, answers = list(range(5, 45)), []
     for prefetch in ((), ((1, 1024), (2, 3072)), ((0, 4096),)):

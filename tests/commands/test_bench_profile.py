@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from cases.bench import flags, parse_table
 
 from mlx_llama.bench import command as bench
 from mlx_llama.bench.measure import Case, load
@@ -14,8 +15,6 @@ from mlx_llama.bench.profile import HOST, SAMPLING, Profiled, measure_profiles
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.profile import ATTENTION, Profile
 from mlx_llama.core.files.checkpoint import open_checkpoint
-
-from .test_bench import flags, parse_table
 
 pytestmark = pytest.mark.usefixtures("known_memory")
 PRODUCTS = ("query, key, value", "attention output", "gate, up", "down", "head")

@@ -9,14 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cases.bench import check_curve, parse_table
 from rows_toy import CONFIG, ToyBackend, ToyModel
 
 from mlx_llama.bench import command as bench, report as bench_report
 from mlx_llama.bench.host import SKIPPED, TOKENS, measure_host
 from mlx_llama.bench.measure import Batch, BatchRow, Loaded, measure, measure_batches
 from mlx_llama.core.backends.selection import Backend
-
-from .test_bench import check_curve, parse_table
 
 # From llama.cpp's README of its batched-bench.
 PUBLISHED = """
@@ -52,6 +51,7 @@ def test_medians_and_their_spread():
     assert (figures["speed_tg_min"], figures["speed_tg_max"]) == (10.0, 40.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_batch_is_one_step_for_all_rows(runs_ahead):
     it = loaded(runs_ahead)

@@ -43,6 +43,7 @@ def test_bits_reach_the_model(main, arguments, stdin, door, toy, models):
         assert models[-1].cache_bits == wanted
 
 
+@pytest.mark.slow_for("main-arguments2")
 @pytest.mark.parametrize(
     "main, arguments",
     [
@@ -67,6 +68,7 @@ def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypa
     assert asked == [False, True]
 
 
+@pytest.mark.slow_for("mode3")
 @pytest.mark.parametrize("mode", [(), ("--batch", "2"), ("--verify-cache",), ("--repeat", "2")])
 def test_8_bits_reach_the_models_of_a_comparison_but_the_reference(mode, door, toy, models):
     flags = f"--model {toy} --backends cpu --tokens 16 --cache-bits 8 --json"

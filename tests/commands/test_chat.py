@@ -265,6 +265,7 @@ def other(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_another_model_goes_on_with_the_conversation(session, other, capsys):
     chat = dialogue.Chat(session, load=lambda name: load(name, backend="cpu"))
     chat.take("/model")
@@ -1068,6 +1069,7 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     assert texts[1]  # the text before Ctrl-C
 
 
+@pytest.mark.slow
 def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path):
     child = parrot(terminal, toy, ANSWER="so slow", PAUSE="0.1")
     child.send("hello\r")
@@ -1078,6 +1080,7 @@ def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path
     assert texts == ["hello", "so slow", "typed ahead", "so slow"]
 
 
+@pytest.mark.slow
 def test_history_across_runs(terminal, toy, tmp_path):
     for keys in ("a line to remember\r", "\x1b[A"):
         child = terminal("-m", "mlx_llama.chat", "--model", toy, "--backend", "cpu", "-m", "1")
@@ -1112,6 +1115,7 @@ def test_a_history_that_cannot_be_written_is_told_once(tmp_path, capsys):
     assert capsys.readouterr().err.count("the history is kept for this run only") == 1
 
 
+@pytest.mark.slow_for("environment1")
 @pytest.mark.parametrize(
     "environment, markdown, leaving",
     [({}, True, "exit\r"), ({"NO_COLOR": "1"}, False, "Quit\r"), ({"TERM": "dumb"}, False, "\x04")],
@@ -1165,6 +1169,7 @@ def test_commands_in_a_terminal(terminal, toy, tmp_path):
     leave(child, "/bye\r")
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_no_escape_sequences(terminal, toy):
     child = parrot(terminal, toy, ANSWER="an *answer*", TERM="dumb")
     press(child, "/help\n", "/bye and /quit")
@@ -1179,6 +1184,7 @@ def test_a_dumb_terminal_gets_no_escape_sequences(terminal, toy):
     assert "\x1b" not in leave(child)
 
 
+@pytest.mark.slow
 def test_lines_wrap_in_a_narrow_terminal(terminal, toy):
     child = parrot(terminal, toy, ANSWER="answer")
     child.setwinsize(24, 40)
@@ -1193,6 +1199,7 @@ def test_lines_wrap_in_a_narrow_terminal(terminal, toy):
     leave(child)
 
 
+@pytest.mark.slow_for("100")
 @pytest.mark.parametrize("columns, up", [(30, 2), (100, 0)])
 def test_a_typed_line_is_erased_in_the_rows_of_a_resized_terminal(terminal, toy, columns, up):
     child = parrot(terminal, toy, ANSWER="answer")

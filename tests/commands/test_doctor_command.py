@@ -8,6 +8,7 @@ import shlex
 
 import gguf
 import pytest
+from cases.damage import DAMAGE, PROPORTIONAL, config
 from making import make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
 
@@ -16,8 +17,6 @@ from mlx_llama.chat import repl as chat
 from mlx_llama.core.system import machine
 from mlx_llama.doctor import command as doctor
 from mlx_llama.quantize import command as quantize
-
-from .test_bad_input import DAMAGE, PROPORTIONAL, config
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def keys_of_pairs(result: dict) -> set[str]:
     return {key for key, value in result.items() if isinstance(value, dict) and "pairs" in value}
 
 
+@pytest.mark.slow
 def test_continue_text(run):
     out = run("continue_text.py", "Once upon a time", "--backend", "cpu")
     assert out.startswith("Once upon a time") and "evaluations per token: 1 " in out
@@ -91,21 +92,25 @@ def test_ask():
     assert done.returncode == 0 and len(done.stdout.split()) > 2, done.stderr
 
 
+@pytest.mark.slow
 def test_logits_processor(run):
     words = run("logits_processor.py", "--backend", "cpu", "--letter", "t").split()
     assert words and all(word.lower().startswith("t") for word in words)
 
 
+@pytest.mark.slow
 def test_conversation(run):
     out = run("conversation.py", "--backend", "cpu")
     assert out.count("prompt tokens reused)") == 3 and "mlx_llama" in out
 
 
+@pytest.mark.slow
 def test_extract(run):
     out = run("extract.py", "--backend", "cpu")
     assert out.startswith("name='") and " age=" in out and " town=" in out
 
 
+@pytest.mark.slow
 def test_tools(run):
     lines = run("tools.py", "--backend", "cpu").splitlines()
     [call, *_] = [line for line in lines if line.startswith("call: multiply({")]
@@ -113,6 +118,7 @@ def test_tools(run):
     assert f"tool: {arguments['a'] * arguments['b']}" in lines
 
 
+@pytest.mark.slow
 def test_next_token(run):
     out = run("next_token.py", "--backend", "cpu")
     shares = [float(line.split("%")[0]) for line in out.splitlines()[:5]]
@@ -120,6 +126,7 @@ def test_next_token(run):
     assert float(out.split()[-1]) >= 1
 
 
+@pytest.mark.slow
 def test_same_on_every_backend(run):
     lines = run("same_on_every_backend.py").splitlines()
     answers = {line[6:] for line in lines if "unavailable here" not in line}
@@ -218,6 +225,7 @@ def test_make_random_gguf(kind, tmp_path, start):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_compare_peers(tmp_path, start, run, compare):
     if not HAS_LLAMA_CPP:
         done = start("compare_peers.py", "model.gguf", "--llama-bench", "none")
@@ -260,6 +268,7 @@ print(json.dumps([dict(n_threads=int(flag("-t")) + (depth == 45), type_k=kind, t
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not run a script by its first line")
 def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path, start, run, compare):
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
@@ -322,6 +331,7 @@ print(json.dumps({{"pl": flag("-npl"), "tg": flag("-ntg"), "speed_tg": flag("-np
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not run a script by its first line")
 def test_compare_batches_with_a_program_of_known_speed(tmp_path, start, run, compare):
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
@@ -353,6 +363,7 @@ PEERS = [
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", PEERS)
 def test_compare_peers_on_a_checkpoint(backend, tmp_path, run, compare):
     folder = tmp_path / "tiny"
@@ -373,6 +384,7 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path, run, compare):
         assert {pair["peer"] for pair in result["primitives"]["pairs"]} == {graph_of_mlx_lm(folder)}
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_compare_peers_on_several_rows(tmp_path, run, compare):
     pytest.importorskip("mlx_lm")
@@ -452,6 +464,7 @@ def test_the_cost_of_ticks_is_measured(compare):
     assert all(0 < row["median"] <= row["90%"] for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["schema", "regex"])
 def test_the_cost_of_grammars_is_measured(kind, compare):
     flags = f"--kind {kind} --rows 3 --tokens 6 --pairs 1"
@@ -460,6 +473,7 @@ def test_the_cost_of_grammars_is_measured(kind, compare):
     assert figures["share"] == figures["bound"] / figures["free"] - 1 > -1
 
 
+@pytest.mark.slow
 def test_prefixes_and_memory_are_measured(run):
     flags = "--prefix 100 --requests 20 --rounds 2"
     first, ten, last = run("measure_prefix.py", *flags.split()).splitlines()
@@ -468,6 +482,7 @@ def test_prefixes_and_memory_are_measured(run):
     assert ten.startswith("after 10 requests: ") and last.startswith("after 20 requests: ")
 
 
+@pytest.mark.slow
 def test_starts_are_measured(tmp_path, run):
     """With a peer of this test's own, since llama-bench is not everywhere."""
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
@@ -487,6 +502,7 @@ def test_starts_are_measured(tmp_path, run):
     assert float(re.search(r"neighbours ([\d.]+) ", ratio)[1]) > 1
 
 
+@pytest.mark.slow
 def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch, run):
     """The guide's, of text that it was not taught. The score is torch's cross entropy."""
     flags = f"{guide_q8} --tokens 400 --window 128 --formats Q4_0,mlx-8 --widths".split()

@@ -58,6 +58,7 @@ def test_an_answer_ends_with_the_context(command, run):
     assert receipt["origins"]["max_tokens"] == ("user" if command else "default")
 
 
+@pytest.mark.slow
 def test_an_answer_does_not_command_the_terminal(toy):
     import pty
 
@@ -86,6 +87,7 @@ def test_a_prompt_that_is_no_text(run):
     assert done.err.startswith("error: standard input: is not UTF-8 (byte 0")
 
 
+@pytest.mark.slow
 def test_threads_and_activation_bits_reach_the_model(guide_q8, run):
     from cpu_fallback.kernels import compilation
 

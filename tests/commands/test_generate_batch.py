@@ -194,6 +194,7 @@ def test_a_bad_line_or_flag_is_one_line_before_any_computing(
     assert toy_llm == [] and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):
     source = write(
         tmp_path / "in", *({"prompt": f"number {i}", "max_tokens": 60} for i in range(40))

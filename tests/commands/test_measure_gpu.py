@@ -51,6 +51,7 @@ def ours(request, example) -> Iterator:
         mx.set_default_device(before)
 
 
+@pytest.mark.slow
 def test_all_of_it_on_cpus(example, monkeypatch, capsys):
     for name, value in SMALL.items():
         monkeypatch.setattr(example, name, value)
@@ -104,6 +105,7 @@ def test_a_wrong_scale_is_found(example, ours):
     assert ours.product_error(judge) <= bound < ours.product_error(judge, wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["bf16", "4-bit", "q8_0"])
 def test_a_wrong_matrix_in_a_model_is_found(example, ours, form):
     judge = example.random_checkpoint("tiny", form)
@@ -206,6 +208,7 @@ def test_llama_cpp_computes_the_same_model(example, tmp_path):
         assert np.linalg.norm(logits - right) < 0.05 * np.linalg.norm(right)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
 def test_ctrl_c_prints_the_results_so_far():
     command = [sys.executable, *COMMAND, "--backends", HERE[0], "--json"]

@@ -11,10 +11,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from cases.batches import Counting
 from machine import to_run
 from making import make_checkpoint
 from making_gguf import make_gguf
-from parity.test_batches import Counting
 from rows_toy import ToyBackend, ToyModel
 
 from mlx_llama.parity import command as parity, probes as core, report as parity_report
@@ -67,6 +67,7 @@ def test_all_backends_agree(door):
         assert entry["logits"]["top5"] == 1 and entry["logits"]["kl_max"] < 1e-9
 
 
+@pytest.mark.slow
 def test_transformers_as_the_reference(door):
     flags = "--dtype float32 --reference transformers".split()
     facts = run(door, *flags, backends=BACKENDS[:2])
@@ -78,6 +79,7 @@ def test_transformers_as_the_reference(door):
         assert entry["decoded"]["first_difference"] is None
 
 
+@pytest.mark.slow
 def test_sixteen_bits_are_judged_as_such(door):
     wide = [name for name in BACKENDS if name != "cpu"]  # cpu computes in float32
     if not wide:
@@ -88,6 +90,7 @@ def test_sixteen_bits_are_judged_as_such(door):
         assert max(probe["worst_relative"] for probe in entry["probes"]) > core.TOLERANCE["float32"]
 
 
+@pytest.mark.slow
 def test_low_bit_weights(door):
     for entry in run(door, path=low_bit())["backends"]:
         assert entry["within"], entry["verdict"]
@@ -160,6 +163,7 @@ PLACES = {  # fault: (first probe that is off, number of last positions with it)
 }
 
 
+@pytest.mark.slow_for("*stale row", "cuda", "mlx")
 @pytest.mark.parametrize("fault", PLACES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
@@ -210,6 +214,7 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_self_contained(door, tmp_path):
     page = tmp_path / "p.html"
     count = len(run(door, "--html", page, "--tokens", "100", backends=BACKENDS[:2])["backends"])
@@ -224,6 +229,7 @@ def test_the_page_is_whole_and_self_contained(door, tmp_path):
 # Traces
 
 
+@pytest.mark.slow
 def test_a_trace_is_checked_on_every_backend(door, tmp_path):
     file = tmp_path / "t.json"
     assert door(parity.main, "--model", make_model(), "--record", file, "--tokens", "30").code == 0
@@ -246,6 +252,7 @@ def test_a_full_disk_keeps_the_old_file(flag, door, full_disk, tmp_path):
     assert door(parity.main, *arguments).code == 0 and file.stat().st_size > 4096
 
 
+@pytest.mark.slow
 def test_the_guides_trace_holds_here(door):
     done = door(parity.main, "--check", "--dtype", "float32", "--backends", ",".join(BACKENDS))
     assert done.code == 0, done.err + done.out
@@ -255,18 +262,21 @@ def test_the_guides_trace_holds_here(door):
 # The cache, determinism
 
 
+@pytest.mark.slow
 def test_every_way_of_filling_a_cache(door):
     flags = "--verify-cache --dtype float32 --tokens 40".split()
     rows = run(door, *flags, backends=["cpu"])["rows"]
     assert len(rows) == 7 and all(row["within"] and row["relative"] < 1e-5 for row in rows)
 
 
+@pytest.mark.slow
 def test_the_same_bits_here_and_in_fresh_processes(door):
     rows = run(door, "--repeat", "2", "--tokens", "12", backends=BACKENDS[:2])["rows"]
     assert all(row["within"] and row["runs"] == 4 for row in rows)
     assert [row["backend"] for row in rows] == BACKENDS[:2]
 
 
+@pytest.mark.slow
 def test_the_operation_that_differs_is_named(door, monkeypatch):
     from cpu_fallback import ops
 
@@ -282,6 +292,7 @@ def test_the_operation_that_differs_is_named(door, monkeypatch):
 # Perplexity
 
 
+@pytest.mark.slow
 def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
     (tmp_path / "t.txt").write_text(
         "Once upon a time there was a little llama who lived on a hill. " * 9
@@ -306,6 +317,7 @@ def test_the_table_for_people(door):
 # Rows in result
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_rest_of_the_batch(door):
     """On every backend: bits where they are promised, tokens at float32 elsewhere."""
     facts = run(door, "--batch", "3", "--dtype", "float32", "--tokens", "24")
@@ -346,6 +358,7 @@ def batch(door, monkeypatch):
     return go
 
 
+@pytest.mark.slow
 def test_a_broken_promise_is_exit_code_1_and_named(batch):
     done = batch(Counting(), promises_bits=True)
     assert done.code == 1 and "is_batch" not in done.out
@@ -358,6 +371,7 @@ def test_a_broken_promise_is_exit_code_1_and_named(batch):
     assert batch(Counting()).code == 0
 
 
+@pytest.mark.slow
 def test_kept_promises_are_said_in_a_line(batch):
     done = batch(ToyModel(), promises_bits=True)
     words = "do not depend on the rest of the batch"

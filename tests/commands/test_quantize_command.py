@@ -16,6 +16,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.quantize import command as quantize
 
 
+@pytest.mark.slow_for("cpu-arguments1", "cpu-arguments4")
 @pytest.mark.parametrize(
     "arguments, name, bits",
     [

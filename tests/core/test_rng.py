@@ -43,6 +43,7 @@ def test_noise_is_gumbel():
     assert np.abs(np.exp(-np.exp(-draws)) - empirical).max() < 1.95 / np.sqrt(len(draws))
 
 
+@pytest.mark.slow
 def test_argmax_of_noisy_logits_draws_from_softmax():
     logits = np.array([2.0, 1.0, 0.0, -1.0, -4.0, 2.0], np.float32)
     shares = np.exp(logits) / np.exp(logits).sum()

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from cases.diagnosis import fit, messages_of
-from core.files.test_hub import cache, put_in_cache  # noqa: F401
+from cases.gguf_files import ROPES
+from cases.hub import cache, put_in_cache  # noqa: F401
 from launching import run_python
 from making import config_fields, edit_json, make_checkpoint, make_tokenizer, write_hole
 from making_gguf import add_config, add_sentencepiece, make_gguf
-from quantize.test_gguf_export import ROPES
 from safetensors import safe_open
 from transformers import DynamicCache, LlamaConfig as TheirConfig, LlamaForCausalLM
 

@@ -47,12 +47,14 @@ def guide():
     return load(backend="cpu", threads=1)
 
 
+@pytest.mark.slow_for("cuda-T", "cuda-W", "cuda-w")
 @pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
 def test_greedy_text_is_the_golden_text(case, llm):
     done = llm.generate(messages(case), max_tokens=60)
     assert done.tokens == case["tokens"] and done.text == case["text"]
 
 
+@pytest.mark.slow_for("*-3]", "*-4]", "cuda")
 @pytest.mark.parametrize(
     "case", GOLDEN["sampled"], ids=lambda case: f"{case['prompt'][:12]}-{case['options']['seed']}"
 )
@@ -65,6 +67,7 @@ def messages(case):
     return [{"role": "user", "content": case["prompt"]}] if case["chat"] else case["prompt"]
 
 
+@pytest.mark.slow_for("W")
 @pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
 def test_the_golden_tokens_are_those_of_transformers(case):
     """Also with transformers' tokenizer and template, since it is an ordinary Hugging Face
@@ -163,6 +166,7 @@ def answers_of_eight_bits(guide_q8):
     return [reference.generate(messages(case), max_tokens=60).tokens for case in GOLDEN["greedy"]]
 
 
+@pytest.mark.slow
 def test_at_eight_bits_it_answers_the_same(eight_bits, answers_of_eight_bits):
     """Most golden texts are equal, and nearly all golden tokens after their golden prefix, the
     beginnings of stories aside. All backends agree.
@@ -256,6 +260,7 @@ def test_it_says_that_it_does_not_know(ask):
 UNTAUGHT = "cors-credentials cors-headers cors-methods repetition-limit tags verbose".split()
 
 
+@pytest.mark.slow
 def test_flags_that_it_names_exist(guide):
     """Every flag of a parser is explained by its own name, and no answer has a flag that no parser
     has.

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cases.batches import Counting
 from rows_toy import ToyBackend, ToyCache, ToyModel
 
 from mlx_llama.parity import batches
@@ -45,14 +46,6 @@ def test_rows_that_do_not_depend_on_others_keep_every_promise():
     assert any(rows[:2] == [7, 6] for _, _, rows in model.calls)
     counts = {shape[1] for shape, _, _ in model.calls if shape[0] == 1}
     assert counts >= {batches.CHUNK, max(map(len, PROMPTS))}
-
-
-class Counting(ToyModel):
-    """Its last bit depends on the number of rows."""
-
-    def forward(self, tokens, index_pos, cache, **named):
-        logits = super().forward(tokens, index_pos, cache, **named)
-        return np.nextafter(logits, np.float32(9)) if len(logits) == 3 else logits
 
 
 class Crowded(ToyModel):

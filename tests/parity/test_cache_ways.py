@@ -9,6 +9,7 @@ from mlx_llama.parity.cache_ways import compare_ways
 TOKENS = [1, *range(300, 340)]
 
 
+@pytest.mark.slow_for("cuda")
 @pytest.mark.parametrize("count", [8, 41])
 def test_every_way_is_within(count, backend, open_llm):
     ways = list(compare_ways(open_llm(backend), TOKENS[:count], 1e-5))
@@ -26,6 +27,7 @@ def test_the_compiled_cpu_path_gives_the_same_bits(open_llm):
 STALE = {"trim": "after trim", "restore": "after save and load"}
 
 
+@pytest.mark.slow_for("cuda")
 @pytest.mark.parametrize("what", STALE)
 def test_a_cache_that_forgets_is_found(what, backend, open_llm, monkeypatch):
     """A row that trim or restore leaves wrong shows in the way that needs it, and not in those that

@@ -14,6 +14,7 @@ from mlx_llama.parity.perplexity import measure_perplexity
 TEXT = " ".join(["Once upon a time there was a little llama who lived on a hill."] * 9)
 
 
+@pytest.mark.slow_for("*-40-17", "mlx", "cuda")
 @pytest.mark.parametrize("window, stride", [(64, 32), (40, 17), (256, 128)])
 def test_perplexity_is_that_of_transformers(window, stride, backend, open_llm, small):
     llm = open_llm(backend)

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import sentencepiece
+from cases.gguf_files import ROPES, YARN, gguf_fields, gguf_tensors
 from gguf import GGUFReader, GGUFValueType as T
 from gguf.quants import dequantize, quantize
 from making import (
@@ -28,16 +29,6 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import Window
 from mlx_llama.quantize.gguf_export import write_gguf
 from mlx_llama.quantize.mlx_folder import write_mlx
-
-
-def gguf_tensors(path: Path) -> dict[str, np.ndarray]:
-    """{name: float32} through gguf's own reader and dequantiser, rows in the file's order."""
-    tensors = GGUFReader(path).tensors
-    return {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
-
-
-def gguf_fields(path: Path) -> dict:
-    return {name: field.contents() for name, field in GGUFReader(path).fields.items() if field.data}
 
 
 @pytest.mark.parametrize(
@@ -98,17 +89,6 @@ def test_our_own_reader_gives_the_same_model(tmp_path):
         assert (error <= groups / 127 * 0.51 + groups * 2**-11).all(), name
     assert after.eos_token_ids == before.eos_token_ids and after.bos_token_id == before.bos_token_id
     assert after.template.source == before.template.source
-
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-ROPES = {
-    "default": dict(rope_theta=500000.0),
-    "linear": dict(rope_scaling={"rope_type": "linear", "factor": 4.0}),
-    "llama3": dict(rope_scaling=LLAMA3 | {"original_max_position_embeddings": 64}),
-    "yarn": dict(rope_scaling=YARN),
-    "yarn, attention factor": dict(rope_scaling=YARN | {"attention_factor": 1.25}),
-}
 
 
 @pytest.mark.parametrize("name", ROPES)

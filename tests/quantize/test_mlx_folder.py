@@ -77,6 +77,7 @@ def test_floating_point_codes_are_those_of_mx_quantize(mode, dtype):
     np.testing.assert_array_equal(pack_stream(codes, FLOAT_MODES[mode][0]), packed)
 
 
+@pytest.mark.slow_for("*-mxfp8", "*-nvfp4")
 @pytest.mark.parametrize(
     "bits, group, mode",
     [

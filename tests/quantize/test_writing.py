@@ -114,6 +114,7 @@ def test_slabs_change_nothing_and_progress_ends_at_its_total(toy, tmp_path, monk
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["mlx", "gguf"])
 def test_the_peak_of_memory_is_a_tensor_and_not_the_model(form, tmp_path):
     """A model of 400 MB, whose largest tensors are 16 MB, takes less than 60 MB more than a small

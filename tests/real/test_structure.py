@@ -75,6 +75,7 @@ def test_schemas(first, count, llm):
         jsonschema.validate(json.loads(done.text), schema)
 
 
+@pytest.mark.slow_for("l", "m")
 @pytest.mark.parametrize("template", ["qwen2.5", "llama-3.1", "mistral-nemo"])
 def test_forced_calls(template, smollm2):
     """SmolLM2's own template has no tools; these have. Arguments fit the parameters."""

@@ -13,6 +13,7 @@ from mlx_llama.server import command
 from .conftest import text_of
 
 
+@pytest.mark.slow
 def test_the_model_s_name_chooses_the_adapter(folders, serve):
     base, adapters = folders
     flags = (f"--adapter={adapter}" for adapter in adapters)

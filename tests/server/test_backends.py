@@ -20,6 +20,7 @@ def server(backend):
         yield server
 
 
+@pytest.mark.slow_for("cuda")
 def test_a_chat_a_stream_and_logprobs(server, llm):
     wanted = llm.generate(QUESTION, max_tokens=20, logprobs=2)
     rates = pytest.approx([token.logprobs.logprob for token in wanted.tokens], abs=1e-3)
@@ -32,6 +33,7 @@ def test_a_chat_a_stream_and_logprobs(server, llm):
         assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
+@pytest.mark.slow_for("cuda")
 def test_a_schema_is_enforced(server):
     fields = {"kind": {"enum": ["llama", "dragon"]}, "legs": {"enum": [2, 4]}}
     schema = {"type": "object", "properties": fields, "required": [*fields]}

@@ -111,6 +111,7 @@ def test_connections_beyond_the_limit_are_answered(strict):
         sock.close()
 
 
+@pytest.mark.slow
 def test_the_commands_limit(serve):
     server = serve("--max-connections", "1")
     assert server.http.get("/health").status_code == 200  # and keeps its connection
@@ -136,6 +137,7 @@ def test_a_connection_without_a_request_is_closed(strict):
         assert read_all(sock) == b""
 
 
+@pytest.mark.slow_for("method", "second")
 @pytest.mark.parametrize(
     "start",
     [b"G", GET[:-2] + b"X-A: ", GET + b"GET /health HTTP/1.1\r\nX-A: "],
@@ -148,6 +150,7 @@ def test_headers_that_never_end(start, strict):
     assert received.count(b"HTTP/1.1 200") == start.count(GET)
 
 
+@pytest.mark.slow
 def test_headers_that_never_end_on_a_connection_that_was_idle(strict):
     with connect(strict) as sock:
         sock.sendall(GET)
@@ -156,6 +159,7 @@ def test_headers_that_never_end_on_a_connection_that_was_idle(strict):
         assert dribble(sock, b"GET /health", b"a").startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.slow
 def test_an_answer_may_take_longer_than_its_request(strict):
     body = b'{"prompt": "hello", "max_tokens": 2000, "n": 6, "logit_bias": {"2": -1000}}'
     began = time.monotonic()
@@ -164,6 +168,7 @@ def test_an_answer_may_take_longer_than_its_request(strict):
     assert time.monotonic() - began > strict.settings.receive_timeout
 
 
+@pytest.mark.slow_for("Content")
 @pytest.mark.parametrize(
     "head, piece", [(b"Content-Length: 9000", b" "), (b"Transfer-Encoding: chunked", b"1\r\n \r\n")]
 )
@@ -187,6 +192,7 @@ def test_a_request_that_arrives_in_pieces_is_served(strict):
             time.sleep(0.7)  # longer than a request may take: the connection is kept
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads(strict):
     """64 documents, of a few hundred kilobytes each, at once."""
     with socket.socket() as sock:

@@ -44,6 +44,7 @@ def shorten(body: dict, *names: str) -> None:
         body[names[0]] = 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_drawn_requests(mode, document, guide):
     from hypothesis import given

@@ -208,6 +208,7 @@ def test_head_is_get_without_a_body(guide):
         assert done.headers["content-type"] == full.headers["content-type"]
 
 
+@pytest.mark.slow
 def test_paths_of_the_machine_are_not_revealed(serve, tmp_path):
     (tmp_path / "refuses.jinja").write_text("{{ raise_exception('no such talk') }}")
     server = serve("--template", tmp_path / "refuses.jinja")

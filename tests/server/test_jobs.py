@@ -7,14 +7,12 @@ import json
 import time
 import weakref
 
+import pytest
+from cases.jobs import lines_of
+
 from mlx_llama import load
 
 from .conftest import QUESTION, events, text_of
-
-
-def lines_of(server, job: dict) -> list[dict]:
-    """The events of a job as lines of JSON."""
-    return [json.loads(line) for line in server.http.get(job["jsonl_url"]).text.splitlines()]
 
 
 def test_events_of_a_job(guide, llm):
@@ -122,6 +120,7 @@ def test_a_job_has_one_prompt(guide):
     assert guide.http.get(job["sse_url"], headers={"Last-Event-ID": "1e9"}).status_code == 400
 
 
+@pytest.mark.slow
 def test_an_ended_job_does_not_keep_the_model(inside, toy):
     models = []
 

@@ -64,6 +64,7 @@ def test_a_request_that_waits_is_left_too(inside, narrow):
     server.wait(server.is_idle)
 
 
+@pytest.mark.slow
 def test_a_full_queue_says_when_to_retry(inside, narrow):
     server = inside(narrow, queue=2).ready()
     with begin(server) as first:
@@ -81,6 +82,7 @@ def test_a_full_queue_says_when_to_retry(inside, narrow):
     assert server.ask(ROUTE, prompt="x", max_tokens=2)
 
 
+@pytest.mark.slow
 def test_time_of_a_request_is_bounded(inside, narrow):
     server = inside(narrow, timeout=0.6).ready()
     done = server.post(ROUTE, **LONG)
@@ -95,6 +97,7 @@ def test_time_of_a_request_is_bounded(inside, narrow):
     server.wait(server.is_idle)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_holds_neither_others_nor_its_row(inside, roomy):
     server = inside(lambda: load(roomy, backend="cpu"), send_timeout=0.5).ready()
     with socket.socket() as slow:

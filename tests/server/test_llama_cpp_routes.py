@@ -52,6 +52,7 @@ def test_prompts_of_ids_mixed_and_several(guide, llm):
     assert answers == [(wanted, 0), (wanted, 1)]
 
 
+@pytest.mark.slow
 def test_response_fields_seeds_and_endless(guide):
     names = ["content", "timings/predicted_n", "nope"]
     done = guide.ask(ROUTE, prompt="hi", n_predict=3, response_fields=names)
@@ -232,6 +233,7 @@ def begin(server, **body):
     return server.http.stream("POST", ROUTE, json=body, timeout=8)
 
 
+@pytest.mark.slow
 def test_comments_in_a_silent_stream_come_as_often_as_asked(inside, roomy):
     server = inside(lambda: load(roomy, backend="cpu", max_rows=1)).ready()
     for seconds in (0, -1):
@@ -416,6 +418,7 @@ def test_texts_of_slots_are_shown_where_the_owner_asks(inside, roomy):
     server.wait(server.is_idle)
 
 
+@pytest.mark.slow
 def test_slots_of_a_server_without_a_folder(guide, inside, toy):
     assert guide.post("/slots/0?action=save", filename="a").status_code == 501
     assert guide.post("/slots/0?action=erase").status_code == 200

@@ -96,6 +96,7 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     assert names.count("mlx_llama scheduler") <= 1
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(inside, toy):
     failures: list[Exception] = []
 
@@ -112,6 +113,7 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(inside
     assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_server_for_others_without_a_key_warns(serve, guide):
     warning = "reach this server without a key"
     assert warning in serve("--host", "0.0.0.0").text() and warning not in guide.text()
@@ -160,6 +162,7 @@ def test_metrics_of_one_request(guide):
         assert after[name,] == 0, name
 
 
+@pytest.mark.slow
 def test_metrics_count_preemptions_and_rows(inside, roomy):
     """Memory for one long answer and a half: the younger of two is set aside."""
     memory = load(roomy, backend="cpu").loop.scheduler.rows.nbytes_for(3 * 256)
@@ -240,6 +243,7 @@ def test_a_hangup_is_ignored_under_nohup(tmp_path, toy):
         assert server.http.get("/ready").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
     body = b'{"prompt": "hello", "max_tokens": 3}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -260,6 +264,7 @@ def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
     assert b"shutting_down" in answer and b"retry-after" in answer.lower()
 
 
+@pytest.mark.slow
 def test_sigterm_stops_those_that_run_too_long(tmp_path, roomy):
     with (
         Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "1") as server,
@@ -288,6 +293,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path, roomy):
         stream.exception()
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy):
     with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(32) as pool:
         job = server.ask("/v1/jobs", **LONG)["job_id"]
@@ -305,6 +311,7 @@ def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy
         assert "a restart of the server ends" in done.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_https(tmp_path):
     import shutil
     import ssl

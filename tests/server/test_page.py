@@ -19,6 +19,7 @@ from unittest.mock import Mock
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pages are tested with selenium")
+from cases.thinker import ANSWER, TEXT, THOUGHT, make_thinker  # noqa: E402
 from selenium.common.exceptions import (  # noqa: E402
     NoAlertPresentException,
     NoSuchElementException,
@@ -31,7 +32,6 @@ from mlx_llama.server import formulas  # noqa: E402
 from mlx_llama.server.page import render_markdown  # noqa: E402
 
 from .conftest import QUESTION  # noqa: E402
-from .test_thoughts import ANSWER, TEXT, THOUGHT, make_thinker  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 # the conversation, if there is one
@@ -259,6 +259,7 @@ def test_six_questions_outgrow_the_context_as_in_the_repl(page, llm):
     page.wait(lambda: page.texts(".memory + .message .text") == [QUESTIONS[session.dropped // 2]])
 
 
+@pytest.mark.slow
 def test_a_cut_answer_can_be_continued(page, tmp_path, llm):
     page.set("max_tokens", "9")
     page.ask("Who are you?")
@@ -315,6 +316,7 @@ def test_a_reload_takes_the_answer_up_again(endless, browse):
     endless.wait_idle(3)
 
 
+@pytest.mark.slow
 def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
     page.wait(lambda: page.all(".welcome"))
     assert page.find(".welcome h2").text == "guide"
@@ -354,6 +356,7 @@ def test_formulas_are_drawn(tmp_path, browse):
         page.picture("formulas")
 
 
+@pytest.mark.slow
 def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
     file = tmp_path / "animals.txt"
     file.write_text("A llama.\n```\ncode\n```\n")
@@ -379,6 +382,7 @@ def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
     assert page.find("#title").text == "Which animal?"
 
 
+@pytest.mark.slow
 def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp_path):
     page.ask("Who are you?")
     page.press("Answer again")
@@ -428,6 +432,7 @@ def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp
         page.wait(lambda words=words: words in page.find("#status").text)
 
 
+@pytest.mark.slow
 def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
     page.find("#open-settings").click()
     field = page.find("[name=top_k]")
@@ -456,6 +461,7 @@ def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
     assert focused.get_attribute("aria-label") == "Edit this question"
 
 
+@pytest.mark.slow
 def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     page.find("#open-settings").click()
     names = page.run(
@@ -493,6 +499,7 @@ def test_an_answer_that_repeats_itself_is_ended_and_goes_on(page):
     page.wait(lambda: len(page.answers[0]) > len(text) and page.all(".note"))
 
 
+@pytest.mark.slow
 def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     page.ask("Who are you?")
     page.find("#export").click()
@@ -518,6 +525,7 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     assert page.find("#title").text == "longer"
 
 
+@pytest.mark.slow
 def test_a_narrow_screen_and_the_keyboard(page):
     screen = {"width": 390, "height": 760, "deviceScaleFactor": 2, "mobile": True}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
@@ -555,6 +563,7 @@ def test_a_long_name_of_a_model_leaves_room_for_the_settings(page):
         assert page.run(f"return {box}.right") <= page.run("return innerWidth"), width
 
 
+@pytest.mark.slow
 def test_light_and_dark_and_the_meter(page):
     """And the meter is amber at three quarters, and red at the end."""
     meter = page.find("#context-meter")
@@ -611,6 +620,7 @@ def test_hostile_text_is_shown_and_never_run(page, tmp_path):
     assert page.run("return window.stopped") == "TypeError"
 
 
+@pytest.mark.slow
 def test_stop_and_errors_in_the_browser(endless, browse):
     page = browse(endless.url)
     page.set("max_tokens", "90000")
@@ -642,6 +652,7 @@ def test_stop_and_errors_in_the_browser(endless, browse):
     page.picture("error")
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, browse):
     server = serve("--model", roomy)
     page = browse(server.url)
@@ -655,6 +666,7 @@ def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, browse):
     assert error.startswith("The connection ended before the answer did.")
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_the_log_has_a_line_for_an_answer(serve, browse):
     server = serve("--api-key", "sesame")
     page = browse(server.url, is_locked=True)
@@ -787,6 +799,7 @@ def test_a_very_long_text_is_shown_as_it_is():
     assert render_markdown(text) == f'<pre class="long">{escape(text)}</pre>\n'
 
 
+@pytest.mark.slow
 def test_a_thought_is_folded_and_can_be_turned_off(tmp_path, browse):
     with make_thinker("qwen3", tmp_path / "m") as thinker:
         page = browse(thinker.url)

@@ -94,6 +94,7 @@ HOSTILE += rb"""
 HOSTILE += [b'{"text": "' + letter * 20000 + b'"}' for letter in (b"`", b"[")]
 
 
+@pytest.mark.slow_for("*/j", "*/r")
 @pytest.mark.parametrize("path", ROUTES)
 def test_hostile_bodies(path, guide):
     for raw in HOSTILE:
@@ -421,6 +422,7 @@ def test_values_and_constraints_are_written_as_json(guide):
     assert faults["tools[0].function.name"]["constraint"].startswith("matches ^")
 
 
+@pytest.mark.slow
 def test_faults_are_bounded_in_number_and_found_soon(guide):
     keys = {f"presence_penalty_repetition_{i}": 1 for i in range(20_000)}
     parts = [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}] * 8000}]

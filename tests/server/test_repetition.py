@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from cases.jobs import lines_of
 
 from .conftest import QUESTION
-from .test_jobs import lines_of
 
 LOOP = {"logit_bias": {"300": 99}, "max_tokens": 60}
 ASKS = {

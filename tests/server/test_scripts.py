@@ -23,6 +23,7 @@ def run(*arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_openai_client(guide, llm):
     out = run(EXAMPLES / "openai_client.py", "--url", f"{guide.url}/v1").splitlines()
     assert out[0] == llm.generate([{"role": "user", "content": "Who are you?"}], max_tokens=60).text
@@ -74,6 +75,7 @@ def test_clients_of_the_docs_run_as_they_stand(guide, capsys):
         assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_load(toy):
     asked = [*"--clients 1 3 --rounds 2 --words 12 --tokens 8 --threads 1 --json".split()]
     figures = json.loads(
@@ -90,6 +92,7 @@ def test_load(toy):
                 assert 0 < line["between"] <= line["between_95"]
 
 
+@pytest.mark.slow
 def test_load_of_a_server_that_runs(guide):
     out = run(
         EXAMPLES / "benchmarks" / "load.py",

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import httpx
 import psutil
+import pytest
 
 from mlx_llama import load
 
@@ -99,6 +100,7 @@ def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) ->
     return ends
 
 
+@pytest.mark.slow
 def test_a_storm(serve, toy):
     flags = "--parallel 16 --queue 24 --quiet --strict"
     server, clients, requests = serve("--model", toy, *flags.split()), 48, 800

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import ollama
 import pytest
-from cases.texts import THOUGHT_TEMPLATES
+from cases.thinker import ANSWER, TEXT, THOUGHT, make_thinker
 
-from .conftest import QUESTION, Scripted, join
+from .conftest import QUESTION, join
 
-THOUGHT, TEXT = "They greet me.\nI greet them.", "Hello, and <think> well.</think>"
-ANSWER = f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}"
 CHAT = "/v1/chat/completions"
-
-
-def make_thinker(template: str, folder: Path, **settings) -> Scripted:
-    """A server of a scripted model whose template thinks."""
-    return Scripted(THOUGHT_TEMPLATES[template], folder, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,7 @@ def check_order(prompt: str) -> None:
     assert 0 < prompt.index('"b": 2') < prompt.index("noon")
 
 
+@pytest.mark.slow_for("smollm2")
 def test_chat_completions(model):
     with model.script(model.answer, model.answer) as script:
         choice, chunks = model.chat(**CHAT), model.chat(**CHAT, stream=True)

@@ -137,6 +137,7 @@ def test_rows_with_grammars_share_steps_and_do_not_delay_others():
     assert all(len(handle.finish().tokens) == 40 for handle in [*free, *bound])
 
 
+@pytest.mark.slow_for("True")
 def test_a_request_that_is_preempted_goes_on_in_its_grammar(runs_ahead):
     pattern = "[a-z]{20}forced[A-F]{450}tail[xy][A-F]{60}"
     prompts = make_prompts(4, seed=2, longest=40)
@@ -300,6 +301,7 @@ def test_the_cpu_backends_log_probabilities_are_torchs(llm):
     assert alone_ == beside
 
 
+@pytest.mark.slow_for("cuda")
 def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(where, toy, llm):
     """In a batch, with forced stretches, at float32; and its own log-probabilities."""
     other = load(toy, **where | {"device": "cpu"})

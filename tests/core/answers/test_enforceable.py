@@ -13,6 +13,7 @@ from typing import Literal
 
 import jsonschema
 import pytest
+from cases.schemas import llama as llama, walk
 from pydantic import BaseModel
 
 from mlx_llama.core.answers import compiler_process
@@ -22,8 +23,6 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.options import resolve
 from mlx_llama.core.text.tools import Tool
 from mlx_llama.core.text.tools.formats import FORMATS
-
-from .test_grammar import llama as llama, walk
 
 SNOWFLAKE = 175928847299117063  # an id of a chat service; its double is ...056
 INT64, UINT64 = 2**63, 2**64

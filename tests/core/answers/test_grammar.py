@@ -4,19 +4,17 @@ enforced is refused.
 
 from __future__ import annotations
 
-import functools
 import json
 import lzma
 import random
 import re
-from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
 import regex
-from cases.schemas import random_schema
-from cases.texts import KINDS, load_folder, load_vocabulary
+from cases.schemas import DATA, allowed, random_schema, walk
+from cases.texts import KINDS, load_folder
 from making import make_tokenizer, refusal
 from pydantic import BaseModel
 
@@ -24,19 +22,7 @@ from mlx_llama.core.answers import grammar
 from mlx_llama.core.answers.grammar import Constraint, Grammars, Rule, choice
 from mlx_llama.core.answers.schema import MAX_DEPTH, Schema
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.files.gguf import GGUFFile
 from mlx_llama.core.options import resolve
-
-DATA = Path(__file__).resolve().parents[2] / "data"
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    """Llama 2's vocabulary of 32,000 tokens."""
-    path = tmp_path_factory.mktemp("vocabulary") / "llama-spm.gguf"
-    path.write_bytes(lzma.decompress((DATA / "ggml-vocab-llama-spm.gguf.xz").read_bytes()))
-    tokenizer = load_vocabulary(GGUFFile(path).metadata)
-    return Grammars(tokenizer, tokenizer.eos_ids, 32000)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -55,63 +41,10 @@ def rule(**options) -> Rule:
     return built
 
 
-def allowed(constraint: Constraint, grammars: Grammars) -> np.ndarray:
-    """Allowed token ids."""
-    mask = constraint.mask()
-    assert mask.dtype == np.int32 and mask.shape == (-(-grammars.vocab_size // 32),)
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    assert not bits[grammars.vocab_size :].any()
-    return np.flatnonzero(bits)
-
-
-@functools.cache
-def closing_tokens(grammars: Grammars) -> np.ndarray:
-    texts, closing = grammars.tokenizer.token_bytes(), (b'"', b"}", b"]", b'"}', b'"]')
-    return np.array([token for token, text in enumerate(texts) if text in closing])
-
-
-def walk(
-    grammars: Grammars,
-    wanted: Rule,
-    source: random.Random,
-    *,
-    starts_text=True,
-    longest=400,
-    forces=True,
-) -> str | None:
-    """The text of random allowed tokens, with a taste for closing quotes and brackets; None if it
-    does not end.
-    """
-    constraint = grammars.compile(wanted, starts_text=starts_text)
-    stream = grammars.tokenizer.stream(starts_text=starts_text and not constraint.keeps_space)
-    closing = closing_tokens(grammars)
-    text, count = "", 0
-    while count < longest:
-        if constraint.is_finished:
-            return text + stream.finish()
-        tokens = constraint.forced() if forces else []
-        if not tokens:
-            ids = allowed(constraint, grammars)
-            ends = np.isin(ids, grammars.eos)
-            assert len(ids) and ends.any() == constraint.is_complete
-            if constraint.is_complete and (ends.all() or source.random() < 0.5):
-                constraint.accept(int(ids[ends][0]))
-                assert constraint.is_finished and constraint.is_complete
-                continue
-            ids = ids[~ends]
-            closings = ids[np.isin(ids, closing)]
-            closes = len(closings) and source.random() < 0.5
-            tokens = [int(source.choice(closings if closes else ids))]
-        for token in tokens:
-            constraint.accept(token)
-            text += stream.push(token)
-        count += len(tokens)
-    return None
-
-
 # What ends by itself matches
 
 
+@pytest.mark.slow
 def test_texts_of_500_random_schemas_validate(llama):
     ended = refused = 0
     for seed in range(500):

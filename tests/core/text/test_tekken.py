@@ -92,6 +92,7 @@ def test_ids_are_those_of_transformers_conversion(tmp_path):
     assert tokenizer.named["pad_token"] == "<pad>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tekken_240718.json", "tekken_240911.json"])
 def test_ids_of_mistrals_files_are_those_of_mistral_common(name, tmp_path):
     """Mistral Nemo's and Pixtral's files, which list no special tokens."""

@@ -66,6 +66,7 @@ def helper():
     return psutil.Process(PROCESS._process.pid)
 
 
+@pytest.mark.slow_for("*e")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless_work_is_stopped(name, monkeypatch):
     monkeypatch.setattr(template_process, "MAX_SECONDS", 0.2)
@@ -75,6 +76,7 @@ def test_endless_work_is_stopped(name, monkeypatch):
     assert helper().is_running()  # the successor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hashing", "many variables"])
 def test_the_limits_are_five_seconds_and_half_a_gigabyte(name):
     """Here without shortening: a rendering takes no more than them, and says so."""
@@ -113,6 +115,7 @@ def test_memory_is_watched_where_the_system_does_not_limit_it(monkeypatch):
     PROCESS.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_the_system_limits_time_where_nobody_watches(monkeypatch):
     monkeypatch.setattr(template_process, "_watch", lambda *_: None)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases.texts import TEMPLATES, TOOL_TEMPLATES, USER, conversation
+from cases.tools import add, weather
 from making import refusal
 
 from mlx_llama.core.answers.grammar import Grammars, Rule
@@ -35,7 +36,6 @@ from mlx_llama.core.text.tools.formats import (
 )
 
 from .reading import read
-from .test_describe import add, weather
 
 # Templates
 

@@ -117,6 +117,7 @@ def test_every_format_has_a_template():
     assert {find_format(source, tokenizer) for source in OURS.values()} == set(FORMATS)
 
 
+@pytest.mark.slow_for("more")
 @pytest.mark.parametrize("name", [*OURS, *THEIRS])
 @pytest.mark.parametrize("numbers", [range(40), range(40, 100)], ids=["some", "more"])
 def test_calls_of_the_template_are_read(numbers, name):
