@@ -99,11 +99,6 @@ class LLM:
         """The model and the checks of its requests."""
         return self.loop.engine
 
-    @property
-    def scheduler(self) -> Loop:
-        """The former name of `loop`."""
-        return self.loop
-
     def close(self) -> None:
         """End running answers and free keys and values. The weights go with the last reference.
         Raises SessionError in a callback of a request.

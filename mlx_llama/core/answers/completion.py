@@ -15,9 +15,8 @@ from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .entries import Entries, Entry
-from .repetition import find_period
 from .schema import Schema
-from .stops import Stops
+from .stops import Stops, find_period
 
 RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
 _CUTS = {  # reasons why an answer ends early: what happened, and the remedy

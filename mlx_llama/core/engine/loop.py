@@ -174,7 +174,7 @@ class Loop:
         while self._arrived:
             self.scheduler.waiting.append(self._arrived.popleft())
 
-    def advance(self, sequence: Sequence, count: int) -> None:
+    def advance(self, sequence: Sequence, count: float) -> None:
         """Run a tick unless a request has `count` tokens or is over, or await one where another
         thread ticks.
         """

@@ -122,8 +122,8 @@ class Sequence:
         """True once no token follows."""
         return self.status is Status.ENDED or self.is_cancelled
 
-    def has(self, count: int) -> bool:
-        """True if it need not be awaited: it has `count` tokens, or is over."""
+    def has(self, count: float) -> bool:
+        """True once the answer has `count` tokens or is over."""
         return len(self.writer.completion.tokens) >= count or self.is_over
 
     @property
@@ -228,8 +228,8 @@ class Ticker(Protocol):
     """The loop, as an answer uses it."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
-    # runs or awaits a tick, unless `Sequence.has` count tokens
-    def advance(self, sequence: Sequence, count: int) -> None: ...
+    # runs or awaits ticks unless it has so many tokens
+    def advance(self, sequence: Sequence, count: float) -> None: ...
     def sweep(self) -> None: ...  # ends cancelled requests soon
 
 
@@ -335,8 +335,7 @@ class Answer(Generic[Shown]):
 
     def finish(self) -> Completion:
         """Generate to the end and return the completion, whose text still contains the calls."""
-        while self.read() is not None:
-            pass
+        self._read(math.inf)
         return self.completion
 
     def tokens(self) -> abc.Iterator[Token]:
@@ -351,8 +350,8 @@ class Answer(Generic[Shown]):
         """The next piece; None at the end."""
         return self._read(0)
 
-    def _read(self, most: int) -> Any:
-        """The next piece; None at the end, and once there are `most` tokens unless that is 0."""
+    def _read(self, most: float) -> Any:
+        """The next piece, or None at the end. most: 0, or None once there are so many tokens."""
         if not self._reading.acquire(blocking=False):
             raise SessionError("another thread is reading this answer: use one request per thread")
         try:
@@ -369,7 +368,7 @@ class Answer(Generic[Shown]):
                 if count < len(tokens):
                     self._pieces += self._split(tokens[count])
                 elif not is_last:
-                    self._loop.advance(sequence, count + 1)
+                    self._loop.advance(sequence, most or count + 1)
                 elif sequence.error:
                     raise sequence.error
                 elif not self._is_split:
