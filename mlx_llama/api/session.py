@@ -253,7 +253,7 @@ class Session:
         if not self.last or self._speculate != resolved.options.speculate:
             notices += self.engine.choose_speculation(resolved.options)[1]
         self._speculate = resolved.options.speculate
-        turn = Turn(self, asked, resolved, hooks, begun, notices)
+        turn = SessionTurn(self, asked, resolved, hooks, begun, notices)
         answer = Answer[str](turn.begin(), self.loop, turn)
         turn.see_also = self.look_up(asked[-1]["content"])
         answer.completion.see_also = turn.see_also  # may be read before the answer
@@ -362,7 +362,7 @@ class Session:
         return fit
 
 
-class Turn(Rounds):
+class SessionTurn(Rounds):
     """A question of a session and its answers."""
 
     def __init__(

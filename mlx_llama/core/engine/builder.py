@@ -112,6 +112,7 @@ class RequestBuilder:
         tokens, parser = list(request.prompt), None  # the answer is appended
         if request.form:
             parser = ToolParser(request.form, request.tools, request.must_call)
+            writer.add_notices([request.form.notice] if request.form.notice else ())
         lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
         dry = None

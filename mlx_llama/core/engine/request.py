@@ -272,8 +272,6 @@ class Answer(Generic[Shown]):
         self._sequence = sequence
         self.count = 0  # tokens of the round that were split into pieces
         self._is_split = False  # all of it
-        if sequence.request.form and (notice := sequence.request.form.notice):
-            self.completion.notices.append(notice)
 
     @property
     def completion(self) -> Completion:
