@@ -11,6 +11,7 @@ Without llvmlite the model runs in NumPy. All files but `compilation` are import
     recipe, records, operations, interpreter, program     a forward as data, and the code that executes it
     lowering, ops, workspace  core's forward as programs, and their buffers
     team, runner              threads, and the calls of a model
+    bus_errors                a handler that survives truncated weights
     search                    scales of quantisers to GGUF's types
     candidates, profile       measurements
 """  # noqa: E501

@@ -463,7 +463,9 @@ class LLM:
             )[0]
 
         self.loop.check_process()
-        return self._home.call_or_leave(compute) if self._home else compute()
+        logits = self._home.call_or_leave(compute) if self._home else compute()
+        self.engine.files.check()
+        return logits
 
     def encode(
         self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None, **variables: Any
@@ -582,12 +584,14 @@ def load_model(options: LoadOptions) -> LLM:
             variant = replace(options, batch_invariant=False)
             return loaded, backend.build(smaller, variant) if smaller else None
 
+    models = [checkpoint, smaller] if smaller else [checkpoint]
+    files = FileWatch(*(model.tensors for model in models), guard=backends.find_guard())
     home = Home() if backend.runtime.HAS_ONE_THREAD else None
     try:
         loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
         limits: Any = {"cache_memory": options.cache_memory, "max_rows": options.max_rows}
         llm = LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
-        llm.engine.files = FileWatch(*(x.tensors for x in (checkpoint, smaller) if x))
+        llm.engine.files = files
         llm.engine.notices = (*llm.engine.notices, *notices)
         llm.on_question = ON_QUESTION.get(str(checkpoint.path))
         return llm
