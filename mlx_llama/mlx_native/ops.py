@@ -18,9 +18,8 @@ from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays
 from .cache import View
-from .dense import DenseMatrix
 from .kernels.packing import Parts
-from .quantized import LowBitMatrix, QuantizedStack
+from .quantized import DenseMatrix, LowBitMatrix, QuantizedStack
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
 Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
