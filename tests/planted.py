@@ -106,7 +106,6 @@ NEAR = {
     "backends/test_speculate",
     "mlx_llama/core/engine/": "core/engine/test_scheduler core/engine/test_* "
     "core/generation/test_adapters",
-    "mlx_llama/core/families/": "core/families/test_*",
     "mlx_llama/core/models/": "core/models/test_* core/families/test_*",
     "mlx_llama/core/generation/": "core/generation/test_*",
     "mlx_llama/core/sample": "core/generation/test_sampling backends/test_sampling",

@@ -11,8 +11,8 @@ import numpy as np
 
 from mlx_llama.api.llm import LLM
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.quantize.importance import Importance
 
 WINDOW = 512  # tokens that are computed together

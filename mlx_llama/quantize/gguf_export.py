@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError, show
-from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.families.windows import choose_layers
 from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.gguf import row_order
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight
 from mlx_llama.core.files.tensor import Tensor
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import FAMILIES
+from mlx_llama.core.models.families.family import choose_layers
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system import progress

@@ -16,11 +16,11 @@ import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
-from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.files import gguf_folder, writing
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import FP8_NUMBERS, AffineWeight, pack_stream
 from mlx_llama.core.files.tensor import DTYPES, NUMBERS, Tensor
+from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.quantization import (
     FLOAT_MODES,
     QUANTIZED_BITS as BITS,

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
-from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import strip_wrapper
 from mlx_llama.core.system.files import read_json
 
 from .quantized import AffineWeight

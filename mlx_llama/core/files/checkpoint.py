@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, show
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.fields import Reader
 from mlx_llama.core.system.files import read_json
 from mlx_llama.core.system.forks import cached_property
 

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mlx_llama.core.errors import CheckpointError, show
-from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.foreign import Float8Quantization, PackedQuantization
-from mlx_llama.core.models.quantization import Packing, Quantization
+from mlx_llama.core.models.families import strip_wrapper
+from mlx_llama.core.models.quantization import (
+    Float8Quantization,
+    PackedQuantization,
+    Packing,
+    Quantization,
+)
 
 from .float8 import take_float8
 from .folder import LEFTOVER

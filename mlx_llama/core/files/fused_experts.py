@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.system.machine import FileMap
 
 from .quantized import AffineWeight, FloatWeight

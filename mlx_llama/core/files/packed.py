@@ -24,7 +24,7 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.foreign import PackedQuantization
+from mlx_llama.core.models.quantization import PackedQuantization
 from mlx_llama.core.system.forks import cached_property
 
 from .decoded import DecodedTensor

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.system import machine
 
 from .checkpoint import Checkpoint

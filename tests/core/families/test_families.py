@@ -19,10 +19,10 @@ from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
 )
 
 from mlx_llama.core.errors import ConfigError
-from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
-from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.families import FAMILIES
+from mlx_llama.core.models.fields import Reader
 from mlx_llama.core.models.spec import Window
 
 FACTORS = {

@@ -5,8 +5,8 @@ import re
 import gguf
 import pytest
 
-from mlx_llama.core.families import BY_GGUF, FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import BY_GGUF, FAMILIES, find_gguf
 
 LIBRARY = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 SIZES = dict(

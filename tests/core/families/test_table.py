@@ -4,10 +4,10 @@ import pytest
 import torch
 import transformers
 
-from mlx_llama.core.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
-from mlx_llama.core.families.names import Experts
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.reader import REQUIRED
+from mlx_llama.core.models.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
+from mlx_llama.core.models.families.family import Experts
+from mlx_llama.core.models.fields import REQUIRED
 from mlx_llama.core.models.spec import Window
 
 SIZES = dict(hidden_size=64, intermediate_size=80, head_dim=16)

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import mlx_llama
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.files.writing import stack_experts
+from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.quantize.calibrate import measure_importance, read_docs
 
 NAMES = {

@@ -1,4 +1,6 @@
-"""The families of models that load, one file each, and how a file's family is found."""
+"""The families of models that load, a file for each or for a few alike, and how to find the one of
+a model's file.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,18 @@ from importlib import import_module
 from typing import Any
 
 from mlx_llama.core.errors import ConfigError, show
-from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.fields import Reader
 
 from .family import Family
 
-# Files with a family each. Of families with the same name in GGUF, the first is the usual one.
+# Files of this folder. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
-    "llama mistral ministral ministral3 mixtral llama4 qwen2 qwen3 qwen3_moe smollm3 granite "
-    "granite4 olmo2 olmo3 phi3 gemma2 gemma3 exaone4 seed_oss glm4 ernie4_5 hunyuan apertus "
-    "gpt_oss nemotron_nas"
+    "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma exaone4 plain apertus gpt_oss "
+    "nemotron_nas"
 ).split()
-_ALL: tuple[Family, ...] = tuple(import_module(f".{file}", __name__).FAMILY for file in _FILES)
+_ALL: tuple[Family, ...] = tuple(
+    family for file in _FILES for family in import_module(f".{file}", __name__).FAMILIES
+)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 BY_SPELLING = FAMILIES | {alias: family for family in _ALL for alias in family.aliases}
 BY_MODEL_TYPE = {family.model_type: family for family in _ALL}

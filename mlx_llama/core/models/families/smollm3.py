@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.fields import Reader
 
-from .family import Family
-from .windows import Layers, Windows
+from .family import Family, Layers, Windows
 
 _EVERY = 4  # default of `no_rope_layer_interval`, and llama.cpp's
 
@@ -28,22 +27,24 @@ def write(config: Any) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    "SmolLM3ForCausalLM",
-    "smollm3",
-    "smollm3",
-    defaults={
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": True,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-    },
-    attention_biases=(None, None),
-    mlp_bias=None,
-    permuted=True,
-    windows=Windows(None, unrotated, is_switched=True, is_free=True),
-    unrotated=unrotated,
-    theta=2e6,
-    write=write,
+FAMILIES = (
+    Family(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        "smollm3",
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            "bos_token_id": 128000,
+            "eos_token_id": 128001,
+        },
+        attention_biases=(None, None),
+        mlp_bias=None,
+        permuted=True,
+        windows=Windows(None, unrotated, is_switched=True, is_free=True),
+        unrotated=unrotated,
+        theta=2e6,
+        write=write,
+    ),
 )

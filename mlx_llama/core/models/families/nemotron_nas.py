@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.fields import Reader
 
 from .family import Family
 
@@ -66,15 +66,17 @@ def write(config: Any) -> dict[str, Any]:
     return {"num_attention_heads": heads, "block_configs": blocks, **alike}
 
 
-FAMILY = Family(
-    "DeciLMForCausalLM",
-    "nemotron-nas",
-    "deci",
-    defaults={"max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
-    attention_biases=(None, None),
-    mlp_bias=None,
-    permuted=True,
-    layer_sizes=read_layers,
-    write=write,
-    theta=500000.0,
+FAMILIES = (
+    Family(
+        "DeciLMForCausalLM",
+        "nemotron-nas",
+        "deci",
+        defaults={"max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
+        attention_biases=(None, None),
+        mlp_bias=None,
+        permuted=True,
+        layer_sizes=read_layers,
+        write=write,
+        theta=500000.0,
+    ),
 )

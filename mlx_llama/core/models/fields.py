@@ -68,9 +68,9 @@ class Reader:
         self.notices: list[str] = []  # of this reader and its inner ones
 
     def inner(self, raw: Any, prefix: str = "") -> Reader:
-        """A reader of fields inside, with the same notices."""
+        """A reader of fields inside, with the same notices and failures."""
         reader = Reader(raw, self.source, prefix, self.report)
-        reader.notices = self.notices
+        reader.notices, reader.failed = self.notices, self.failed
         return reader
 
     def part(self, name: str) -> Reader:

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.fields import Reader
 
-from .family import Family
-from .windows import Layers, Windows, choose_layers
+from .family import Family, Layers, Windows, choose_layers
 
 _GGUF_LAYERS = 64  # llama.cpp gives windows to the model of that many layers
 
@@ -39,19 +38,21 @@ def write(config: Any) -> dict[str, Any]:
     return {"sliding_window_pattern": letters if "L" in letters else None}  # which mlx_lm reads
 
 
-FAMILY = Family(
-    "Exaone4ForCausalLM",
-    "exaone4",
-    "exaone4",
-    defaults={
-        "max_position_embeddings": 2048,
-        "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    },
-    fixed={"query_key_norm": "head", "norm_placement": "after"},
-    windows=Windows(4096, windowed, is_free=True, pattern=4),
-    unrotated=unrotated,
-    write=write,
+FAMILIES = (
+    Family(
+        "Exaone4ForCausalLM",
+        "exaone4",
+        "exaone4",
+        defaults={
+            "max_position_embeddings": 2048,
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+        },
+        fixed={"query_key_norm": "head", "norm_placement": "after"},
+        windows=Windows(4096, windowed, is_free=True, pattern=4),
+        unrotated=unrotated,
+        write=write,
+    ),
 )
