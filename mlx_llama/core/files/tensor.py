@@ -35,6 +35,12 @@ def as_bits(numbers: np.ndarray) -> np.ndarray:
     return numbers.view(np.uint16) if numbers.dtype == ml_dtypes.bfloat16 else numbers
 
 
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Round float32 to nearest even as a dtype (of ml_dtypes); overflow gives infinity."""
+    with np.errstate(all="ignore"):  # ml_dtypes also warns of NaN
+        return values.astype(NUMBERS[dtype])
+
+
 class Mapped:
     """A tensor's pages in mapped files."""
 

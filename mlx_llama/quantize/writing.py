@@ -1,5 +1,5 @@
-"""Helpers of both writers: slabs of rows, rounding, an output that appears atomically. Tensors are
-streamed in slabs of rows, so peak memory is the new form of the largest tensor.
+"""Helpers of both writers. Tensors are streamed in slabs of rows, so peak memory is the new form of
+the largest tensor.
 """
 
 from __future__ import annotations
@@ -7,26 +7,21 @@ from __future__ import annotations
 import functools
 import math
 import os
-import secrets
-import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.files.tensor import Tensor, encode
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.system import machine
 
-from .checkpoint import Checkpoint
-from .quantized import AffineWeight
-from .tensor import NUMBERS, Tensor
-
 _SLAB = 1 << 18  # weights at a time: a few float32 arrays of this size fit a core's cache
-_SPARE = 16 << 20  # bytes for headers, vocabularies and the file system
 
 
 @dataclass(frozen=True)
@@ -39,12 +34,6 @@ class Written:
     @property
     def bits_per_weight(self) -> float:
         return self.nbytes * 8 / self.weights
-
-
-def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round float32 to nearest even as a dtype (of ml_dtypes); overflow gives infinity."""
-    with np.errstate(all="ignore"):  # ml_dtypes also warns of NaN
-        return values.astype(NUMBERS[dtype])
 
 
 def convert_slabs(
@@ -128,55 +117,6 @@ def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeig
     }
     in_stacks = {tensor.name for parts in stacks.values() for tensor in parts}
     return {name: (tensor,) for name, tensor in stored.items() if name not in in_stacks} | stacks
-
-
-@contextmanager
-def replace_when_done(
-    out: Path, nbytes: int, folder: bool, overwrites: bool = False
-) -> Iterator[Path]:
-    """Yield a temporary path beside `out`; rename it to `out` on success, remove it on errors.
-
-    overwrites: replace an existing file.
-
-    Raises CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
-    folder); the disk has less than `nbytes` free; an error of the system while writing.
-    """
-    try:
-        out = Path(os.path.abspath(os.path.expanduser(out)))
-        is_free = overwrites or not os.path.lexists(out)
-        if not is_free and not (
-            folder and out.is_dir() and not out.is_symlink() and not any(out.iterdir())
-        ):
-            raise CheckpointError(
-                f"{out}: exists already; choose a new {'folder' if folder else 'file'}, or "
-                "remove it"
-            )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
-        if free < nbytes + _SPARE:
-            raise CheckpointError(
-                f"{out}: takes {(nbytes + _SPARE) / 1e9:.2f} GB and the disk has {free / 1e9:.2f} "
-                "GB free; make room, or choose another place"
-            )
-        partial = out.with_name(f".{out.name[:200]}.{secrets.token_hex(4)}.partial")
-        try:
-            if folder:
-                partial.mkdir()
-            yield partial
-            if folder and out.exists():
-                out.rmdir()  # Windows renames only to an unused name
-            os.replace(partial, out)
-        except BaseException:
-            if folder:
-                shutil.rmtree(partial, ignore_errors=True)
-            else:
-                partial.unlink(missing_ok=True)
-            raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise CheckpointError(
-            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error}); check the "
-            "free space and the permissions"
-        ) from None
 
 
 def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> list[str]:
