@@ -34,9 +34,8 @@ from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import map_file
 
-from .decoded import open_numbers
 from .quantized import GGUF_FORMATS, GGUFWeight
-from .tensor import DTYPES, Pages, Stored, Tensor
+from .tensor import DTYPES, Pages, Stored, Tensor, open_numbers
 
 _MAGIC = b"GGUF"
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import mlx_llama
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.models.families import FAMILIES
-from mlx_llama.quantize.calibrate import measure_importance, read_docs
+from mlx_llama.quantize.importance import measure_importance, read_docs
 from mlx_llama.quantize.writing import stack_experts
 
 NAMES = {

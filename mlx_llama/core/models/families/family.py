@@ -100,7 +100,7 @@ class Experts:
     down: str = "down_proj"
     router: str = "gate"
     stack: str = "switch_mlp"  # module of the stacks of all experts
-    # Rows of gates and ups "in turn" or as "halves" of one tensor of all (fused_experts.py)
+    # Rows of gates and ups "in turn" or as "halves" of one tensor of all (core/files/fit.py)
     fused_rows: str = ""
     shared: str = ""  # an MLP for all tokens
     scoring: str = "softmax"  # as in ExpertsSpec
