@@ -309,8 +309,9 @@ class Loop:
                 self._ticker = None
 
     def _tick(self) -> bool:
-        self._queue_arrived()
-        return self.scheduler.tick()
+        if self._arrived:
+            self._queue_arrived()
+        return (self._scheduler or self.scheduler).tick()
 
     def _tick_for(self, sequence: Sequence, count: float) -> None:
         if not sequence.has(count) and not self._tick() and not sequence.has(count):

@@ -98,6 +98,10 @@ class Sequence:
     # held to append a token and to cancel
     lock: Any = field(default_factory=make_lock)
 
+    def __post_init__(self) -> None:
+        # The caller's processors change the logits: each step waits for them.
+        self.needs_logits = bool(self.request.hooks.processors)
+
     @property
     def options(self) -> GenerationOptions:
         return self.request.options.options
@@ -111,14 +115,9 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def needs_logits(self) -> bool:
-        """True if the caller's processors change the logits; each step then waits for them."""
-        return bool(self.request.hooks.processors)
-
-    @property
     def needs_token(self) -> bool:
         """True if the host may compute masks or penalties from the last token before a step."""
-        return self.dry is not None or self.unconstrained_ahead < 2
+        return self.dry is not None or (self.constraint is not None and self.constraint.free < 2)
 
     @property
     def unconstrained_ahead(self) -> float:
