@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from mlx_llama.core.answers.completion import Completion
+from mlx_llama.core.answers.completion import Aside, Completion
 from mlx_llama.core.answers.hooks import Hooks, split_hooks
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.loop import Loop
@@ -62,7 +62,7 @@ class Session:
     rounds: int = ROUNDS  # maximum number of answers to a question
     # all, with tool calls and results; old turns leave the context, never this list
     messages: list[dict[str, Any]] = field(default_factory=list)
-    look_up: Callable[[str], str] = lambda question: ""  # `see_also` of a question
+    look_up: Callable[[str], list[Aside]] = lambda question: []  # see LLM.look_up
 
     def __post_init__(self) -> None:
         rest, self.hooks = split_hooks(self.options)  # for questions without hooks
@@ -255,8 +255,7 @@ class Session:
         self._speculate = resolved.options.speculate
         turn = SessionTurn(self, asked, resolved, hooks, begun, notices)
         answer = Answer[str](turn.begin(), self.loop, turn)
-        turn.see_also = self.look_up(asked[-1]["content"])
-        answer.completion.see_also = turn.see_also  # may be read before the answer
+        answer.completion.asides = turn.asides = self.look_up(asked[-1]["content"])
         conditions, before = (turn.prompt.tokens, resolved.options), self._asked
         self.is_repeating = not begun and before is not None and _is_same(before, conditions)
         self._open = answer
@@ -377,7 +376,7 @@ class SessionTurn(Rounds):
         """begun: tokens that begin the answer. notices: of the first answer."""
         super().__init__(asked, session.toolbox, session.rounds)
         self.prompt = ToolPrompt([])  # the newest answer's
-        self.see_also = ""
+        self.asides: list[Aside] = []
         self._session, self._resolved, self._hooks = session, resolved, hooks
         self._begun, self._notices, self._number = begun, list(notices), session._turn
         self._count, self._dropped = len(asked), session.dropped
@@ -409,7 +408,7 @@ class SessionTurn(Rounds):
     def finish(self, answer: Answer) -> None:
         """Add the turn to the conversation."""
         session, completion, begun = self._session, answer.completion, self._begun
-        completion.see_also = self.see_also
+        completion.asides = self.asides
         messages = self.messages
         if messages[-1]["role"] != "assistant":  # calls of the last permitted answer
             messages.append(write_answer(""))

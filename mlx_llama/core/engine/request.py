@@ -105,9 +105,14 @@ class Sequence:
     row: int = NO_ROW  # in the cache
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
-    news: queue.SimpleQueue[None] | None = None  # wakes a consumer on another thread
+    awaited: float = 0  # tokens of the answer that a consumer on another thread waits for
+    news: queue.SimpleQueue[None] | None = None  # wakes it
     # held to append a token and to cancel
     lock: Any = field(default_factory=make_lock)
+
+    def __post_init__(self) -> None:
+        # The caller's processors change the logits: each step waits for them.
+        self.needs_logits = bool(self.request.hooks.processors)
 
     @property
     def options(self) -> GenerationOptions:
@@ -141,14 +146,9 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def needs_logits(self) -> bool:
-        """True if the caller's processors change the logits; each step then waits for them."""
-        return bool(self.request.hooks.processors)
-
-    @property
     def needs_token(self) -> bool:
         """True if the host may compute masks or penalties from the last token before a step."""
-        return self.dry is not None or self.unconstrained_ahead < 2
+        return self.dry is not None or (self.constraint is not None and self.constraint.free < 2)
 
     @property
     def unconstrained_ahead(self) -> float:
@@ -207,7 +207,7 @@ class Sequence:
                 for text, kind in ((token.thought, "thought"), (token.text, "text")):
                     if text and not self.is_cancelled:
                         on_piece(text, kind)
-        if news := self.news:
+        if (news := self.news) and self.has(self.awaited):
             news.put(None)
         if self.request.notify:
             self.request.notify()
