@@ -13,9 +13,8 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.spec import Window
 
 from . import runtime
-from .kernels.buffers import Buffer, Buffers, make_angles, make_periods
+from .kernels.buffers import Buffer, Buffers, Parts, make_angles, make_periods
 from .kernels.pace import Pace
-from .kernels.packing import Parts
 
 
 class View(CallView):

@@ -6,6 +6,7 @@ The stream x is [B, T, E], or [B, E] in a decode step, which saves primitives.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -14,9 +15,28 @@ from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
 
 from .cache import View
-from .dense import DenseMatrix
-from .kernels.packing import Parts
+from .kernels.buffers import Parts
 from .quantized import LowBitMatrix, QuantizedStack
+
+
+@dataclass(frozen=True)
+class DenseMatrix:
+    """A matrix [N, K], stored as its transpose, which saves a primitive of each product."""
+
+    columns: mx.array  # [K, N], in either order in memory
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.columns.shape[1], self.columns.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes
+
+    def matmul(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
+        """x @ w.T + bias. x: [..., K]; bias: [N]; returns [..., N]."""
+        return x @ self.columns if bias is None else mx.addmm(bias, x, self.columns)
+
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
 Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows

@@ -14,7 +14,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 
 from . import facts, ops, quantized, runtime
-from .dense import DenseMatrix
+from .ops import DenseMatrix
 from .quantized import LowBitMatrix, QuantizedStack
 from .ranks import Ranks, Vocabulary
 
