@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -107,9 +107,8 @@ class Cache(Positions):
 
     runtime, view_type = runtime, View
 
-    def __init__(self, config: LlamaConfig, *arguments: Any):
-        super().__init__(config, *arguments)
-        layout = PageLayout.of(config, self.bits)
+    def _make_storage(self) -> None:
+        layout = PageLayout.of(self.config, self.bits)
         self.position_nbytes = layout.tokens // PAGE
         self.pages = Pages(layout)
         self.page_rows = [Row() for _ in self.lengths]

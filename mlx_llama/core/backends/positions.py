@@ -68,6 +68,10 @@ class Positions:
         self.lengths = [0] * rows  # positions filled
         self.allocated = [0] * rows  # positions that the storage has room for
         self.adapters = [0] * rows  # number of the adapter that computes a row, 0 for none
+        self._make_storage()
+
+    def _make_storage(self) -> None:
+        """Set `position_nbytes` and make what will hold keys, values and tokens."""
 
     @property
     def length(self) -> int:

@@ -207,11 +207,12 @@ class Scheduler:
         self.rows.look()
         sequence, rows = self.waiting[0], self.rows
         tokens, length = sequence.tokens, len(sequence.tokens)
-        wishes = sequence.request.reuses, sequence.adapter
+        reuses, adapter = sequence.request.reuses, sequence.adapter
         try:
-            claimed = rows.claim(tokens, length + min(PORTION, sequence.remaining), *wishes)
+            end = length + min(PORTION, sequence.remaining)
+            claimed = rows.claim(tokens, end, reuses, adapter)
             if claimed is None and not self.running:
-                claimed = rows.claim(tokens, length, *wishes)
+                claimed = rows.claim(tokens, length, reuses, adapter)
                 if claimed is None:
                     self._refuse(sequence)
             if claimed is None:
@@ -286,7 +287,8 @@ class Scheduler:
 
     def sweep(self) -> None:
         """End the requests that were cancelled."""
-        for sequence in [*self.waiting, *self.admitted]:
+        requests = [*self.waiting, *self.admitted]
+        for sequence in requests:
             if sequence.is_cancelled:
                 self.end(sequence)
 

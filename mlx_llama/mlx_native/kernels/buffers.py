@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -152,9 +152,8 @@ class StepBuffers:
 class Buffers(Positions):
     """A cache's rows and the buffers where they lie."""
 
-    def __init__(self, config: LlamaConfig, *arguments: Any):
-        super().__init__(config, *arguments)
-        dtype, on_cpu = self.dtype, self.device.type == mx.cpu
+    def _make_storage(self) -> None:
+        config, dtype, on_cpu = self.config, self.dtype, self.device.type == mx.cpu
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
         self.packing = Packing(self.bits, config.head_dim, dtype, mx.float32 if on_cpu else dtype)
         heads = 2 * config.num_hidden_layers * config.num_key_value_heads
