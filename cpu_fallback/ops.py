@@ -24,8 +24,8 @@ from . import arrays
 from .cache import View
 
 Matrix = np.ndarray | AffineWeight
-Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
-Stack = tuple[Matrix, ...]  # of all experts, by number
+Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
+Stack = tuple[Matrix, ...]  # all experts' matrices, by number
 # by number: (a [R, K], b [N, R]), float32 arrays, or panels for a compiled program
 Adapters = Mapping[int, Any]
 

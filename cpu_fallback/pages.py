@@ -13,7 +13,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system import machine
 
 PAGE = 64  # positions
-SPARE_BYTES = 32 << 20  # of free pages kept for the next row
+SPARE_BYTES = 32 << 20  # free pages that are kept for the next row
 HUGE_PAGE = 2 << 20  # bytes of a huge page of the system
 
 

@@ -24,7 +24,7 @@ from mlx_llama.core.sample import Values
 from . import runtime
 
 _FLOATS = {4: torch.float32, 8: torch.float64}
-_UNIT = 1 << 40  # of probabilities that are summed as integers
+_UNIT = 1 << 40  # probability 1, as an integer to be summed
 
 
 class SamplingBatch(sample.SamplingBatch):

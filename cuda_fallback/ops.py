@@ -26,7 +26,7 @@ from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
 Matrix = Tensor | QuantizedMatrix
-Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
+Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
 Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
 Adapters = tuple[Tensor, Tensor]

@@ -71,7 +71,7 @@ class QuantizedMatrix:
     biases: Tensor | None  # the same, two levels: uint8; None for zero
     super_scales: Tensor | None  # float16 [N, K / 256]; None for one level
     super_biases: Tensor | None
-    dtype: torch.dtype  # of the result of `rows`
+    dtype: torch.dtype  # `rows` returns it
     kernels: ModuleType | None = None  # packed.py; None for torch's operations
     # exponent bits of floating-point codes (E2M1: 2, E4M3: 4), which have no offset; 0: integers
     exponent: int = 0

@@ -108,7 +108,7 @@ def kernel(write: Callable[..., None]) -> Callable[..., Function]:
             module.kernels[key] = f.finish()
         return module.kernels[key]
 
-    build.name = name  # of the LLVM function with these constants
+    build.name = name  # the LLVM function's, by its constants
     build.parameters = lambda: len(read()[0])  # their number
     return build
 

@@ -37,7 +37,7 @@ def fill(
     f: Function,
     rows,  # int64 [panels][16], addresses of rows, which hold whole blocks of the layout
     panels,
-    blocks,  # of a panel
+    blocks,  # in a panel
     out,
     panel_bytes,
     *,
@@ -258,8 +258,8 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
 def embed(
     f: Function,
     rows,  # int64 [16], addresses of rows, all of them valid
-    count,  # of rows to dequantise, 1 to 16
-    blocks,  # of the layout, of a row
+    count,  # rows to dequantise, 1 to 16
+    blocks,  # in a row, of the layout
     out,  # float32, row t at t * out_bytes
     out_bytes,
     *,

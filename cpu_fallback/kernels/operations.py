@@ -125,7 +125,7 @@ def _pack(f: Operation, x_layout: ActivationLayout, source: str, sizes: tuple[in
     with f.loop(f.hi, f.lo) as item:
         # Tokens of a tile share cache lines. Threads take different parts of tokens, mostly the
         # parts that they computed.
-        first = item // (parts * full) * full  # of the tile
+        first = item // (parts * full) * full  # the tile's first token
         rest = tokens - first
         inside, count = item - first * parts, rest.minimum(full)
         token, start = first + inside % count, inside // count * part

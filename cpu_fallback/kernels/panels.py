@@ -15,8 +15,8 @@ from mlx_llama.core.system.forks import cached_property
 from ..pages import HUGE_PAGE, allocate
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
-ADAPTER = FloatLayout("float32")  # of the matrices of low-rank adapters
-_INDICES = {name: np.zeros(256, np.uint8) for name in TABLES}  # of each code in a table
+ADAPTER = FloatLayout("float32")  # matrices of low-rank adapters
+_INDICES = {name: np.zeros(256, np.uint8) for name in TABLES}  # by table, each code's
 for _name, _values in TABLES.items():
     _INDICES[_name][_values[::-1]] = np.arange(16)[::-1]
 _SLAB = 1 << 21  # weights that a thread packs at a time

@@ -199,8 +199,8 @@ class Compiled:
     """Loaded machine code."""
 
     def __init__(self, owner: object, address: dict[str, int]):
-        self._owner = owner  # of the memory
-        self.address = address  # of each public function by name
+        self._owner = owner  # keeps the code's memory alive
+        self.address = address  # each public function's, by name
 
     def function(self, name: str, parameters: int) -> Callable[..., None]:
         """A callable of `parameters` integers; it releases the GIL."""

@@ -441,7 +441,7 @@ def attend(
     B, H, _, D = query.shape
     if bits == 8 and D % 4:
         raise ValueError(f"heads of {D} numbers: 8-bit keys and values need a multiple of 4")
-    # of the positions of each key head: a row's programs fill a large GPU
+    # each key head's positions are cut so that a row's programs fill a large GPU
     pieces = max(PIECES, triton.next_power_of_2(triton.cdiv(PROGRAMS, G)))
     # positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, else fewer
     keys = min(64, max(16, TILE // (triton.next_power_of_2(D) * query.itemsize)))

@@ -45,7 +45,7 @@ class Capture:
     A replay may overwrite results of other graphs: queue their use before it.
     """
 
-    # of all models: a capture starts by waiting for the device, which ends any other capture
+    # shared by all models: a capture starts by waiting for the device, which ends any other capture
     _lock = threading.Lock()
 
     def __init__(self, device: torch.device):
@@ -133,7 +133,7 @@ class _Ready:
 
     step: Step
     cache: weakref.ref[Cache]
-    rows: list[tuple[Span, int, int]]  # of _describe_rows
+    rows: list[tuple[Span, int, int]]  # from _describe_rows
     tokens: Tensor
     sampling: SamplingBatch
 

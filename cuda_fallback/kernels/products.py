@@ -116,7 +116,9 @@ def multiply_tile(
     if members is not None:
         m = tl.load(members + tile * TILE + tl.arange(0, TILE)).to(tl.int32)
         row += tl.load(chosen + tile) * N
-        stop = tl.where(tl.load(members + tile * TILE) < 0, 0, stop)  # of a tile without rows
+        stop = tl.where(
+            tl.load(members + tile * TILE) < 0, 0, stop
+        )  # a tile without rows takes no steps
         m = tl.where(m < 0, M, m)
     sample = tl.minimum(m, M - 1)  # those beyond M and N are not stored
     if SHARED > 1:

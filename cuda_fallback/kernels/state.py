@@ -18,7 +18,7 @@ from ..arrays import SamplingBatch, pack, unpack
 from ..cache import Cache
 from .storage import Storage
 
-MAX_ROWS = 32  # of one step
+MAX_ROWS = 32  # in one step
 
 # Fields of the state, each int64 [MAX_ROWS]: the token's position, the next position, the token,
 # allocated positions of the row's storage; addresses of its tokens (0: a padding row), keys and
@@ -74,12 +74,12 @@ class StateView(View):
         layout = arrange(features, ())
         size = WORDS + len(pack(layout, MAX_ROWS)), MAX_ROWS
         self.state = torch.zeros(size, dtype=torch.int64, device=device)
-        self.table_width = config.table_width  # of a position's cosines
+        self.table_width = config.table_width  # cosines for a position
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
         self.values = unpack(layout, self.state[WORDS:, :rows])  # options of sampling
         words = -(-config.vocab_size // 32)
-        # of grammars, and penalties of DRY
+        # the grammars' masks, and DRY's penalties
         self.masks: Tensor | None = None
         if features.has_masks:
             width = words + features.has_dry * config.vocab_size

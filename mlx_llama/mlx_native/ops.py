@@ -22,7 +22,7 @@ from .kernels.packing import Parts
 from .quantized import DenseMatrix, LowBitMatrix, QuantizedStack
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
-Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
+Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
 Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
 
 SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm

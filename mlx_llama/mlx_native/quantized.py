@@ -90,8 +90,8 @@ class QuantizedMatrix:
     # (scales,), uint8.
     scalings: tuple[tuple[mx.array, ...], ...]
     even: mx.array | None  # bool [K], True in columns of even groups of 16; None with a single pair
-    product: mx.Dtype  # of x in products
-    dtype: mx.Dtype  # of the result of `rows`
+    product: mx.Dtype  # x in products
+    dtype: mx.Dtype  # `rows` returns it
 
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> Self:
@@ -194,8 +194,8 @@ class TwoLevelMatrix:
 
     layout: Layout
     parts: Parts
-    product: mx.Dtype  # of the dequantised matrix in products with many rows
-    dtype: mx.Dtype  # of the result of `rows`
+    product: mx.Dtype  # the dequantised matrix in products with many rows
+    dtype: mx.Dtype  # `rows` returns it
     # multiply few rows by a kernel, which reads each code once and sums in float32; else dequantise
     has_kernel: bool
 

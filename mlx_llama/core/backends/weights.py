@@ -165,7 +165,7 @@ class BlockWeights(BaseWeights):
     stack_type: ClassVar[type]  # (count, block): low-bit matrices of all experts
     _pack: Callable[[Sequence[Any]], Matrix]  # a block of low-bit weights
     _dense: Callable[[Sequence[Any]], Array]  # one of others
-    _pack_adapters: Callable[[Array, Array], Any]  # of core.files.adapters.stack's arrays
+    _pack_adapters: Callable[[Array, Array], Any]  # takes core.files.adapters.stack's arrays
 
     def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
         super().__init__(checkpoint, device, ranks)

@@ -20,7 +20,7 @@ class Packing:
     # 8: codes, with scale and bias for every CACHE_GROUP; 16: two bytes; None: as `dtype`
     bits: int | None
     head_dim: int  # D
-    dtype: mx.Dtype  # of activations
+    dtype: mx.Dtype  # the activations'
     scale_dtype: mx.Dtype
 
     @property
