@@ -110,8 +110,8 @@ def likeliest(x: Tensor, count: int) -> Tensor:
 def random24(values: Values, positions: Tensor, first: int, count: int) -> Tensor:
     start = to_signed(first)
     tokens = torch.arange(start, start + count, dtype=torch.int32, device=positions.device)
-    key = values["seed_low"].int(), values["seed_high"].int()
-    words = rng.threefry(*key, tokens, positions.int(), _rotate, Tensor.expand_as)
+    low, high = values["seed_low"].int(), values["seed_high"].int()
+    words = rng.threefry(low, high, tokens, positions.int(), _rotate, Tensor.expand_as)
     return (words >> 8) & 0xFFFFFF
 
 

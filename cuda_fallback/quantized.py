@@ -113,7 +113,8 @@ class QuantizedMatrix:
             kinds = 2 * [(groups, getattr(torch, first.scale_dtype))]
         # scales and biases in turn
         scalings = [
-            None if i % 2 and not has_biases else empty(*kind) for i, kind in enumerate(kinds)
+            None if i % 2 and not has_biases else empty(columns, kind)
+            for i, (columns, kind) in enumerate(kinds)
         ]
         scalings += [None] * (4 - len(scalings))
         planes, layout = map(plane, widths), ((N, K), bits, first.group_size, offset)
@@ -173,18 +174,19 @@ class QuantizedMatrix:
         if self.kernels:
             is_step = x.ndim == 3 and x.shape[1] == 1
             if len(flat) <= (self.kernels.MAX_ROWS if is_step else self.kernels.MOST_ROWS):
-                return self.kernels.multiply(self, flat).reshape(*x.shape[:-1], N)
+                return self.kernels.multiply(self, flat).reshape((*x.shape[:-1], N))
         flat = flat.to(x.dtype if x.is_cuda else torch.float32)
         out = torch.empty((len(flat), N), dtype=flat.dtype, device=x.device)
         step = max(1, (_SCRATCH // flat.itemsize if self.kernels else _BLOCK[x.device.type]) // K)
         for start in range(0, N, step):
             block = self.dequantize(slice(start, min(start + step, N)), flat.dtype)
             torch.mm(flat, block.T, out=out[:, start : start + step])
-        return out.to(x.dtype).reshape(*x.shape[:-1], N)
+        return out.to(x.dtype).reshape((*x.shape[:-1], N))
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Dequantise rows by index. tokens: int32 or int64; returns [*tokens.shape, K]."""
-        return self.dequantize(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
+        rows = self.dequantize(tokens.reshape(-1), self.dtype)
+        return rows.reshape((*tokens.shape, self.shape[1]))
 
     def dequantize(self, which: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """Rows as [n, K] in `dtype`, computed in float32. which: a slice, or int indices [n]."""
@@ -281,4 +283,4 @@ def _pack_words(digits: Tensor, width: int, low: int, plane: Tensor, start: int)
         target = plane.view(-1, steps, 2, 8, 4, 2, 2).permute(0, 6, 3, 1, 2, 5, 4)
     else:
         target = plane.view(-1, steps, 8, 4, 4 // units, 2).permute(0, 5, 2, 1, 4, 3)
-    target[rows // 16, rows % 16 // 8, rows % 8] = words.view(n, *target.shape[3:])
+    target[rows // 16, rows % 16 // 8, rows % 8] = words.view((n, *target.shape[3:]))

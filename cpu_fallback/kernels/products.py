@@ -299,7 +299,10 @@ def _dequantised_sums(
         subs = [unpack_subs(f, layout, block) for block in blocks]
         with f.loop(layout.groups) as group:
             x = f.x + (i * layout.groups + group) * group_bytes
-            columns = (dequantise(f, target, layout, *x, group, tokens) for x in zip(blocks, subs))
+            columns = (
+                dequantise(f, target, layout, block, sub, group, tokens)
+                for block, sub in zip(blocks, subs)
+            )
             for weights in zip(*columns):
                 for panel, (column, weight) in enumerate(weights):
                     for t in range(tokens):

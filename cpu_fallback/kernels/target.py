@@ -173,9 +173,19 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni, bf16 = (wide and f"+{name}" in features.split(",") for name in ("gfni", "avx512bf16"))
     prefetches, _ = find_prefetches(find_host().cpu if host else "any", name)
-    machine = name, triple or find_host().triple, cpu, features, dot
-    ahead = 4096 if dot == "vnni" else 0
-    return Target(*machine, tile, float_tile, prefetches, ahead, gfni, bf16)
+    return Target(
+        name,
+        triple or find_host().triple,
+        cpu,
+        features,
+        dot,
+        tile,
+        float_tile,
+        prefetches,
+        4096 if dot == "vnni" else 0,
+        gfni,
+        bf16,
+    )
 
 
 def available() -> list[str]:

@@ -410,11 +410,32 @@ def store_rotated(
     B, half = len(heads), half or D // 2
     query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)
     table = torch.empty(0, dtype=torch.float32, device=heads.device)
-    tensors = (heads.contiguous(), query, table, *_stored(heads, bits))
-    sizes = (H, G, D, half, stride or half, offset, query_offset, triton.next_power_of_2(half))
-    sizes += (triton.next_power_of_2(max(1, D - 2 * half)), rotates)
-    groups, grid = triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)), (H + 2 * G, B)
-    packed.run(_store_rotated, grid, state, layer, *tensors, *sizes, groups, num_warps=1)
+    stored, scales = _stored(heads, bits)
+    widths = half, max(1, D - 2 * half), triton.cdiv(D, CACHE_GROUP)
+    block, rest, groups = map(triton.next_power_of_2, widths)
+    packed.run(
+        _store_rotated,
+        (H + 2 * G, B),
+        state,
+        layer,
+        heads.contiguous(),
+        query,
+        table,
+        stored,
+        scales,
+        H,
+        G,
+        D,
+        half,
+        stride or half,
+        offset,
+        query_offset,
+        block,
+        rest,
+        rotates,
+        groups,
+        num_warps=1,
+    )
     return query
 
 
@@ -466,8 +487,24 @@ def attend(
         blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))
         tensors = (query, stored, scales)
         packed.run(_attend_codes, grid, state, layer, *tensors, *common, blocks, *sizes)
-    sizes = (width, H, D, block, pieces, keys, min(pieces, _JOINED))
-    packed.run(_join, (H, B), state, sums, tops, parts, sinks, out, *sizes)
+    joined = min(pieces, _JOINED)
+    packed.run(
+        _join,
+        (H, B),
+        state,
+        sums,
+        tops,
+        parts,
+        sinks,
+        out,
+        width,
+        H,
+        D,
+        block,
+        pieces,
+        keys,
+        joined,
+    )
     return out
 
 
@@ -476,8 +513,8 @@ def read_keys(
 ) -> Tensor:
     """A layer's stored keys at the rows' positions: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
-    sizes = (G, D, triton.next_power_of_2(D))
-    packed.run(_read_keys, (G, B), state, layer, *_stored(out, bits), out, *sizes, num_warps=1)
+    (stored, scales), block = _stored(out, bits), triton.next_power_of_2(D)
+    packed.run(_read_keys, (G, B), state, layer, stored, scales, out, G, D, block, num_warps=1)
     return out
 
 

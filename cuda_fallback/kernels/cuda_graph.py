@@ -120,10 +120,17 @@ class Step:
     def draw(self) -> None:
         """Draw the next tokens from the logits and advance the view's state, uncaptured."""
         view, features, positions = self.view, self.view.features, self.view.next_positions[:, None]
-        logits, words = self.logits[:, -1], self.view.kernels.arrays
         recent = view.recent(features.window) if features.window else None
-        given = recent, view.values, view.masks
-        self.drawn = sample(words, features, logits, positions, *given, self.vocabulary)
+        self.drawn = sample(
+            view.kernels.words,
+            features,
+            self.logits[:, -1],
+            positions,
+            recent,
+            view.values,
+            view.masks,
+            self.vocabulary,
+        )
         view.advance(self.drawn[:, :1].contiguous())
 
 

@@ -100,8 +100,8 @@ class StateView(View):
         state = new_state()
         for i, span in enumerate(spans):
             token, adapter = 0 if on_device else int(tokens[i][0]), cache.adapters[span.row]
-            place = span.start, cache.row_storage[span.row], cache.tables
-            pack_row(state, i, *place, token, adapter=adapter)
+            storage = cache.row_storage[span.row]
+            pack_row(state, i, span.start, storage, cache.tables, token, adapter=adapter)
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables)
             state[TOKENS, i] = 0
@@ -125,8 +125,8 @@ class StateView(View):
 
     def new_keys(self, layer: int) -> Tensor:
         spec = self.config.layers[layer]
-        sizes = self.rows, spec.key_value_heads, spec.head_dim
-        return self.kernels.read_keys(self.state, layer, *sizes, self.dtype, self.bits)
+        G, D = spec.key_value_heads, spec.head_dim
+        return self.kernels.read_keys(self.state, layer, self.rows, G, D, self.dtype, self.bits)
 
 
 def _upload(values: np.ndarray, into: Tensor) -> None:

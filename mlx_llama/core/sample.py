@@ -351,8 +351,8 @@ def _penalise(words: Any, scores: Array, recent: Array, values: Values) -> Array
     width = recent.shape[1]
     # each row's own window, without its padding
     is_seen = (words.arange(width, scores) >= width - values["window"]) & (recent >= 0)
-    seen = words.where(is_seen, recent, 0), words.float32(is_seen)
-    counts = words.scatter_add(words.zeros_like(scores), *seen)
+    ids = words.where(is_seen, recent, 0)
+    counts = words.scatter_add(words.zeros_like(scores), ids, words.float32(is_seen))
     penalty = values["repetition_penalty"]
     repeated = words.where(scores > 0, scores / penalty, scores * penalty)
     scores = words.where(counts > 0, repeated - values["presence_penalty"], scores)

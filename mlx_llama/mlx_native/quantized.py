@@ -160,7 +160,8 @@ class QuantizedMatrix:
         if self.packing.mode == "affine":
             pairs = [tuple(part.astype(mx.float32) for part in pair) for pair in pairs]
         rows = [mx.dequantize(packed, *pair, **options) for pair in pairs]
-        return (rows[0] if self.even is None else mx.where(self.even, *rows)).astype(self.dtype)
+        chosen = rows[0] if self.even is None else mx.where(self.even, rows[0], rows[1])
+        return chosen.astype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class TwoLevelMatrix:
     def matmul(self, x: mx.array) -> mx.array:
         N, K = self.shape
         if x.ndim != 2:
-            return self.matmul(x.reshape(-1, K)).reshape(*x.shape[:-1], N)
+            return self.matmul(x.reshape(-1, K)).reshape((*x.shape[:-1], N))
         if self.has_kernel and x.shape[0] <= two_level.MAX_ROWS:
             return two_level.multiply(self.layout, self.parts, x)
         dequantise = two_level.dequantise if self.has_kernel else two_level.dequantise_plainly
@@ -247,14 +248,14 @@ class TwoLevelMatrix:
         for start in range(0, N, step):
             block = self.parts
             if step < N:
-                block = Parts(*(part[start : start + step] for part in block))
+                block = Parts._make(part[start : start + step] for part in block)
             blocks.append(wide @ dequantise(self.layout, block, self.product).T)
         return (blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=-1)).astype(x.dtype)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        parts = Parts(*(part[tokens.reshape(-1)] for part in self.parts))
+        parts = Parts._make(part[tokens.reshape(-1)] for part in self.parts)
         rows = two_level.dequantise_plainly(self.layout, parts, self.dtype)
-        return rows.reshape(*tokens.shape, self.shape[1])
+        return rows.reshape((*tokens.shape, self.shape[1]))
 
 
 LowBitMatrix = QuantizedMatrix | TwoLevelMatrix

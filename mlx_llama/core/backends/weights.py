@@ -60,9 +60,10 @@ class BaseWeights:
         biases = [key for name in names if (key := f"{name}.bias") in self.tensors]
         with self._allocating():
             matrix, bias = self._matrix(names), self._vector(biases) if biases else None
-            layer = self.ops, matrix, bias, self._adapt(names)
-        is_summed = self.share and names[0] in self.share.summed
-        return SummedLinear(*layer, ranks=self.ranks) if is_summed else Linear(*layer)
+            adapters = self._adapt(names)
+        if self.share and names[0] in self.share.summed:
+            return SummedLinear(self.ops, matrix, bias, adapters, ranks=self.ranks)
+        return Linear(self.ops, matrix, bias, adapters)
 
     def norm(self, name: str | None) -> RMSNorm | None:
         """The norm of that name; None for None."""
