@@ -117,8 +117,23 @@ class QuantizedMatrix:
             for i, (columns, kind) in enumerate(kinds)
         ]
         scalings += [None] * (4 - len(scalings))
-        planes, layout = map(plane, widths), ((N, K), bits, first.group_size, offset)
-        matrix = cls(*layout, *planes, *scalings, dtype, kernels, exponent)
+        low, high = map(plane, widths)
+        scales, biases, super_scales, super_biases = scalings
+        matrix = cls(
+            (N, K),
+            bits,
+            first.group_size,
+            offset,
+            low,
+            high,
+            scales,
+            biases,
+            super_scales,
+            super_biases,
+            dtype,
+            kernels,
+            exponent,
+        )
         at, step = 0, max(1, _SLAB // K)
         # Few threads, since each allocates a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

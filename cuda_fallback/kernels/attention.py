@@ -473,20 +473,60 @@ def attend(
     stored, scales = _stored(query, bits)
     width = window.size * (-1 if window.is_chunk else 1) if window else 0
     # The GPU computes powers of two, not of e.
-    factors = (scale * _LOG2_E, width, cap and cap * _LOG2_E)
+    scale, cap = scale * _LOG2_E, cap and cap * _LOG2_E
     rows = max(16, triton.next_power_of_2(H // G))  # tl.dot's minimum
     block = max(16, triton.next_power_of_2(D))
-    common, sizes = (sums, tops, parts, *factors, G, H // G, D, rows), (pieces, keys)
-    grid = (G, pieces, B)
+    grid, shared = (G, pieces, B), H // G
     if scales is None:
         # Keys that are widened to float32 stay in registers, which leaves none for others to come.
         options = dict(num_stages=1) if stored.itemsize < query.itemsize else {}
-        packed.run(_attend, grid, state, layer, query, stored, *common, block, *sizes, **options)
+        packed.run(
+            _attend,
+            grid,
+            state,
+            layer,
+            query,
+            stored,
+            sums,
+            tops,
+            parts,
+            scale,
+            width,
+            cap,
+            G,
+            shared,
+            D,
+            rows,
+            block,
+            pieces,
+            keys,
+            **options,
+        )
     else:
         # four warps split a quarter of the numbers
         blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))
-        tensors = (query, stored, scales)
-        packed.run(_attend_codes, grid, state, layer, *tensors, *common, blocks, *sizes)
+        packed.run(
+            _attend_codes,
+            grid,
+            state,
+            layer,
+            query,
+            stored,
+            scales,
+            sums,
+            tops,
+            parts,
+            scale,
+            width,
+            cap,
+            G,
+            shared,
+            D,
+            rows,
+            blocks,
+            pieces,
+            keys,
+        )
     joined = min(pieces, _JOINED)
     packed.run(
         _join,
