@@ -771,7 +771,7 @@ def dressed(question: str, rng: random.Random) -> str:
             words.pop(rng.randrange(len(words)))
     if len(words) > 4 and rng.random() < 0.06:
         words = [word for word in words if word not in LITTLE_WORDS] or words
-    # of the words; some people make many
+    # share of words with slips; some people make many
     slips = rng.choice((0.2, 0.35, 0.5)) if rng.random() < 0.22 else 0.02
     words = [
         typo(word, rng) if rng.random() < slips and _WORD.fullmatch(word) else word
