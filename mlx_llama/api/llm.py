@@ -8,7 +8,6 @@ import inspect
 import os
 import re
 import textwrap
-import weakref
 from collections import abc
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,8 +24,7 @@ from mlx_llama.core.backends.load_options import TABLE, LoadOptions, list_adapte
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.drafts import compare_vocabularies
-from mlx_llama.core.engine.home import Home
-from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.loop import Loop, Worker
 from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
@@ -75,25 +73,21 @@ class LLM:
         model: Model,
         template: ChatTemplate | None,
         context: int,
-        home: Home | None = None,
         **limits: Any,
     ):
-        """home, limits: see Loop."""
+        """limits: see Loop."""
         self.checkpoint = checkpoint
         self.backend = backend
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
         eos = checkpoint.eos_token_ids
-        self.loop = Loop(backend, model, self.tokenizer, eos, context, home=home, **limits)
+        self.loop = Loop(backend, model, self.tokenizer, eos, context, **limits)
         chosen = (template.notice,) if template and template.notice else ()
         self.engine.notices = (*self.tokenizer.notices, *chosen)
         # the first continued text gets the notice PLAIN
         self.tells_plain = template is not None
         self.on_question: abc.Callable[[LLM, str], list[Aside]] | None = None
-        self._home = home
-        if home:
-            weakref.finalize(self, home.close)
 
     @property
     def engine(self) -> RequestBuilder:
@@ -462,8 +456,9 @@ class LLM:
                 self.model.forward([list(tokens)], 0, cache, all_positions=True)
             )[0]
 
-        self.loop.check_process()
-        return self._home.call_or_leave(compute) if self._home else compute()
+        logits = self.loop.compute(compute)
+        self.engine.files.check()
+        return logits
 
     def encode(
         self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None, **variables: Any
@@ -582,18 +577,21 @@ def load_model(options: LoadOptions) -> LLM:
             variant = replace(options, batch_invariant=False)
             return loaded, backend.build(smaller, variant) if smaller else None
 
-    home = Home() if backend.runtime.HAS_ONE_THREAD else None
+    models = [checkpoint, smaller] if smaller else [checkpoint]
+    files = FileWatch(*(model.tensors for model in models), guard=backends.find_guard())
+    worker = Worker() if backend.runtime.HAS_ONE_THREAD else None
     try:
-        loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
+        loaded, draft = worker.call_until_interrupt(load_both) if worker else load_both()
         limits: Any = {"cache_memory": options.cache_memory, "max_rows": options.max_rows}
-        llm = LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
-        llm.engine.files = FileWatch(*(x.tensors for x in (checkpoint, smaller) if x))
+        limits |= {"draft": draft, "worker": worker}
+        llm = LLM(checkpoint, backend, loaded, template, context, **limits)
+        llm.engine.files = files
         llm.engine.notices = (*llm.engine.notices, *notices)
         llm.on_question = ON_QUESTION.get(str(checkpoint.path))
         return llm
     except BaseException:
-        if home:
-            home.close()
+        if worker:
+            worker.close()
         raise
 
 

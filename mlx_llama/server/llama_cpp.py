@@ -15,7 +15,7 @@ from mlx_llama.api.cache_file import read_cache, write_cache
 from mlx_llama.api.llm import LLM
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.thinking import has_switch
-from mlx_llama.core.files.card import read_examples
+from mlx_llama.core.files.hub import read_examples
 
 from .answers import make_counter, render_chat
 from .faults import Fault, Refusal, bad_field

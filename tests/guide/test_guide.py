@@ -17,8 +17,8 @@ from mlx_llama import load
 from mlx_llama.chat.commands import CACHE_FLAG
 from mlx_llama.chat.dialogue import Chat
 from mlx_llama.core.errors import TemplateError
-from mlx_llama.core.families import FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
+from mlx_llama.core.models.families import FAMILIES as ARCHITECTURES
 from mlx_llama.guide.guide import UNSURE, read_subject
 from mlx_llama.guide.manual import QUESTIONS, ROOTS
 from mlx_llama.guide.questions import Questions
