@@ -23,7 +23,7 @@ from typing import Any
 
 from mlx_llama.core.system.forks import make_lock
 
-MAX_SECONDS = 5.0  # of processor time per rendering; real templates take milliseconds
+MAX_SECONDS = 5.0  # processor time per rendering; real templates take milliseconds
 MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB
 MAX_GROWTH = 1 << 20  # characters of output beyond 16 times the input
 _PATIENCE, _PERIOD = 0.1, 0.02  # seconds before the first check of a busy process, and between them
