@@ -1,4 +1,4 @@
-"""The safetensors file format: a checked header, then tensors that are views of the mapped file; and
+"""The safetensors file format: a checked header, tensors that are views of the mapped file, and
 folders of such files.
 
 The safetensors library copies every tensor that it passes to NumPy; this reader does not. Format:
