@@ -223,8 +223,11 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
         fault = f"{general.source}: general.architecture is {show(name)}"
         raise unsupported(fault, sorted(BY_GGUF), name)
     prefix = f"{name}."
-    keys = [key for key in general.raw if key.startswith(prefix)]
-    fields = {key.removeprefix(prefix): general.raw[key] for key in keys}
+    fields = {
+        key.removeprefix(prefix): value
+        for key, value in general.raw.items()
+        if key.startswith(prefix)
+    }
     read = Reader(fields, general.source, prefix, is_gguf=True)
     known = {field.gguf for field in family.table}
     if family.scales_queries:

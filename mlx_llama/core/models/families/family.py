@@ -133,17 +133,9 @@ class Windows:
     # default in files, and llama.cpp's rule; 0: all have windows, and llama.cpp ignores them
     pattern: int = 0
     gguf_default: int | None = None  # llama.cpp's window where a file names none
-    is_chunk: bool = False  # chunked attention, of `default` tokens in llama.cpp
-
-    @property
-    def field(self) -> str:
-        """The window's field in config.json."""
-        return "attention_chunk_size" if self.is_chunk else "sliding_window"
-
-    @property
-    def kind(self) -> str:
-        """The name of layers with the window in config.json's `layer_types`."""
-        return "chunked_attention" if self.is_chunk else "sliding_attention"
+    is_chunk: bool = False  # chunked attention, of `gguf_default` tokens in llama.cpp
+    field: str = "sliding_window"  # the window's field in config.json
+    kind: str = "sliding_attention"  # of layers with it in config.json's `layer_types`
 
     def read(self, read: Reader, values: dict[str, Any]) -> WindowLayers:
         """Read (window, layers with it, None for all)."""
@@ -180,10 +172,9 @@ class Windows:
 
     def _read_gguf(self, read: Reader, count: int, positions: int) -> WindowLayers:
         name = "attention.sliding_window"
-        default = self.default if self.is_chunk else self.gguf_default
-        window = read.integer(name, default, low=0) or None  # 0 means none
-        if self.is_chunk and window not in (None, default):
-            read.fail(name, window, f"0 or {default}, llama.cpp's chunk")
+        window = read.integer(name, self.gguf_default, low=0) or None  # 0 means none
+        if self.is_chunk and window not in (None, self.gguf_default):
+            read.fail(name, window, f"0 or {self.gguf_default}, llama.cpp's chunk")
         if window and self.pattern:
             return window, _gguf_pattern(read, count, self.pattern)
         if window and self.is_switched:
