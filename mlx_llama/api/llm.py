@@ -32,8 +32,7 @@ from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.options import ALIASES, Defaults, Options, Resolved
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.forks import cached_property
-from mlx_llama.core.system.launch import find_launcher
+from mlx_llama.core.system.forks import cached_property, find_launcher
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.surrogates import find_notices
 from mlx_llama.core.text.template import (
