@@ -314,8 +314,8 @@ class Writer:
 
     def _show(self, decoded: str, is_last: bool = False) -> str:
         """The text that a decoded piece lets appear, without thoughts and up to a stop string."""
-        left = self._split(decoded, is_last)
-        text = self.stops.push(left)
+        left = self._split(decoded, is_last) if self.thoughts else decoded
+        text = self.stops.push(left) if self.stops.texts else left
         if self._entries:
             self._entries.pair(left, self.thoughts, is_cut=self.stops.matched is not None)
         return text

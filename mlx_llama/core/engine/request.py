@@ -129,7 +129,8 @@ class Sequence:
 
     def has(self, count: float) -> bool:
         """True once the answer has `count` tokens or is over."""
-        return len(self.writer.completion.tokens) >= count or self.is_over
+        is_over = self.status is Status.ENDED or self.is_cancelled
+        return is_over or len(self.writer.completion.tokens) >= count
 
     @property
     def text(self) -> str:
@@ -354,13 +355,13 @@ class Answer(Generic[Shown]):
             raise SessionError("another thread is reading this answer: use one request per thread")
         try:
             while not self.is_closed:
+                if self._pieces and not most:
+                    return self._pieces.popleft()
                 sequence, count = self._sequence, self.count
                 is_last = sequence.is_over  # read before the tokens, so that none is missed
                 tokens = sequence.writer.completion.tokens
                 if len(tokens) >= most > 0:
                     return None
-                if self._pieces and not most:
-                    return self._pieces.popleft()
                 if not self.is_begun:
                     self.begin()
                 if count < len(tokens):
