@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import abc
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from mlx_llama.core.answers.completion import Aside, Completion
 from mlx_llama.core.answers.hooks import Hooks, split_hooks
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.loop import Loop
-from mlx_llama.core.engine.request import Answer, Sequence as Sequenced
+from mlx_llama.core.engine.request import Answer, Sequence
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.options import Defaults, GenerationOptions, Options, Resolved, validate
 from mlx_llama.core.system.forks import make_lock
@@ -39,7 +39,7 @@ from .tool_use import (
 )
 from .turns import Fit, find_turns, fit_turns, keep_from
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = abc.Sequence[abc.Mapping[str, Any]]
 
 
 @dataclass(eq=False, repr=False)
@@ -57,18 +57,18 @@ class Session:
     system: str | None = None
     options: dict[str, Any] = field(default_factory=dict)  # the user's, by name
     # identity of the cache files of `save`, by adapter; None: none are written
-    identify_cache: Callable[[int], Identity] | None = None
+    identify_cache: abc.Callable[[int], Identity] | None = None
     toolbox: Toolbox = Toolbox()  # functions that an answer may call
     rounds: int = ROUNDS  # maximum number of answers to a question
     # all, with tool calls and results; old turns leave the context, never this list
     messages: list[dict[str, Any]] = field(default_factory=list)
-    look_up: Callable[[str], list[Aside]] = lambda question: []  # see LLM.look_up
+    look_up: abc.Callable[[str], list[Aside]] = lambda question: []  # see LLM.look_up
 
     def __post_init__(self) -> None:
         rest, self.hooks = split_hooks(self.options)  # for questions without hooks
         self.options = {name: value for name, value in rest.items() if value is not None}
         first = next(iter(self.messages), None)
-        if isinstance(first, Mapping) and first.get("role") == "system" and self.system is None:
+        if isinstance(first, abc.Mapping) and first.get("role") == "system" and self.system is None:
             self.system, self.messages = join_parts(first.get("content")), self.messages[1:]
         self.messages = check_turns(self.messages)
         self.dropped = 0  # messages at the front that no longer fit the context: see `seen`
@@ -227,7 +227,7 @@ class Session:
             shown += "".join(part for part in parts if isinstance(part, str))
         return [*ended, *self.tokenizer.encode(text)]
 
-    def _resolve_all(self, options: Mapping[str, Any]) -> tuple[Resolved, Hooks]:
+    def _resolve_all(self, options: abc.Mapping[str, Any]) -> tuple[Resolved, Hooks]:
         rest, hooks = split_hooks(options)
         return self.resolve(**rest), hooks.over(self.hooks)
 
@@ -243,8 +243,8 @@ class Session:
         asked: list[dict[str, Any]],
         resolved: Resolved,
         hooks: Hooks,
-        begun: Sequence[int] = (),
-        notices: Sequence[str] = (),
+        begun: abc.Sequence[int] = (),
+        notices: abc.Sequence[str] = (),
     ) -> Answer[str]:
         """The answer to messages. begun: its first tokens, of an answer that was cut. notices:
         about the question.
@@ -269,7 +269,7 @@ class Session:
         )
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> abc.Iterator[None]:
         """Hold the conversation for a change, without an unfinished answer. Raises SessionError."""
         # On mlx callbacks have a thread of their own, and the reading one may hold the lock.
         self.loop.refuse_callback("change a conversation")
@@ -370,8 +370,8 @@ class SessionTurn(Rounds):
         asked: list[dict[str, Any]],
         resolved: Resolved,
         hooks: Hooks,
-        begun: Sequence[int],
-        notices: Sequence[str],
+        begun: abc.Sequence[int],
+        notices: abc.Sequence[str],
     ):
         """begun: tokens that begin the answer. notices: of the first answer."""
         super().__init__(asked, session.toolbox, session.rounds)
@@ -381,7 +381,7 @@ class SessionTurn(Rounds):
         self._begun, self._notices, self._number = begun, list(notices), session._turn
         self._count, self._dropped = len(asked), session.dropped
 
-    def ask(self, messages: Messages, box: Toolbox) -> Sequenced:
+    def ask(self, messages: Messages, box: Toolbox) -> Sequence:
         session, resolved, had_all = self._session, self._resolved, not self._dropped
         self.prompt, self._dropped, count = session._fit(
             messages, resolved, box, self._dropped, len(self._begun)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mlx_llama.core.answers.grammar import Rule
 from mlx_llama.core.answers.thinking import Thinking, set_switches
-from mlx_llama.core.engine.request import Answer, Request, Sequence as Sequenced, Turn
+from mlx_llama.core.engine.request import Answer, Request, Sequence, Turn
 from mlx_llama.core.errors import OptionsError, show
 from mlx_llama.core.options import GenerationOptions, Resolved
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
@@ -25,7 +25,7 @@ from mlx_llama.core.text.tools import (
 
 ROUNDS = 8  # maximum number of answers to a question
 
-Message = Mapping[str, Any]
+Message = abc.Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ToolPrompt:
     thinking: Thinking | None = None  # thoughts of the answer
     notices: tuple[str, ...] = ()  # about messages that were adapted to the template
 
-    def request(self, resolved: Resolved, begun: Sequence[int] = (), **more: Any) -> Request:
+    def request(self, resolved: Resolved, begun: abc.Sequence[int] = (), **more: Any) -> Request:
         """The request of an answer. begun: its first tokens. more: further fields of Request."""
         return Request(
             [*self.tokens, *begun],
@@ -105,8 +105,8 @@ class _Offer(NamedTuple):
     """The template, messages and tool format of a prompt."""
 
     template: ChatTemplate
-    messages: Sequence[Message]
-    variables: Mapping[str, Any]  # for the template
+    messages: abc.Sequence[Message]
+    variables: abc.Mapping[str, Any]  # for the template
     form: ToolFormat | None  # the format of calls; None without any
     notices: tuple[str, ...]  # about messages that were adapted to the template
 
@@ -121,12 +121,12 @@ class Conversation:
 
     tokenizer: Tokenizer
     template: ChatTemplate
-    messages: Sequence[Message]
+    messages: abc.Sequence[Message]
     box: Toolbox
     options: GenerationOptions
-    variables: Mapping[str, Any] = field(default_factory=dict)  # for the template, beside tools
+    variables: abc.Mapping[str, Any] = field(default_factory=dict)  # for the template, beside tools
 
-    def encode(self, check_count: Callable[[int], None] | None = None) -> ToolPrompt:
+    def encode(self, check_count: abc.Callable[[int], None] | None = None) -> ToolPrompt:
         """Encode the prompt. check_count: as for `encode_messages`, whose errors it raises."""
         tokenizer, box, options = self.tokenizer, self.box, self.options
         template, messages, variables, form, notices = self._offer()
@@ -194,19 +194,19 @@ class Rounds(Turn):
     A failed call returns its error to the model, which may try again.
     """
 
-    def __init__(self, messages: Sequence[Message], toolbox: Toolbox, rounds: int = ROUNDS):
+    def __init__(self, messages: abc.Sequence[Message], toolbox: Toolbox, rounds: int = ROUNDS):
         """messages: up to the question. rounds: maximum number of answers."""
         check_rounds(rounds)
         self.toolbox, self.makes_calls = toolbox, bool(toolbox.offered)
         self._asked, self._rounds = list(map(dict, messages)), rounds
         # complete messages and the answer after them, assigned together for other threads
-        self._talk: tuple[list[dict[str, Any]], Sequenced | None] = self._asked, None
+        self._talk: tuple[list[dict[str, Any]], Sequence | None] = self._asked, None
 
-    def ask(self, messages: Sequence[Message], box: Toolbox) -> Sequenced:
+    def ask(self, messages: abc.Sequence[Message], box: Toolbox) -> Sequence:
         """Prepare an answer."""
         raise NotImplementedError
 
-    def begin(self) -> Sequenced:
+    def begin(self) -> Sequence:
         """Prepare the first answer."""
         first = self.ask(self._asked, self.toolbox)
         self._talk = self._asked, first
@@ -220,7 +220,7 @@ class Rounds(Turn):
             return list(messages)
         return [*messages, write_answer(last.text, last.writer.completion.reasoning)]
 
-    def go_on(self, answer: Answer) -> Sequenced | None:
+    def go_on(self, answer: Answer) -> Sequence | None:
         messages, calls, notices = self._talk[0], answer.calls, answer.completion.notices
         if not calls:
             return None
