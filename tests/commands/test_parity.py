@@ -19,7 +19,7 @@ from rows_toy import ToyBackend, ToyModel
 
 from mlx_llama.parity import command as parity, probes as core, report as parity_report
 from mlx_llama.parity.batches import STARTS
-from mlx_llama.parity.job import STEPS, Job
+from mlx_llama.parity.modes import STEPS, Job
 
 BACKENDS = [name for name in ("mlx", "cpu", "cuda") if name in to_run()]
 LAYERS = 3
@@ -332,9 +332,9 @@ def test_rows_do_not_depend_on_the_rest_of_the_batch(door):
 
 def kernels() -> bool:
     """The cpu backend has compiled kernels here."""
-    from cpu_fallback.kernels import compilation
+    from cpu_fallback import kernels
 
-    return compilation.find_target()[0] is not None
+    return kernels.find_target()[0] is not None
 
 
 class Loaded:

@@ -23,7 +23,7 @@ from typing import Any
 
 from mlx_llama.core.system.forks import make_lock
 
-MAX_SECONDS = 5.0  # of processor time per rendering; real templates take milliseconds
+MAX_SECONDS = 5.0  # processor time per rendering; real templates take milliseconds
 MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB
 _BUFFER = 1 << 20  # bytes that pass through a pipe at once; both processes wait in between
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, missing in Python 3.10's fcntl on some systems

@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
 
 class Tokenizer(ABC):
-    path: Path  # of the tokenizer's file
+    path: Path  # the tokenizer's file
     # ids that the tokenizer knows; at most the model's, whose embedding may be padded
     vocab_size: int
     bos_id: int | None  # begin of text
@@ -74,7 +74,7 @@ class Tokenizer(ABC):
         self.path, self._model_vocab = path, config.vocab_size
         self.fim_ids = {}
         self._pieces: dict[int, Piece | None] = {}
-        # of tokens whose text is the same anywhere but at the start or after an unfinished one
+        # texts of tokens that read the same anywhere but at the start or after an unfinished one
         self.texts: dict[int, str] = {}
 
     # Encoding
