@@ -17,8 +17,8 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.system import machine
 
 from . import facts, ops, runtime
-from .cache import Cache
-from .kernels import compilation
+from .cache import Cache, View
+from .kernels import find_target
 from .weights import Weights
 
 
@@ -40,7 +40,7 @@ class Llama(BaseLlama):
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         target, reason = None, "`compile=False` asks for it"
         if options.compile is not False:
-            target, reason = compilation.find_target()
+            target, reason = find_target()
         if target is None and options.compile:
             raise BackendError(
                 f"`compile`: compiled kernels are unavailable here ({reason}): leave it out"
@@ -122,5 +122,5 @@ class Llama(BaseLlama):
         if self.runner is None:
             return super()._logits(tokens, index_pos, cache, rows, all_positions, probe)
         tokens = checked_tokens(tokens, self.config.vocab_size)
-        with cache.view(tokens, index_pos, rows) as view:
+        with View(cache, tokens, index_pos, rows) as view:
             return self.runner.forward(tokens, view, all_positions, probe)

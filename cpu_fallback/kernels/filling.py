@@ -1,4 +1,4 @@
-"""Kernels that fill panels (layouts.py) from rows of a file.
+"""Kernels that fill panels (layouts.py) from rows of a file, and look up rows of an embedding.
 
 A kernel reads 16 bytes of each of a panel's 16 rows and transposes them to four vectors, whose
 lanes are the rows. Stores are whole cache lines, in order.
@@ -9,8 +9,25 @@ from __future__ import annotations
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import Function, Rows, Value, Variable, f16, i8, i16, i32, i32s, i64, kernel, vector
+from .codes import dequantise, unpack_subs
+from .emit import (
+    LANES,
+    Function,
+    Rows,
+    Value,
+    Variable,
+    f16,
+    f32,
+    i8,
+    i16,
+    i32,
+    i32s,
+    i64,
+    kernel,
+    vector,
+)
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
+from .target import Target
 
 _EVERY_BYTE = 0x01010101
 
@@ -20,7 +37,7 @@ def fill(
     f: Function,
     rows,  # int64 [panels][16], addresses of rows, which hold whole blocks of the layout
     panels,
-    blocks,  # of a panel
+    blocks,  # in a panel
     out,
     panel_bytes,
     *,
@@ -144,19 +161,22 @@ class _Block:
                 for j in range(4)
             ]
             low, high = (
-                [_shuffle_quarters(*quads[j : j + 2], a, 16 + a, a + 1, 17 + a) for j in (0, 2)]
+                [
+                    _shuffle_quarters(quads[j], quads[j + 1], (a, 16 + a, a + 1, 17 + a))
+                    for j in (0, 2)
+                ]
                 for a in (0, 2)
             )
             self._loaded[start] = [
-                _shuffle_quarters(*pair, a, a + 1, 16 + a, 17 + a)
-                for pair in (low, high)
+                _shuffle_quarters(left, right, (a, a + 1, 16 + a, 17 + a))
+                for left, right in (low, high)
                 for a in (0, 2)
             ]
         return self._loaded[start]
 
 
-def _shuffle_quarters(left: Value, right: Value, *lanes: int) -> Value:
-    """Shuffle each quarter of two vectors alike. lanes: of the first quarter."""
+def _shuffle_quarters(left: Value, right: Value, lanes: tuple[int, ...]) -> Value:
+    """Shuffle each quarter of two vectors alike. lanes: those of the first quarter."""
     return left.shuffle([lane + k for k in range(0, 16, 4) for lane in lanes], right)
 
 
@@ -235,3 +255,30 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
             vectors[at] = part if vectors[at] is None else vectors[at] | part
     for at, packed in enumerate(vectors):
         f.store(packed, out, 64 * at, 64)
+
+
+@kernel
+def embed(
+    f: Function,
+    rows,  # int64 [16], addresses of rows, all of them valid
+    count,  # rows to dequantise, 1 to 16
+    blocks,  # in a row, of the layout
+    out,  # float32, row t at t * out_bytes
+    out_bytes,
+    *,
+    target: Target,
+    layout: LowBitLayout,
+    format: str,
+) -> None:
+    """Dequantise rows of a GGUF format: fill a block of a panel, then read it by column."""
+    block, columns = f.allocate_stack(layout.block_bytes), f.allocate_stack(4 * LANES * GROUP)
+    with f.loop(blocks) as b:
+        fill_block(f, layout, format, rows, b, block)
+        subs = unpack_subs(f, layout, block)
+        with f.loop(layout.groups) as g:
+            for column, weight in dequantise(f, target, layout, block, subs, g, 1):
+                f.store(weight, columns, 4 * LANES * column)
+            first = (b * layout.groups + g) * (4 * GROUP)
+            with f.loop(count) as t, f.loop(GROUP) as column:
+                value = f.load(f32, columns + column * (4 * LANES) + t * 4)
+                f.store(value, out + t * out_bytes + first + column * 4)

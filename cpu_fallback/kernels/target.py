@@ -16,7 +16,7 @@ import platform
 import stat
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,9 +173,19 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni, bf16 = (wide and f"+{name}" in features.split(",") for name in ("gfni", "avx512bf16"))
     prefetches, _ = find_prefetches(find_host().cpu if host else "any", name)
-    machine = name, triple or find_host().triple, cpu, features, dot
-    ahead = 4096 if dot == "vnni" else 0
-    return Target(*machine, tile, float_tile, prefetches, ahead, gfni, bf16)
+    return Target(
+        name,
+        triple or find_host().triple,
+        cpu,
+        features,
+        dot,
+        tile,
+        float_tile,
+        prefetches,
+        4096 if dot == "vnni" else 0,
+        gfni,
+        bf16,
+    )
 
 
 def available() -> list[str]:
@@ -199,8 +209,8 @@ class Compiled:
     """Loaded machine code."""
 
     def __init__(self, owner: object, address: dict[str, int]):
-        self._owner = owner  # of the memory
-        self.address = address  # of each public function by name
+        self._owner = owner  # keeps the code's memory alive
+        self.address = address  # each public function's, by name
 
     def function(self, name: str, parameters: int) -> Callable[..., None]:
         """A callable of `parameters` integers; it releases the GIL."""
@@ -210,12 +220,16 @@ class Compiled:
 
 
 def compile_module(
-    for_target: Target, key: str, names: list[str], write: Callable[[], ir.Module]
+    for_target: Target,
+    key: str,
+    names: list[str],
+    write: Callable[[], ir.Module],
+    externals: Mapping[str, int] | None = None,
 ) -> Compiled:
     """Load the machine code of `write()`, compiled or from the cache on disk.
 
     key: names all that the code depends on besides this package's sources, the compiler and the
-    target. names: of the public functions.
+    target. names: of the public functions. externals: addresses of its own external symbols.
     """
     digest = _digest(for_target, key)
     folder = cache_folder()
@@ -225,12 +239,14 @@ def compile_module(
         code = emit_object_code(for_target, write())
         if file:
             _write(file, digest, code)
-    return _load(for_target, code, names)
+    yields = ctypes.cast(_yield_function(), ctypes.c_void_p).value
+    return _load(for_target, code, names, {"mlx_llama_yield": yields, **(externals or {})})
 
 
-def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
+def _load(
+    for_target: Target, code: bytes, names: list[str], externals: Mapping[str, int]
+) -> Compiled:
     """Load an object file: as an image on x86-64 Linux, else by LLVM."""
-    externals = {"mlx_llama_yield": ctypes.cast(_yield_function(), ctypes.c_void_p).value}
     if sys.platform == "linux":
         with contextlib.suppress(ValueError, OSError, struct.error):
             image = Image(code, externals)

@@ -131,6 +131,7 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
         "thinking_switch": bool(llm.template and has_switch(llm.template.source)),
         "bos_token": named.get("bos_token", ""),
         "eos_token": named.get("eos_token", ""),
+        "has_asides": llm.on_question is not None,  # texts beside its answers
         "examples": read_examples(llm.checkpoint.path),  # questions to try, by the card
         "build_info": FINGERPRINT,
         "backend": llm.backend.name,

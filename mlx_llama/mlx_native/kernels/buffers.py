@@ -9,22 +9,72 @@ of it, while other slots stay in place.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import Positions
+from mlx_llama.core.backends.positions import CACHE_GROUP, Positions
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
-from .packing import Packing, Parts
-
-SLOTS = (1, 2, 4, 8, 16, 32)  # of a buffer; a traced step has one of these batches
+Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes, scales, biases)
+SLOTS = (1, 2, 4, 8, 16, 32)  # sizes of buffers, and so of a traced step's batches
 # a buffer has at most this many times the positions that its rows need, unless it is small
 SPARE = 4
 SMALL = 1 << 27  # bytes of keys and values up to which a buffer may have more
 PATIENCE = 4  # steps with at most a quarter of the slots in use, after which a buffer shrinks
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Numbers [S, G, L, D]; or codes uint32 [S, G, L, D' / 4], scales and biases [S, G, L, D' /
+    32], where D' is D rounded up to a multiple of CACHE_GROUP, 32.
+    """
+
+    # 8: codes, with scale and bias for every CACHE_GROUP; 16: two bytes; None: as `dtype`
+    bits: int | None
+    head_dim: int  # D
+    dtype: mx.Dtype  # the activations'
+    scale_dtype: mx.Dtype
+
+    @property
+    def number_dtype(self) -> mx.Dtype:
+        """The dtype of stored numbers: with 16 bits, float16 for float32."""
+        return mx.float16 if self.bits == 16 and self.dtype == mx.float32 else self.dtype
+
+    @property
+    def parts(self) -> list[tuple[int, mx.Dtype]]:
+        """Last axis and dtype of each part."""
+        if self.bits != 8:
+            return [(self.head_dim, self.number_dtype)]
+        groups = -(-self.head_dim // CACHE_GROUP)
+        return [
+            (groups * CACHE_GROUP // 4, mx.uint32),
+            (groups, self.scale_dtype),
+            (groups, self.scale_dtype),
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a head's keys or values at one position."""
+        return sum(size * dtype.size for size, dtype in self.parts)
+
+    def pack(self, x: mx.array) -> Parts:
+        """Convert keys or values [..., D] to stored parts [..., *]."""
+        if self.bits != 8:
+            return (x.astype(self.number_dtype),)
+        if padding := -self.head_dim % CACHE_GROUP:
+            x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+        return tuple(mx.quantize(x.astype(self.scale_dtype), group_size=CACHE_GROUP, bits=8))
+
+    def unpack(self, parts: Parts) -> mx.array:
+        """Convert stored parts to numbers [..., D]."""
+        if self.bits != 8:
+            return parts[0].astype(self.dtype)
+        numbers = mx.dequantize(*parts, group_size=CACHE_GROUP, bits=self.bits)
+        return numbers[..., : self.head_dim].astype(self.dtype)
 
 
 class Buffer:
@@ -75,6 +125,22 @@ class Slot(NamedTuple):
     number: int
 
 
+class Share(NamedTuple):
+    """Rows of a step that will share a buffer."""
+
+    buffer: Buffer | None  # None: a new one
+    staying: list[int]  # rows that it has already
+    joining: list[int]
+    slots: int
+    length: int
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the present buffer is large enough."""
+        sizes = self.slots, self.length
+        return self.buffer is not None and sizes == (self.buffer.slots, self.buffer.length)
+
+
 class StepBuffers:
     """The buffers of a decode step over `rows`."""
 
@@ -88,7 +154,7 @@ class StepBuffers:
         self._is_ordered = positions == list(range(len(rows)))
         self._is_full = len(sequences) == len(rows)
         self._positions = mx.array(positions, mx.int32)
-        self.result: mx.array | None = None  # of the last step
+        self.result: mx.array | None = None  # the last step's
         self.drawn: list[mx.array] = []  # its tokens, by buffer
 
     def collect(self, outputs: list[mx.array]) -> mx.array:
@@ -102,9 +168,8 @@ class StepBuffers:
 class Buffers(Positions):
     """A cache's rows and the buffers where they lie."""
 
-    def __init__(self, config: LlamaConfig, *arguments: Any):
-        super().__init__(config, *arguments)
-        dtype, on_cpu = self.dtype, self.device.type == mx.cpu
+    def _make_storage(self) -> None:
+        config, dtype, on_cpu = self.config, self.dtype, self.device.type == mx.cpu
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
         self.packing = Packing(self.bits, config.head_dim, dtype, mx.float32 if on_cpu else dtype)
         heads = 2 * config.num_hidden_layers * config.num_key_value_heads
@@ -225,99 +290,105 @@ class Buffers(Positions):
 
     def _assign(self, rows: tuple[int, ...]) -> StepBuffers:
         """Give `rows` shared buffers; those that share one already stay there."""
-        active = set(rows)
-        shared: list[Buffer] = []
-        joining = []
-        for row in rows:
-            buffer = self.slots[row].buffer
-            if buffer.slots == 1:
-                joining.append(row)
-            elif buffer not in shared:
-                shared.append(buffer)
-        shared.sort(key=lambda buffer: len(active.intersection(buffer.rows)), reverse=True)
-        if len(shared) > 1 and len(rows) <= SLOTS[-1] * 3 // 4:  # few enough for one graph again
-            moved = [row for buffer in shared[1:] for row in buffer.rows if row in active]
-            if self._fits(shared[0], moved, active):
-                joining, shared = joining + moved, shared[:1]
-        # Idle rows whose slot is full have no position that a step may overwrite.
-        for buffer in shared:
-            for row in buffer.rows:
-                if row is not None and row not in active and self.lengths[row] >= buffer.length:
-                    self._isolate(row)
-        joins: list[tuple[Buffer | None, list[int]]] = [(buffer, []) for buffer in shared]
-        for row in joining:
-            for buffer, new in joins:
-                if self._fits(buffer, [*new, row], active):
-                    new.append(row)
-                    break
-            else:
-                joins.append((None, [row]))
-        for buffer, new in joins:
-            if new and (buffer or len(new) > 1):
-                self._join(buffer, new, active)
+        full, shares = self._plan(rows)
+        for row in full:
+            self._isolate(row)
+        for share in shares:
+            if share.joining and (share.buffer or len(share.joining) > 1):
+                self._join(share)
         self.drop_tables()
         buffers = {id(buffer): buffer for buffer in (self.slots[row].buffer for row in rows)}
         return StepBuffers(rows, list(buffers.values()))
 
-    def _fits(self, buffer: Buffer | None, new: list[int], active: set[int]) -> bool:
-        """True if the rows `new` may join a buffer, None for a new one: it has few enough active
-        rows, wastes little memory on short ones, and fits free memory if it becomes larger."""
-        sharing = [row for row in (buffer.rows if buffer else ()) if row in active] + new
-        if len(sharing) > SLOTS[-1]:
-            return False
-        needs = [self.storage_for(self.lengths[row] + 1) for row in sharing]
-        slots = max(buffer.slots if buffer else 1, _round_up_slots(len(sharing)))
-        length = max(*needs, buffer.length if buffer else 0)
-        nbytes = slots * length * self.position_nbytes
-        if slots * length > SPARE * sum(needs) and nbytes > SMALL:
-            return False
-        is_kept = buffer is not None and slots <= buffer.slots and length <= buffer.length
-        is_new = len(sharing) > 1 and not is_kept
-        free = self.free_memory() if is_new and nbytes >= 1 << 20 else None
-        return free is None or nbytes <= free
+    def _plan(self, rows: tuple[int, ...]) -> tuple[list[int], list[Share]]:
+        """Idle rows to isolate, and the shares of a step over `rows`. Changes nothing."""
+        active, buffers = set(rows), [self.slots[row].buffer for row in rows]
+        joining = [row for row, buffer in zip(rows, buffers) if buffer.slots == 1]
+        shared = list({id(buffer): buffer for buffer in buffers if buffer.slots > 1}.values())
+        shared.sort(key=lambda buffer: len(active.intersection(buffer.rows)), reverse=True)
+        if len(shared) > 1 and len(rows) <= SLOTS[-1] * 3 // 4:  # few enough for one graph again
+            moved = [row for buffer in shared[1:] for row in buffer.rows if row in active]
+            if self._fits(self._share(shared[0], moved, active)):
+                joining, shared = joining + moved, shared[:1]
+        # Idle rows whose slot is full have no position that a step may overwrite.
+        full = [
+            row
+            for buffer in shared
+            for row in buffer.rows
+            if row is not None and row not in active and self.lengths[row] >= buffer.length
+        ]
+        taken = sum(self.storage_for(max(self.lengths[row], 1)) for row in full)
+        shares = [self._share(buffer, [], active) for buffer in shared]
+        for row in joining:
+            for i, share in enumerate(shares):
+                larger = self._share(share.buffer, [*share.joining, row], active)
+                if self._fits(larger, taken * self.position_nbytes):
+                    shares[i] = larger
+                    break
+            else:
+                shares.append(self._share(None, [row], active))
+        return full, shares
 
-    def _join(self, buffer: Buffer | None, new: list[int], active: set[int]) -> None:
-        """Copy rows into free slots, of a new and larger buffer if need be."""
+    def _share(self, buffer: Buffer | None, joining: list[int], active: set[int]) -> Share:
+        """The share of a buffer's active rows and those that join them."""
         staying = [row for row in (buffer.rows if buffer else ()) if row in active]
-        needs = [self.storage_for(self.lengths[row] + 1) for row in new]
-        length = max(*needs, buffer.length if buffer else 0)
-        slots = _round_up_slots(len(staying) + len(new))
-        if buffer and slots <= buffer.slots and length == buffer.length:
-            free = [number for number, row in enumerate(buffer.rows) if row is None]
-            for row in [row for row in buffer.rows if row is not None and row not in active]:
-                if len(free) < len(new):
-                    free.append(self.slots[row].number)
-                    self._isolate(row)
-            with mx.stream(self.device):
-                self._fill(buffer, list(zip(new, free)))
-            for row, number in zip(new, free):
-                self._place(row, buffer, number)
-            return
-        self._isolate_idle(buffer, active)
-        self._move([*staying, *new], max(slots, buffer.slots if buffer else 0), length)
+        count = len(staying) + len(joining)
+        slots = next((size for size in SLOTS if size >= count), count)
+        length = max(self._needs([*staying, *joining]), default=0)
+        if buffer:
+            slots, length = max(slots, buffer.slots), max(length, buffer.length)
+        return Share(buffer, staying, joining, slots, length)
 
-    def _isolate_idle(self, buffer: Buffer | None, active: Collection[int]) -> None:
+    def _needs(self, rows: list[int]) -> list[int]:
+        """Positions that each row needs for a step."""
+        return [self.storage_for(self.lengths[row] + 1) for row in rows]
+
+    def _fits(self, share: Share, taken: int = 0) -> bool:
+        """True if a buffer can hold a share: it has few enough rows, wastes little memory on short
+        ones, and fits free memory, less the bytes `taken` before, if it becomes larger."""
+        if share.slots > SLOTS[-1]:
+            return False
+        positions, rows = share.slots * share.length, [*share.staying, *share.joining]
+        nbytes = positions * self.position_nbytes
+        if positions > SPARE * sum(self._needs(rows)) and nbytes > SMALL:
+            return False
+        is_new = len(rows) > 1 and not share.is_kept
+        free = self.free_memory() if is_new and nbytes >= 1 << 20 else None
+        return free is None or nbytes <= free - taken
+
+    def _join(self, share: Share) -> None:
+        """Copy rows into free slots, of a new and larger buffer if need be."""
+        buffer, staying, joining, slots, length = share
+        if not share.is_kept:
+            if buffer:
+                self._isolate_idle(buffer, staying)
+            self._move([*staying, *joining], slots, length)
+            return
+        free = [number for number, row in enumerate(buffer.rows) if row is None]
+        idle = [row for row in buffer.rows if row is not None and row not in staying]
+        for row in idle[: max(0, len(joining) - len(free))]:
+            free.append(self.slots[row].number)
+            self._isolate(row)
+        with mx.stream(self.device):
+            self._fill(buffer, list(zip(joining, free)))
+        for row, number in zip(joining, free):
+            self._place(row, buffer, number)
+
+    def _isolate_idle(self, buffer: Buffer, active: Collection[int]) -> None:
         """Give each row of a buffer that is not active a buffer of its own."""
-        rows = buffer.rows if buffer else ()
-        for row in [row for row in rows if row is not None and row not in active]:
+        for row in [row for row in buffer.rows if row is not None and row not in active]:
             self._isolate(row)
 
     def _shrink(self, buffer: Buffer, rows: tuple[int, ...]) -> None:
         """Move the rows of a step to a buffer of half as many slots; isolate the others."""
         active = [row for row in buffer.rows if row in rows]
         self._isolate_idle(buffer, rows)
-        length = max(self.storage_for(self.lengths[row] + 1) for row in active)
-        self._move(active, max(buffer.slots // 2, 2), length)
+        self._move(active, max(buffer.slots // 2, 2), max(self._needs(active)))
 
     def _move(self, rows: list[int], slots: int, length: int) -> None:
         buffer = self._copy_rows(rows, slots, length)
         for number, row in enumerate(rows):
             self._place(row, buffer, number)
-
-
-def _round_up_slots(count: int) -> int:
-    """The smallest size of a buffer with `count` slots."""
-    return next(size for size in SLOTS if size >= count)
 
 
 def make_angles(

@@ -29,7 +29,7 @@ FACTORS = {
     "short_factor": np.linspace(1, 2, 48).tolist(),
     "long_factor": np.linspace(1, 60, 48).tolist(),
 }
-FILE = Path(__file__).parents[2] / "data" / "configs.json"
+FILE = Path(__file__).parents[3] / "data" / "configs.json"
 MODELS = json.loads(FILE.read_text(encoding="utf-8"))
 SMOLLM3, GRANITE, GRANITE4 = (
     MODELS[name] for name in ("SmolLM3-3B", "granite-3.3-2b-instruct", "granite-4.0-micro")

@@ -1,4 +1,4 @@
-"""Candidates for the kernels of decoding, measured on this machine.
+"""Candidates for the cpu backend's decode kernels, measured on this machine (--kernels).
 
 A decoded token reads every weight once, so the prefetches of its products decide what share of the
 memory's bandwidth they get. The best distances differ between processors. Candidates give the same
@@ -17,18 +17,24 @@ from typing import Any
 
 import numpy as np
 
+from cpu_fallback.kernels import layouts, products
+from cpu_fallback.kernels.emit import Function, Module, kernel
+from cpu_fallback.kernels.layouts import FloatLayout, Layout, LowBitLayout
+from cpu_fallback.kernels.panels import Arena, allocate_arena, weight_layout
+from cpu_fallback.kernels.target import (
+    PREFETCHES,
+    Prefetch,
+    Target,
+    compile_module,
+    find_host,
+    find_prefetches,
+)
+from cpu_fallback.pages import allocate
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFWeight
 from mlx_llama.core.system.files import write_file
 
-from ..pages import allocate
-from . import layouts, products
-from .emit import Function, Module, kernel
-from .layouts import FloatLayout, Layout, LowBitLayout
-from .panels import Arena, allocate_arena, weight_layout
-from .target import PREFETCHES, Prefetch, Target, compile_module, find_host, find_prefetches
-
-COLUMNS = 2048  # of the measured matrices
-NBYTES = 256 << 20  # of their panels
+COLUMNS = 2048  # in the measured matrices
+NBYTES = 256 << 20  # all their panels
 ROUNDS = 15
 MARGIN = 1.03  # by which a candidate of a format must beat the general candidate
 CANDIDATES: tuple[Prefetch, ...] = (
@@ -121,7 +127,7 @@ class _Run:
         self.blocks = COLUMNS // layout.block
         self.panel_bytes = self.blocks * layout.block_bytes
         at_once = products.panels_at_once(target, layout, 1)
-        # of a thread
+        # a thread's share
         self.panels = len(arena.bytes) // self.panel_bytes // threads // at_once * at_once
         x_layout = layouts.FLOAT
         if isinstance(layout, LowBitLayout):
