@@ -54,6 +54,11 @@ def swish(x: Tensor, exponent: Tensor) -> Tensor:
     return F.silu(x) if exponent is x else x * torch.sigmoid(exponent)
 
 
+def choose(x: Tensor) -> Tensor:
+    largest, tokens = best(x)
+    return torch.where(largest.abs() < torch.inf, int32(tokens), -1)
+
+
 def send(array: np.ndarray, device: torch.device) -> Tensor:
     # torch has no arithmetic of unsigned integers
     return runtime.send(array.astype(np.int64) if array.dtype == np.uint32 else array, device)

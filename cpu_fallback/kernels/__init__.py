@@ -11,6 +11,7 @@ chooses an instruction set.
     recipe, records, operations, interpreter, program     a forward as data, and the code that executes it
     lowering, ops, workspace  core's forward as programs, and their buffers
     team, runner              threads, and the calls of a model
+    bus_errors                a handler that survives truncated weights
     profile                   times of operations
 """  # noqa: E501
 

@@ -45,6 +45,8 @@ class Words(plain.Words, Protocol):
     smallest: Callable[[Array], Array]  # each row's, a column
     # each row's largest and its first place, columns; a NaN is the largest
     best: Callable[[Array], tuple[Array, Array]]
+    # the place of each row's largest, int32, a column; -1 if any is NaN or it is infinite
+    choose: Callable[[Array], Array]
     sort: Callable[[Array], Array]  # each row, in descending order
     log_softmax: Callable[[Array], Array]  # over each row
     gather: Callable[[Array, Array], Array]  # x[i, ids[i, j]]; ids: [B, n], -1 for any
@@ -305,7 +307,7 @@ def sample(
     if features.is_random:
         scores = scores * 1.0 if features.rates_sampled else scores  # a copy to rate them by
         noisy = words.add_noise(noisy, positions, values, vocabulary.first if is_share else 0)
-    tokens = vocabulary.choose(words, noisy) if is_share else _choose(words, noisy)
+    tokens = vocabulary.choose(words, noisy) if is_share else words.choose(noisy)
     if features.logprobs is None:
         return tokens
     if features.rates_sampled:
@@ -366,12 +368,6 @@ def _exclude_top(words: Any, scores: Array, positions: Array, values: Values) ->
     least = words.smallest(words.where(likely, scores, math.inf))
     is_on = words.random24(values, positions, rng.CHANCE, 1) < values["xtc_chance"]
     return words.where(likely & (scores > least) & is_on, -math.inf, scores)
-
-
-def _choose(words: Any, scores: Array) -> Array:
-    """The token of each row's largest score, int32 [B, 1]; -1 if any is NaN or it is infinite."""
-    best, tokens = words.best(scores)
-    return words.where(abs(best) < math.inf, words.int32(tokens), -1)
 
 
 def pack_logprobs(words: Any, tokens: Array, logits: Array, count: int) -> Array:

@@ -34,6 +34,11 @@ def best(x: mx.array) -> tuple[mx.array, mx.array]:
     return largest(x), mx.argmax(x, axis=-1, keepdims=True)
 
 
+def choose(x: mx.array) -> mx.array:
+    largest, tokens = best(x)
+    return mx.where(abs(largest) < mx.inf, int32(tokens), -1)
+
+
 def send(array: np.ndarray, device: mx.Device) -> mx.array:
     return mx.array(array)
 

@@ -151,6 +151,12 @@ def test_core_imports_no_framework_no_backend_and_no_door(graph):
         assert not [name for name in outside if is_in(name, forbidden)], (module, outside)
 
 
+def test_core_and_api_do_not_know_the_guide(graph):
+    for module, names in graph.items():
+        if is_in(module, ("mlx_llama.core", "mlx_llama.api")):
+            assert not [name for name in names if is_in(name, ("mlx_llama.guide",))], module
+
+
 def test_backends_import_neutral_core_and_no_other_backend(graph):
     for module, names in graph.items():
         home = tuple(backend for backend in BACKENDS if is_in(module, (backend,)))
