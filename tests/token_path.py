@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,8 @@ def trace_token(backend: str = "cpu", device: str | None = None) -> TokenPath:
         while True:
             before, path.is_counting = len(tokens), True
             next(pieces)
+            if llm.backend.runtime.HAS_ONE_THREAD:
+                time.sleep(0.05)  # the tick goes on for a moment
             path.is_counting = False
             if len(tokens) == before + 1:
                 break

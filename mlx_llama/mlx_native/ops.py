@@ -18,7 +18,7 @@ from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays
 from .cache import View
-from .kernels.packing import Parts
+from .kernels.buffers import Parts
 from .quantized import DenseMatrix, LowBitMatrix, QuantizedStack
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix

@@ -173,7 +173,9 @@ class Loop:
     ):
         self.engine = RequestBuilder(backend, model, tokenizer, eos, context, draft)
         self.max_rows = max_rows
-        self._limits = cache_memory, max_rows, kept_rows
+        self._new_scheduler = functools.partial(
+            Scheduler, self.engine, cache_memory, max_rows, kept_rows
+        )
         self._owner = worker  # of the backend's arrays
         if worker:
             weakref.finalize(self, worker.close)
@@ -212,7 +214,7 @@ class Loop:
 
     def _make_scheduler(self) -> Scheduler:
         with self._setup:
-            self._scheduler = self._scheduler or Scheduler(self.engine, *self._limits)
+            self._scheduler = self._scheduler or self._new_scheduler()
             return self._scheduler
 
     def refuse_callback(self, action: str) -> None:

@@ -18,8 +18,7 @@ from mlx_llama.core.sample import SamplingFeatures, Values, sample
 
 from .. import arrays as words
 from ..arrays import SamplingBatch
-from .buffers import Buffer, Buffers
-from .packing import Packing
+from .buffers import Buffer, Buffers, Packing
 
 # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
 CLEAR_EVERY = 256

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_llama.core.models.spec import Window
 from mlx_llama.core.ops import View
 
-from .packing import Packing, Parts
+from .buffers import Packing, Parts
 
 
 class StepView(View):
