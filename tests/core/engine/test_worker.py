@@ -9,12 +9,11 @@ import weakref
 
 import numpy as np
 import pytest
+from cases.engine import alone, check_rows, make, request
 
 from mlx_llama import load
 from mlx_llama.core.engine.loop import Worker
 from mlx_llama.core.errors import SessionError
-
-from .toy import alone, check_rows, make, request
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "pthread_kill"), reason="this system sends no signals to threads"
