@@ -285,9 +285,9 @@ class Loop:
         """End cancelled requests now, or after the tick that runs."""
         if self._ticker == threading.get_ident():
             return
-        if worker := self._worker:
+        if owner := self._owner:
             sweep = functools.partial(self._hold, self._sweep)
-            (worker.post if self._is_started or self._ticker else worker.call)(sweep)
+            (owner.post if self._is_started or self._ticker else owner.call)(sweep)
         elif self._ticking.acquire(blocking=False):
             try:
                 self._hold(self._sweep, contextlib.nullcontext())
@@ -295,9 +295,9 @@ class Loop:
                 self._ticking.release()
 
     def _call_between_ticks(self, function: abc.Callable[[], Result]) -> Result:
-        """Call a function that may change rows in the thread that ticks, or in this one."""
+        """Call a function that may change rows, in the thread that may."""
         hold = functools.partial(self._hold, function)
-        return self._worker.call(hold) if self._worker else hold()
+        return self._owner.call(hold) if self._owner else hold()
 
     def _hold(self, function: abc.Callable[[], Result], lock: Any = None) -> Result:
         """Call a function, which may run callbacks, while no other one ticks or changes rows. lock:
