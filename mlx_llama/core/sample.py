@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from . import rng
+from . import plain, rng
 from .ops import Array
 from .options import GenerationOptions
 
@@ -27,7 +27,7 @@ Masks = Callable[[], np.ndarray]
 Values = Mapping[str, Array]  # of SamplingBatch.arrange
 
 
-class Words(Protocol):
+class Words(plain.Words, Protocol):
     """The words of sampling, one function each, as in a module. B rows, V tokens; a column is
     [B, 1]. Scores are float32 [B, V]. Arrays have operators and slices. Kernels may replace words.
     """
@@ -36,8 +36,6 @@ class Words(Protocol):
     launch: Callable[..., None]  # starts to compute arrays without waiting
     send: Callable[[np.ndarray, Any], Array]  # a copy on a device
     send_all: Callable[[dict[str, np.ndarray], Any], Values]  # copies of a batch's options
-    where: Callable[..., Array]  # (condition, x, y); a number takes the other's dtype
-    float32: Callable[[Array], Array]
     int32: Callable[[Array], Array]
     to_bits: Callable[[Array], Array]  # int32 of the bits of float32
     from_bits: Callable[[Array], Array]  # float32 of the bits of int32

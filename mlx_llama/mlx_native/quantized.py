@@ -1,4 +1,6 @@
-"""Packed low-bit matrices, with one level of scales or, on a GPU, with two."""
+"""Matrices: of floating-point numbers, and packed low-bit ones with one level of scales or, on a
+GPU, with two.
+"""
 
 from __future__ import annotations
 

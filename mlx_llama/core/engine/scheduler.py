@@ -156,7 +156,7 @@ class Scheduler:
             self._stopped = time.perf_counter()
 
     def _check_files(self) -> bool:
-        """End all requests if the model's file has changed: no page of it is touched any more."""
+        """End all requests if the model's file has changed."""
         if not (self.running or self.prefilling or self.waiting):
             return False
         try:
@@ -365,6 +365,7 @@ class Scheduler:
         packed = sequence.sampling.rate(logits[0], after, count)
         self.runtime.launch(packed, *cache.arrays())
         columns = self.runtime.to_numpy(packed).tolist()
+        self._files.check()
         rates = [unpack(numbers, count) for numbers in columns]
         sequence.writer.completion.prompt_logprobs[start + 1 : end + 1] = rates
 
@@ -414,6 +415,7 @@ class Scheduler:
         if first.needs_logits:  # it is alone
             logits = self.runtime.to_numpy(self.model.forward(tokens, start, cache, rows=rows))
             first.writer.count_read(logits.nbytes)
+            self._files.check()
             logits = first.request.hooks.process(first.tokens, logits)
             sampled = self.model.sample(logits, cache, sampling, rows=rows, masks=masks)
             self.runtime.launch(*cache.arrays())
@@ -546,7 +548,10 @@ class Scheduler:
         return sampled
 
     def _take(self, step: Step, sampled: list[int]) -> None:
-        """Append the tokens of a step, and those that a grammar forces after them."""
+        """Append the tokens of a step, and those that a grammar forces after them. Raises
+        CheckpointError if it computed with a changed file.
+        """
+        self._files.check()
         now, width = time.perf_counter() - self._idle, len(sampled) // len(step.sequences)
         for row, sequence in enumerate(step.sequences):
             if sequence.status is not Status.RUNNING:  # it ended while the step ran
