@@ -43,7 +43,7 @@ class DenseMatrix:
 
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
-Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
+Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
 Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
 
 SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm
@@ -127,7 +127,7 @@ def norm_heads(
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     shape, parts, axis, unit = heads.shape, heads, -1, D
     if query_weight.size == D:
-        parts, axis, unit = heads.reshape(*shape[:-1], H + 2 * G, D), -2, 1
+        parts, axis, unit = heads.reshape((*shape[:-1], H + 2 * G, D)), -2, 1
     query, key, value = mx.split(parts, [H * unit, (H + G) * unit], axis=axis)
     normed = [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value]
     return mx.concatenate(normed, axis=axis).reshape(shape)
@@ -166,7 +166,7 @@ def attend(query: mx.array, view: View, spec: LayerSpec, sinks: mx.array | None 
     ]
     mixed = mixed[0] if len(stored) == 1 else mx.concatenate(mixed)
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
-    return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
+    return mixed.reshape((B, H * D) if view.flat else (B, T, H * D))
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
@@ -189,7 +189,7 @@ def rope(x: mx.array, table: tuple) -> mx.array:
         return mx.concatenate([rope(x[..., :width], table), x[..., width:]], axis=-1)
     if len(table) == 2:
         cosine, sine = table
-        halves = x.reshape(*x.shape[:-1], 2, -1)
+        halves = x.reshape((*x.shape[:-1], 2, -1))
         # a single fused primitive in a trace
         rotated = halves * cosine + halves[..., ::-1, :] * sine
         return rotated.reshape(x.shape).astype(x.dtype)

@@ -290,7 +290,8 @@ class Loop:
             (owner.post if self._is_started or self._ticker else owner.call)(sweep)
         elif self._ticking.acquire(blocking=False):
             try:
-                self._hold(self._sweep, contextlib.nullcontext())
+                with uninterrupted():
+                    self._mark(self._sweep)
             finally:
                 self._ticking.release()
 
@@ -299,16 +300,18 @@ class Loop:
         hold = functools.partial(self._hold, function)
         return self._owner.call(hold) if self._owner else hold()
 
-    def _hold(self, function: abc.Callable[[], Result], lock: Any = None) -> Result:
-        """Call a function, which may run callbacks, while no other one ticks or changes rows. lock:
-        in place of the lock that the caller holds.
-        """
-        with lock or self._ticking, uninterrupted():
-            self._ticker = threading.get_ident()
-            try:
-                return function()
-            finally:
-                self._ticker = None
+    def _hold(self, function: abc.Callable[[], Result]) -> Result:
+        """Call a function while no other one ticks or changes rows. Ctrl-C waits for its end."""
+        with self._ticking, uninterrupted():
+            return self._mark(function)
+
+    def _mark(self, function: abc.Callable[[], Result]) -> Result:
+        """Call a function in this thread, which holds `_ticking` and may run callbacks."""
+        self._ticker = threading.get_ident()
+        try:
+            return function()
+        finally:
+            self._ticker = None
 
     def _tick(self) -> bool:
         if self._arrived:
@@ -345,7 +348,8 @@ class Loop:
         try:
             while worker is self._worker:
                 if self._has_work():
-                    self._hold(self._tick)
+                    with self._ticking:
+                        self._mark(self._tick)
                     worker.make_queued()
                 elif not self._is_started:
                     return

@@ -20,7 +20,7 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
 Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes, scales, biases)
-SLOTS = (1, 2, 4, 8, 16, 32)  # of a buffer; a traced step has one of these batches
+SLOTS = (1, 2, 4, 8, 16, 32)  # sizes of buffers, and so of a traced step's batches
 # a buffer has at most this many times the positions that its rows need, unless it is small
 SPARE = 4
 SMALL = 1 << 27  # bytes of keys and values up to which a buffer may have more
@@ -36,7 +36,7 @@ class Packing:
     # 8: codes, with scale and bias for every CACHE_GROUP; 16: two bytes; None: as `dtype`
     bits: int | None
     head_dim: int  # D
-    dtype: mx.Dtype  # of activations
+    dtype: mx.Dtype  # the activations'
     scale_dtype: mx.Dtype
 
     @property
@@ -154,7 +154,7 @@ class StepBuffers:
         self._is_ordered = positions == list(range(len(rows)))
         self._is_full = len(sequences) == len(rows)
         self._positions = mx.array(positions, mx.int32)
-        self.result: mx.array | None = None  # of the last step
+        self.result: mx.array | None = None  # the last step's
         self.drawn: list[mx.array] = []  # its tokens, by buffer
 
     def collect(self, outputs: list[mx.array]) -> mx.array:
