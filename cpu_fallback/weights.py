@@ -37,7 +37,7 @@ class Weights(BaseWeights):
         bits: int = 16,
         cache_bits: int | None = None,
     ):
-        """Pack all panels. target: None for NumPy; the others are as of `_compile`. Raises
+        """Pack all panels. target: None for NumPy; the others are those of `_compile`. Raises
         OutOfMemoryError.
         """
         super().__init__(checkpoint)
@@ -118,7 +118,7 @@ class Weights(BaseWeights):
 
     def _compile(self, target: Target, threads: int, bits: int, cache_bits: int | None) -> None:
         """Plan all panels, compile their code, and map them from the cache or fill an arena. bits:
-        of activations in products with low-bit weights, 8, 16 or 32; cache_bits: as of LoadOptions.
+        of activations in products with low-bit weights, 8, 16 or 32; cache_bits: as in LoadOptions.
         """
         from .kernels import panel_files, panels
         from .kernels.program import Code

@@ -262,7 +262,7 @@ def _product_of_tiles(
     groups: packed.Groups | None = None,
     products: int = 0,
 ) -> Tensor:
-    """Multiply 16-bit numbers, as of `multiply_tile`. products: number of rows in `groups`."""
+    """Multiply 16-bit numbers, by `multiply_tile`. products: number of rows in `groups`."""
     K, x, weight = weight.shape[1], x.contiguous(), weight.contiguous()
     rows, wide = x.numel() // K, 2 * N if activation else N
     columns = min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))

@@ -60,7 +60,7 @@ class Words(plain.Words, Protocol):
     def cumulative_share(self, ordered: Array, share: Array) -> Array:
         """True where all before it have less than `share`, a column, of the softmax's sum.
 
-        ordered: as of `sort`. The first has none before it, unless a score is not finite.
+        ordered: sorted by `sort`. The first has none before it, unless a score is not finite.
         """
 
     def has_share(self, scores: Array, temperature: Array, least: Array) -> Array:
