@@ -44,7 +44,7 @@ class RequestBuilder:
     context: int  # positions, prompt and answer together
     draft: Model | None = None
     notices: tuple[str, ...] = ()  # about the model's tokenizer and template
-    files: FileWatch = field(default_factory=FileWatch)  # of the weights
+    files: FileWatch = field(default_factory=FileWatch)  # those that have the weights
 
     # From a request to a sequence
 

@@ -176,7 +176,7 @@ class Loop:
         self._new_scheduler = functools.partial(
             Scheduler, self.engine, cache_memory, max_rows, kept_rows
         )
-        self._owner = worker  # of the backend's arrays
+        self._owner = worker  # the one thread for the arrays
         if worker:
             weakref.finalize(self, worker.close)
         self._start_over()
