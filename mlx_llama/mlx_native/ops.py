@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
@@ -19,7 +20,27 @@ from mlx_llama.core.ops import ExpertStacks
 from . import arrays
 from .cache import View
 from .kernels.buffers import Parts
-from .quantized import DenseMatrix, LowBitMatrix, QuantizedStack
+from .quantized import LowBitMatrix, QuantizedStack
+
+
+@dataclass(frozen=True)
+class DenseMatrix:
+    """A matrix [N, K], stored as its transpose, which saves a primitive of each product."""
+
+    columns: mx.array  # [K, N], in either order in memory
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.columns.shape[1], self.columns.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes
+
+    def matmul(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
+        """x @ w.T + bias. x: [..., K]; bias: [N]; returns [..., N]."""
+        return x @ self.columns if bias is None else mx.addmm(bias, x, self.columns)
+
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
 Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated

@@ -27,25 +27,6 @@ _SLAB = 1 << 20  # weights that a thread repacks at a time
 _BLOCK = 1 << 26  # weights dequantised at a time
 
 
-@dataclass(frozen=True)
-class DenseMatrix:
-    """A matrix [N, K], stored as its transpose, which saves a primitive of each product."""
-
-    columns: mx.array  # [K, N], in either order in memory
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.columns.shape[1], self.columns.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return self.columns.nbytes
-
-    def matmul(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
-        """x @ w.T + bias. x: [..., K]; bias: [N]; returns [..., N]."""
-        return x @ self.columns if bias is None else mx.addmm(bias, x, self.columns)
-
-
 def lays_for_gpu(device: mx.Device) -> bool:
     """True if matrices are packed for a GPU. Tests force it on the CPU."""
     return device.type == mx.gpu

@@ -509,7 +509,7 @@ def test_refused_schemas_of_forced_tools_name_tool_and_property(lenient):
         ({"type": "object", "properties": {"id": {"not": {}}}}, "not"),
         ({"type": "integer", "minimum": 2**64}, f"minimum {2**64}"),
         ({"type": "string", "pattern": "(a{1003}){991}"}, "counts"),
-        ({"allOf": [{"type": "integer"}, {"const": 2**60 + 1}]}, f"{2**60 + 1}"),
+        ({"allOf": [{"enum": [2**60 + 1, 3]}, {"enum": [2**60 + 1]}]}, f"{2**60 + 1}"),
     ):
         bad = {"name": "bad_one", "parameters": {"type": "object", "properties": {"wrong": part}}}
         tools = [{"type": "function", "function": function} for function in (fine, bad)]

@@ -135,7 +135,7 @@ class Windows:
     gguf_default: int | None = None  # llama.cpp's window where a file names none
     is_chunk: bool = False  # chunked attention, of `gguf_default` tokens in llama.cpp
     field: str = "sliding_window"  # the window's field in config.json
-    kind: str = "sliding_attention"  # of layers with it in config.json's `layer_types`
+    kind: str = "sliding_attention"  # name of layers with it in `layer_types`
 
     def read(self, read: Reader, values: dict[str, Any]) -> WindowLayers:
         """Read (window, layers with it, None for all)."""
