@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .core.answers.entries import Entry
     from .core.answers.hooks import LogitsProcessor, OnPiece, OnProgress
     from .core.answers.schema import Schema
-    from .core.backends.load_options import LoadOptions
     from .core.backends.logprobs import TokenLogprobs
     from .core.engine.builder import RequestBuilder
     from .core.engine.loop import Loop
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
         TokenizerError,
         TraceError,
     )
-    from .core.options import Defaults, GenerationOptions, Options, Resolved
+    from .core.options import Defaults, GenerationOptions, LoadOptions, Options, Resolved
     from .core.text.infill import Infill
     from .core.text.template import ChatTemplate
     from .core.text.thoughts import Thought
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
-    "core.backends.load_options": "LoadOptions", "core.backends.logprobs": "TokenLogprobs",
-    "core.engine.builder": "RequestBuilder",
+    "core.backends.logprobs": "TokenLogprobs", "core.engine.builder": "RequestBuilder",
     "core.engine.loop": "Loop", "core.engine.request": "Handle",
     "core.errors": "LlamaError BackendError CheckpointError ConfigError ContextError "
     "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
@@ -69,7 +67,7 @@ _HOMES = {
     "core.answers.entries": "Entry", "guide.guide": "Guide",
     "core.answers.hooks": "LogitsProcessor OnPiece OnProgress",
     "api.llm": "LLM Prompt load",
-    "core.options": "Defaults GenerationOptions Options Resolved",
+    "core.options": "Defaults GenerationOptions LoadOptions Options Resolved",
     "core.answers.schema": "Schema", "api.session": "Messages Session Stream",
     "api.tool_use": "Toolbox ToolLoop ToolStream", "core.text.infill": "Infill",
     "core.text.template": "ChatTemplate",

@@ -24,10 +24,10 @@ import numpy as np
 from mlx_llama import cli
 from mlx_llama.api.llm import context_size, single_adapter
 from mlx_llama.cli import flags
-from mlx_llama.core.backends.load_options import MOST_ROWS, LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import MOST_ROWS, LoadOptions
 
 from . import plot, report
 from .host import measure_host

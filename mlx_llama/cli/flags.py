@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 from mlx_llama import __version__
 from mlx_llama.core.answers.schema import MAX_CHARACTERS
-from mlx_llama.core.backends.load_options import TABLE, LoadOptions
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.options import FIELDS, MAX_GRAMMAR
+from mlx_llama.core.options import FIELDS, LOAD_FIELDS, MAX_GRAMMAR, LoadOptions, about_load
 
 from .running import say
 from .spelling import FLAGS, flag_of
@@ -271,10 +270,10 @@ def _read_file(name: str, value: str) -> str:
 def add_load_flags(
     parser: Parser, without: Collection[str] = ("max_rows",), only: Collection[str] = ()
 ) -> None:
-    """Add load flags: all but `without`, or `only` some. Values stay text until Limits.check."""
+    """Add load flags, all but `without` or `only` some, with text for numbers."""
     group = parser.add_argument_group("model")
-    for name, field in TABLE.items():
-        about = field.metadata
+    for name, entry in LOAD_FIELDS.items():
+        about = about_load(name)
         if not about["is_flag"] or name in without or (only and name not in only):
             continue
         kwargs: dict[str, Any] = {
@@ -282,11 +281,11 @@ def add_load_flags(
         }
         if about["is_negatable"]:
             kwargs = {"action": argparse.BooleanOptionalAction}
-        elif "bool" in str(field.type):
+        elif entry.annotation == bool | None:
             kwargs = {"action": "store_true"}
         elif name == "adapters":
             kwargs["action"] = "append"
-        kwargs |= {"default": field.default, "help": about["help"] + about["flag_help"]}
+        kwargs |= {"default": entry.default, "help": f"{entry.description}{about['flag_help']}"}
         add = parser.group_of(name, group).add_argument
         add(*flags_of(name, about["aliases"]), dest=name, **kwargs)
     if not only:
@@ -322,7 +321,7 @@ def parse_number(
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
     """The load options on a command line; those without a flag have their defaults."""
-    values = {name: value for name, value in vars(arguments).items() if name in TABLE}
+    values = {name: value for name, value in vars(arguments).items() if name in LOAD_FIELDS}
     return LoadOptions(
         **values | {name: None for name, unset in _UNSET.items() if values.get(name) == unset}
     )

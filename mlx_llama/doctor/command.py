@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_llama.cli import flags
 from mlx_llama.cli.spelling import spell_command, spell_flags, spell_options
-from mlx_llama.core.backends.load_options import Limits, default_threads
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.options import default_threads
 from mlx_llama.core.system.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
         print(f"removed {format_bytes(cache_folder.clear())} from {cache_folder.cache_folder()}")
         return 0
-    cache_bits = Limits("").check(flags.load_options(args)).cache_bits
+    cache_bits = flags.load_options(args).check("cpu").cache_bits
 
     from .diagnose import diagnose
 

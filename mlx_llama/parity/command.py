@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 from mlx_llama.cli import flags
-from mlx_llama.core.backends.load_options import full_dtype
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.options import full_dtype
 from mlx_llama.parity.batches import SIZES
 
 from .job import TOKENS, Job

@@ -10,9 +10,9 @@ from mlx_llama import cli
 from mlx_llama.api.llm import LLM, single_adapter
 from mlx_llama.cli import flags
 from mlx_llama.core.backends import selection as backends
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import LoadOptions
 from mlx_llama.parity import probes as parity
 
 TOKENS = 64

@@ -116,8 +116,8 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
     if args.calibrate is None:
         return None if args.imatrix is None else read_importance(args.imatrix)
     from mlx_llama.api.llm import load_model
-    from mlx_llama.core.backends.load_options import LoadOptions
     from mlx_llama.core.errors import CheckpointError
+    from mlx_llama.core.options import LoadOptions
     from mlx_llama.core.system import progress
     from mlx_llama.core.system.files import read_text, reading
 

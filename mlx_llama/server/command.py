@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mlx_llama import cli
 from mlx_llama.cli import flags
 from mlx_llama.cli.flags import parse_number
-from mlx_llama.core.backends.load_options import parse_memory, parse_rows
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.options import validate
+from mlx_llama.core.options import parse_memory, validate
 
 from .settings import Settings
 
@@ -146,7 +145,6 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
             f"option `{name}`: is set by each request (logprobs, top_logprobs, n_probs): leave it "
             "out"
         )
-    parse_rows(parsed.max_rows)
     origins = _split_list(parsed.cors_origin)
     for origin in origins:
         if origin not in ("*", "localhost") and not re.fullmatch(

@@ -23,10 +23,10 @@ from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from backends.conftest import EVERYTHING, relative_error
 from mlx_llama.core import options, rng
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.spec import Window
+from mlx_llama.core.options import LoadOptions
 from mlx_llama.core.sample import arrange
 
 torch = pytest.importorskip("torch")
