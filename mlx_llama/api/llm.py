@@ -37,7 +37,7 @@ from mlx_llama.core.options import (
     LoadOptions,
     Options,
     Resolved,
-    about_load,
+    about,
     list_adapters,
 )
 from mlx_llama.core.system import progress
@@ -528,7 +528,7 @@ def with_parameters(
     load.__signature__ = signature.replace(return_annotation=LLM)  # type: ignore[attr-defined]
     lines, fill = [function.__doc__ or ""], textwrap.TextWrapper(120, "    ", "        ").fill
     for name, entry in LOAD_FIELDS.items():
-        choices = about_load(name)["choices"]
+        choices = about(entry)["choices"]
         listed = "" if isinstance(choices, range) else ", ".join(map(repr, choices))
         lines.append(fill(f"{name}: {entry.description}{listed and f'. One of {listed}'}"))
     load.__doc__ = "\n".join([*lines, ""])
@@ -539,7 +539,9 @@ def check_option(name: str) -> None:
     """Raise OptionsError for an option that `load` lacks."""
     if name in LOAD_FIELDS:
         return
-    names = {alias: known for known in LOAD_FIELDS for alias in about_load(known)["aliases"]}
+    names = {
+        alias: known for known in LOAD_FIELDS for alias in about(LOAD_FIELDS[known])["aliases"]
+    }
     names |= dict.fromkeys(("ctx", "n_ctx", "context", "context_length"), "ctx_size")
     if name in ALIASES and name not in names:
         raise OptionsError(f"{name!r} is an option of ask, chat, generate and stream, not of load")

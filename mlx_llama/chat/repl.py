@@ -24,17 +24,20 @@ EXAMPLES = """
 --model smollm2
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --temp 0.7 --ctx-size 8192
 """
-FLAGS = f"""
---system-prompt -sys SYSTEM_PROMPT: instructions before the conversation
---prompt-cache FILE: {flags.PROMPT_CACHE}
---stats: print speed and counts after each answer on stderr
-"""
 
 
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.chat's."""
     result = flags.Parser("chat", __doc__, EXAMPLES)
-    result.add_flags(FLAGS)
+    add = result.add_argument
+    add(
+        "--system-prompt",
+        "-sys",
+        metavar="SYSTEM_PROMPT",
+        help="instructions before the conversation",
+    )
+    add("--prompt-cache", metavar="FILE", help=flags.PROMPT_CACHE)
+    add("--stats", action="store_true", help="print speed and counts after each answer on stderr")
     flags.add_load_flags(result)
     flags.add_generation_flags(result)
     return result

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from mlx_llama import __version__
 from mlx_llama.core.answers.schema import MAX_CHARACTERS
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.options import FIELDS, LOAD_FIELDS, MAX_GRAMMAR, LoadOptions, about_load
+from mlx_llama.core.options import FIELDS, LOAD_FIELDS, MAX_GRAMMAR, LoadOptions, about
 
 from .running import say
 from .spelling import FLAGS, flag_of
@@ -115,31 +115,6 @@ class Parser(argparse.ArgumentParser):
             return super().add_argument(*names, **settings)
         return self.group_of(names[0], self.others).add_argument(*names, **settings)
 
-    def add_flags(
-        self, table: str, group: argparse._ActionsContainer | None = None, **settings: Any
-    ) -> None:
-        """Add a table's flags. An entry is `--flag -f METAVAR: help`, further lines indented.
-
-        Without a metavar it is a switch; "[METAVAR]" is optional, "METAVAR ..." can be repeated; a
-        positional argument has its name in front. settings: more of argparse's, by name.
-        """
-        for entry in re.split(r"\n(?=\S)", table.strip()):
-            head, _, help = " ".join(entry.split()).partition(": ")
-            first, *words = head.split()
-            names = [first, *(word for word in words if word.startswith("-"))]
-            kwargs: dict[str, Any] = {"help": help}
-            match words[len(names) - 1 :]:
-                case []:
-                    kwargs["action"] = "store_true"
-                case [metavar, *repeats]:
-                    kwargs["metavar"] = metavar
-                    if repeats:
-                        kwargs["action"] = "append"
-                    elif metavar.startswith("["):
-                        kwargs |= {"metavar": metavar[1:-1], "nargs": "?"}
-            kwargs |= settings.get(first.lstrip("-").replace("-", "_"), {})
-            (group or self).add_argument(*names, **kwargs)
-
     def group_of(self, name: str, group: argparse._ArgumentGroup) -> argparse._ArgumentGroup:
         """The common options for an option of COMMON, else `group`."""
         return self.common if name.lstrip("-").replace("-", "_") in COMMON else group
@@ -212,34 +187,39 @@ def flags_of(name: str, aliases: Collection[str]) -> list[str]:
 
 
 def option_flags(name: str) -> list[str]:
-    extra: Any = FIELDS[name].json_schema_extra
-    return flags_of(name, extra["aliases"])
+    """All flags of an option of an answer, the preferred one first."""
+    return flags_of(name, about(FIELDS[name])["aliases"])
+
+
+def _add_option(parser: Parser, group: argparse._ArgumentGroup, name: str, **settings: Any) -> None:
+    """Add the flag of an option of either table. settings: of argparse's."""
+    entry = FIELDS[name] if name in FIELDS else LOAD_FIELDS[name]
+    known = about(entry)
+    help = f"{entry.description}{known['flag_help']}".replace("%", "%%") + settings.pop("help", "")
+    add = parser.group_of(name, group).add_argument
+    add(*flags_of(name, known["aliases"]), dest=name, help=help, **settings)
 
 
 def add_generation_flags(parser: Parser) -> None:
     """Add a flag per option. Values stay text, so that one check reports all bad ones."""
     group = parser.add_argument_group("generation options")
-    for name, field in FIELDS.items():
-        repeats = name in ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers")
-        is_switch = field.annotation is bool
-        default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
+    for name, entry in FIELDS.items():
+        default = f" (default: {entry.default})" if entry.default not in (None, (), {}) else ""
         if name == "max_tokens":
             default = " (default: -1, no limit but the context)"
-        parser.group_of(name, group).add_argument(
-            *option_flags(name),
-            dest=f"option:{name}",
-            default=argparse.SUPPRESS,
-            action="append" if repeats else "store_true" if is_switch else "store",
-            **({} if is_switch else {"metavar": name.split("_")[-1].upper()}),
-            help=(field.description + field.json_schema_extra["flag_help"]).replace("%", "%%")
-            + default,
-        )
+        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": default}
+        if entry.annotation is bool:
+            settings["action"] = "store_true"
+        else:
+            repeats = name in ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers")
+            settings["action"] = "append" if repeats else "store"
+            settings["metavar"] = name.split("_")[-1].upper()
+        _add_option(parser, group, name, **settings)
 
 
 def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The generation options on a command line, by name, with files read. Raises OptionsError."""
-    pairs = [(name.partition("option:")[2], value) for name, value in vars(arguments).items()]
-    values = {name: value for name, value in pairs if name}
+    values = {name: value for name, value in vars(arguments).items() if name in FIELDS}
     if re.search(r"[/\\]|\.gguf$", values.get("max_tokens", "")):
         raise OptionsError(
             f"-m {values['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean "
@@ -273,21 +253,18 @@ def add_load_flags(
     """Add load flags, all but `without` or `only` some, with text for numbers."""
     group = parser.add_argument_group("model")
     for name, entry in LOAD_FIELDS.items():
-        about = about_load(name)
-        if not about["is_flag"] or name in without or (only and name not in only):
+        known = about(entry)
+        if not known["is_flag"] or name in without or (only and name not in only):
             continue
-        kwargs: dict[str, Any] = {
-            "metavar": about["metavar"] or f"{{{','.join(map(str, about['choices']))}}}"
-        }
-        if about["is_negatable"]:
-            kwargs = {"action": argparse.BooleanOptionalAction}
+        settings: dict[str, Any] = {"default": entry.default}
+        if known["is_negatable"]:
+            settings["action"] = argparse.BooleanOptionalAction
         elif entry.annotation == bool | None:
-            kwargs = {"action": "store_true"}
-        elif name == "adapters":
-            kwargs["action"] = "append"
-        kwargs |= {"default": entry.default, "help": f"{entry.description}{about['flag_help']}"}
-        add = parser.group_of(name, group).add_argument
-        add(*flags_of(name, about["aliases"]), dest=name, **kwargs)
+            settings["action"] = "store_true"
+        else:
+            settings["action"] = "append" if name == "adapters" else "store"
+            settings["metavar"] = known["metavar"] or f"{{{','.join(map(str, known['choices']))}}}"
+        _add_option(parser, group, name, **settings)
     if not only:
         add_needless_flags(parser, NEEDLESS_FLAGS)
 

@@ -71,18 +71,18 @@ def option(
     *,
     flag_help: str = "",
     limits: tuple[float, float] | None = None,
-    about: Mapping[str, Any] = {},
+    extra: Mapping[str, Any] = {},
     **constraints: Any,
 ) -> Any:
     """An entry of the table of an answer's options.
 
     aliases: other tools' names. flag_help: more help, for the command line only. limits: both
-    included. about: see `load_option`. constraints: others of pydantic's Field.
+    included. extra: see `load_option`. constraints: others of pydantic's Field.
     """
     if limits:
         constraints |= {"ge": limits[0], "le": limits[1]}
-    extra = {"aliases": aliases.split(), "flag_help": flag_help, **about}
-    return Field(default, description=help, json_schema_extra=extra, **constraints)
+    notes = {"aliases": aliases.split(), "flag_help": flag_help, **extra}
+    return Field(default, description=help, json_schema_extra=notes, **constraints)
 
 
 def load_option(
@@ -103,9 +103,9 @@ def load_option(
     expects: a value of the annotated type, or of `choices`, in words. of_model: decides how the
     model computes.
     """
-    about: dict[str, Any] = {"metavar": metavar, "choices": choices, "expects": expects}
-    about |= {"is_flag": is_flag, "is_negatable": is_negatable, "of_model": of_model}
-    entry = option(default, help, aliases, flag_help=flag_help, about=about)
+    extra: dict[str, Any] = {"metavar": metavar, "choices": choices, "expects": expects}
+    extra |= {"is_flag": is_flag, "is_negatable": is_negatable, "of_model": of_model}
+    entry = option(default, help, aliases, flag_help=flag_help, extra=extra)
     return field(default=default, metadata={"option": entry})
 
 
@@ -231,16 +231,20 @@ class LoadOptions:
     def __post_init__(self) -> None:
         # Numbers and sizes have to wait for the backend, in `check`.
         for name, entry in LOAD_FIELDS.items():
-            about, value = about_load(name), getattr(self, name)
+            known, value = about(entry), getattr(self, name)
             kind: Any = entry.annotation
-            if about["expects"] and not about["choices"] and not isinstance(value, kind):
-                raise OptionsError(f"`{name}` {value!r:.40}: must be {about['expects']}")
+            if known["expects"] and not known["choices"] and not isinstance(value, kind):
+                raise OptionsError(f"`{name}` {value!r:.40}: must be {known['expects']}")
         if self.on_progress and not takes_two(self.on_progress):
             raise OptionsError(f"on_progress: {self.on_progress!r:.60}: must take two numbers")
 
     def of_model(self) -> dict[str, Any]:
         """The options that decide how the model computes, for another process."""
-        return {name: getattr(self, name) for name in LOAD_FIELDS if about_load(name)["of_model"]}
+        return {
+            name: getattr(self, name)
+            for name, entry in LOAD_FIELDS.items()
+            if about(entry)["of_model"]
+        }
 
     def check(self, backend: str) -> LoadOptions:
         """These options as a backend takes them: numbers for text, full names, defaults. Raises
@@ -290,16 +294,16 @@ class LoadOptions:
         )
 
     def _read_number(self, name: str) -> int | None:
-        value, about = getattr(self, name), about_load(name)
+        value, known = getattr(self, name), about(LOAD_FIELDS[name])
         if value is None:
             return None
-        choices = about["choices"]
+        choices = known["choices"]
         if re.fullmatch(r"[0-9]{1,9}", str(value)) and int(value) in choices:
             return int(value)
         listed = ", ".join(map(str, choices))
         listed = f"1 to {choices[-1]}" if isinstance(choices, range) else f"one of {listed}"
         error = OptionsError if name == "max_rows" else BackendError
-        expected = about["expects"] or f"a whole number, {listed}"
+        expected = known["expects"] or f"a whole number, {listed}"
         raise error(f"`{name}` {value!r:.40}: must be {expected}")
 
 
@@ -310,9 +314,9 @@ LOAD_FIELDS = {
 }
 
 
-def about_load(name: str) -> dict[str, Any]:
-    """What `load_option` was told of an option, by the names of its parameters."""
-    return cast("dict[str, Any]", LOAD_FIELDS[name].json_schema_extra)
+def about(entry: FieldInfo) -> dict[str, Any]:
+    """An entry's aliases and flag_help, and what `load_option` adds, by its parameters' names."""
+    return cast("dict[str, Any]", entry.json_schema_extra)
 
 
 def default_threads(weights: int, cores: int) -> int:
@@ -641,9 +645,7 @@ FIELDS = {name: field for name, field in _ALL.items() if name not in _LAST} | _L
 
 # Names of options, including those of other tools -> names in the table.
 ALIASES: dict[str, str] = {
-    alias: name
-    for name, field in FIELDS.items()
-    for alias in (name, *cast("dict[str, Any]", field.json_schema_extra)["aliases"])
+    alias: name for name, field in FIELDS.items() for alias in (name, *about(field)["aliases"])
 }
 
 

@@ -17,29 +17,53 @@ EXAMPLES = """
 HuggingFaceTB/SmolLM2-360M-Instruct ~/models/smol-4bit --bits 4
 ~/models/smol ~/models/smol-Q4_K_M.gguf --format gguf:Q4_K_M
 """
-FLAGS = """
-source IN: a folder, a .gguf file, a Hugging Face hub id, or guide
-out OUT: the folder, or with --format gguf:... the .gguf file, to write
---bits --q-bits {2,3,4,5,6,8}: bits per weight (default: 4; a quantized GGUF file keeps its own)
---group-size --q-group-size {32,64,128}: weights that share a scale (default: 64; a quantized GGUF
-  file keeps its own)
---format {mlx,mlx:MODE,gguf:TYPE}: mlx: a folder, for mlx_lm too, optionally of MODE mxfp4, nvfp4 or
-  mxfp8; gguf: a file, for llama.cpp too, of TYPE Q3_K_S, Q3_K_M, Q4_0, IQ4_XS, Q4_K_M, Q5_K_M,
-  Q6_K, Q8_0, F16, BF16 or F32, or MXFP4 for models with experts (default: mlx)
---merge FOLDER[=SCALE]: merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a
-  scale; without --bits and --format a full-width model keeps its width
---calibrate {TEXT,docs}: weigh errors by the model's activations on a text file, or on this
-  package's documentation: better GGUF files of few bits
---imatrix FILE: weigh errors by an importance matrix of llama.cpp (GGUF or .dat); with --calibrate:
-  the file to write it to
---revision REVISION: branch, tag or commit of a hub id
-"""
 
 
 def parser() -> Parser:
     """The command line. Names follow mlx_lm.convert's."""
     result = Parser("quantize", __doc__, EXAMPLES, "IN OUT")
-    result.add_flags(FLAGS, format={"default": "mlx"})
+    add = result.add_argument
+    add("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
+    add("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
+    add(
+        "--bits",
+        "--q-bits",
+        metavar="{2,3,4,5,6,8}",
+        help="bits per weight (default: 4; a quantized GGUF file keeps its own)",
+    )
+    add(
+        "--group-size",
+        "--q-group-size",
+        metavar="{32,64,128}",
+        help="weights that share a scale (default: 64; a quantized GGUF file keeps its own)",
+    )
+    add(
+        "--format",
+        metavar="{mlx,mlx:MODE,gguf:TYPE}",
+        default="mlx",
+        help="mlx: a folder, for mlx_lm too, optionally of MODE mxfp4, nvfp4 or mxfp8; gguf: a "
+        "file, for llama.cpp too, of TYPE Q3_K_S, Q3_K_M, Q4_0, IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, "
+        "Q8_0, F16, BF16 or F32, or MXFP4 for models with experts (default: mlx)",
+    )
+    add(
+        "--merge",
+        metavar="FOLDER[=SCALE]",
+        help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
+        "without --bits and --format a full-width model keeps its width",
+    )
+    add(
+        "--calibrate",
+        metavar="{TEXT,docs}",
+        help="weigh errors by the model's activations on a text file, or on this package's "
+        "documentation: better GGUF files of few bits",
+    )
+    add(
+        "--imatrix",
+        metavar="FILE",
+        help="weigh errors by an importance matrix of llama.cpp (GGUF or .dat); with --calibrate: "
+        "the file to write it to",
+    )
+    add("--revision", metavar="REVISION", help="branch, tag or commit of a hub id")
     return result
 
 

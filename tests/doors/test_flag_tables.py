@@ -163,19 +163,3 @@ def test_every_option_has_a_flag():
         first, *_ = flag_tables.option_flags(name)
         assert first == flag_of(name)
         assert len(set(flag_tables.option_flags(name))) == len(flag_tables.option_flags(name))
-
-
-def test_a_table_of_flags_adds_what_argparse_is_told_otherwise():
-    table, calls = flag_tables.Parser("bench"), flag_tables.Parser("bench")
-    table.add_flags(
-        "name [NAME]: a name: any\n--rows -b N ...: numbers\n  of rows\n--file [FILE]: a file\n"
-        "--host: all of it\n",
-        file={"const": "x"},
-    )
-    calls.add_argument("name", metavar="NAME", nargs="?", help="a name: any")
-    calls.add_argument("--rows", "-b", metavar="N", action="append", help="numbers of rows")
-    calls.add_argument("--file", metavar="FILE", nargs="?", const="x", help="a file")
-    calls.add_argument("--host", action="store_true", help="all of it")
-    assert table.format_help() == calls.format_help()
-    words = ["--file", "--host", "-b", "1", "--rows", "2", "a"]
-    assert table.parse_args(words) == calls.parse_args(words)
