@@ -23,7 +23,7 @@ EXAMPLES = """
 pull Qwen/Qwen3-4B-GGUF:Q4_K_M
 rm Qwen/Qwen3-4B-GGUF:Q4_K_M
 """
-ARGUMENTS = {"list": 0, "names": 0, "pull": 1, "rm": 1}  # of each action
+ARGUMENTS = {"list": 0, "names": 0, "pull": 1, "rm": 1}  # names that each action takes
 
 
 def parser() -> Parser:

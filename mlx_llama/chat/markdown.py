@@ -28,7 +28,7 @@ from .view import describe_progress, rewraps_lines
 _BORDER = re.compile(r"^[ \t]*\n(?= {0,3}\S)|^ {0,3}(?:`{3,}|~{3,})[ \t]*\n", re.M)
 _ENTITY = re.compile(r"&#?\w+;")
 _FRAMES_PER_SECOND = 15
-_THOUGHT_LINES = 8  # of a thought on the screen
+_THOUGHT_LINES = 8  # on the screen
 
 
 class _Table(markdown.TableElement):
@@ -178,8 +178,8 @@ class Frame:
             lines = self.console.render_lines(content, pad=False) if content else []
             self._widths = [Segment.get_line_length(line) for line in lines]
             for line in lines:
-                parts = [Text(text, style or "") for text, style, _ in line]
-                self.console.print(*parts, sep="", overflow="ignore", no_wrap=True, crop=False)
+                text = Text("").join(Text(text, style or "") for text, style, _ in line)
+                self.console.print(text, overflow="ignore", no_wrap=True, crop=False)
 
     def erase(self) -> None:
         """Erase the lines, in as many rows as the terminal wraps them into at its present width."""

@@ -103,7 +103,7 @@ def _save_cache(chat: Chat, path: str) -> None:
 
 def _talk(chat: Chat, greeting: str, is_typed: bool, screen: TextIO | None) -> int:
     """Hold the conversation in a terminal or from a pipe; returns the exit code."""
-    from . import script
+    from .dialogue import run_script
 
     if is_typed and screen:
         from . import terminal
@@ -112,4 +112,4 @@ def _talk(chat: Chat, greeting: str, is_typed: bool, screen: TextIO | None) -> i
         return terminal.talk(chat, screen)
     if sys.stdout.isatty():
         chat.view = lambda: Plain(clean=True)
-    return script.run(chat)
+    return run_script(chat)

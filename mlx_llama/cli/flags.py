@@ -65,6 +65,7 @@ SIMILAR = 0.8  # minimum difflib ratio for a suggested flag, dashes included
 # Listed first in --help.
 COMMON = "model backend ctx_size max_tokens temperature top_p seed system_prompt prompt".split()
 PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
+_REPEATED = ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers", "adapters")
 # As in llama.cpp: the model's context, and a number of threads chosen by us.
 _UNSET = {"ctx_size": "0", "threads": "-1"}
 
@@ -111,9 +112,9 @@ class Parser(argparse.ArgumentParser):
 
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
         """Add a flag to the common options or to the others, a positional argument before both."""
-        if not names[0].startswith("-"):
-            return super().add_argument(*names, **settings)
-        return self.group_of(names[0], self.others).add_argument(*names, **settings)
+        is_flag = names[0].startswith("-")
+        group = self.group_of(names[0], self.others) if is_flag else super()
+        return group.add_argument(*names, **settings)
 
     def group_of(self, name: str, group: argparse._ArgumentGroup) -> argparse._ArgumentGroup:
         """The common options for an option of COMMON, else `group`."""
@@ -191,30 +192,34 @@ def option_flags(name: str) -> list[str]:
     return flags_of(name, about(FIELDS[name])["aliases"])
 
 
-def _add_option(parser: Parser, group: argparse._ArgumentGroup, name: str, **settings: Any) -> None:
-    """Add the flag of an option of either table. settings: of argparse's."""
-    entry = FIELDS[name] if name in FIELDS else LOAD_FIELDS[name]
-    known = about(entry)
-    help = f"{entry.description}{known['flag_help']}".replace("%", "%%") + settings.pop("help", "")
+def _add_option(
+    parser: Parser, group: argparse._ArgumentGroup, name: str, default: Any, told: str = ""
+) -> None:
+    """Add the flag of an option of either table, whose value stays text. told: more help."""
+    entry = FIELDS.get(name) or LOAD_FIELDS[name]
+    known, kind = about(entry), entry.annotation
+    settings: dict[str, Any] = {"action": "append" if name in _REPEATED else "store"}
+    if known.get("is_negatable"):
+        settings["action"] = argparse.BooleanOptionalAction
+    elif kind is bool or kind == bool | None:
+        settings["action"] = "store_true"
+    else:
+        choices = ",".join(map(str, known.get("choices", ())))
+        last = name.split("_")[-1].upper()
+        settings["metavar"] = known.get("metavar") or (f"{{{choices}}}" if choices else last)
+    help = f"{entry.description}{known['flag_help']}".replace("%", "%%") + told
     add = parser.group_of(name, group).add_argument
-    add(*flags_of(name, known["aliases"]), dest=name, help=help, **settings)
+    add(*flags_of(name, known["aliases"]), dest=name, default=default, help=help, **settings)
 
 
 def add_generation_flags(parser: Parser) -> None:
-    """Add a flag per option. Values stay text, so that one check reports all bad ones."""
+    """Add a flag per option, so that one check reports all bad ones."""
     group = parser.add_argument_group("generation options")
     for name, entry in FIELDS.items():
-        default = f" (default: {entry.default})" if entry.default not in (None, (), {}) else ""
+        told = f" (default: {entry.default})" if entry.default not in (None, (), {}) else ""
         if name == "max_tokens":
-            default = " (default: -1, no limit but the context)"
-        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": default}
-        if entry.annotation is bool:
-            settings["action"] = "store_true"
-        else:
-            repeats = name in ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers")
-            settings["action"] = "append" if repeats else "store"
-            settings["metavar"] = name.split("_")[-1].upper()
-        _add_option(parser, group, name, **settings)
+            told = " (default: -1, no limit but the context)"
+        _add_option(parser, group, name, argparse.SUPPRESS, told)
 
 
 def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -253,18 +258,9 @@ def add_load_flags(
     """Add load flags, all but `without` or `only` some, with text for numbers."""
     group = parser.add_argument_group("model")
     for name, entry in LOAD_FIELDS.items():
-        known = about(entry)
-        if not known["is_flag"] or name in without or (only and name not in only):
+        if not about(entry)["is_flag"] or name in without or (only and name not in only):
             continue
-        settings: dict[str, Any] = {"default": entry.default}
-        if known["is_negatable"]:
-            settings["action"] = argparse.BooleanOptionalAction
-        elif entry.annotation == bool | None:
-            settings["action"] = "store_true"
-        else:
-            settings["action"] = "append" if name == "adapters" else "store"
-            settings["metavar"] = known["metavar"] or f"{{{','.join(map(str, known['choices']))}}}"
-        _add_option(parser, group, name, **settings)
+        _add_option(parser, group, name, entry.default)
     if not only:
         add_needless_flags(parser, NEEDLESS_FLAGS)
 

@@ -57,7 +57,7 @@ SHORT_DTYPES = {
     **dict.fromkeys(("f16", "fp16", "half"), "float16"),
     "bf16": "bfloat16",
 }  # other tools' names
-BYTES_PER_THREAD = 4 << 20  # of weights, at least, for one more thread
+BYTES_PER_THREAD = 4 << 20  # bytes of weights that are worth one more thread
 MAX_ROWS = 32  # requests that one step computes, unless the user says otherwise
 MOST_ROWS = 512
 MOST_THREADS = 1024
@@ -575,7 +575,7 @@ class GenerationOptions(_StructureOptions):
         if not is_list or any(isinstance(part, bool) for part in parts):
             raise ValueError("token ids")
         words = [part.split(",") if isinstance(part, str) else [part] for part in parts]
-        return tuple(itertools.chain(*words))
+        return tuple(itertools.chain.from_iterable(words))
 
     @field_validator("stop_token_ids")
     @classmethod

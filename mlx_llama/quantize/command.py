@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_llama import cli
 from mlx_llama.cli.flags import Parser
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         again = ", which were dequantized and are rounded again" if is_low_bit else ""
         cli.say(f"(merging {adapter.name} into {len(adapter.pairs)} matrices{again})")
         if args.format == "mlx" and args.bits is args.group_size is None and not is_low_bit:
-            scheme = None, 64  # the base's width
+            scheme = {"bits": None}  # the base's width
     keeps = (
         args.bits is args.group_size is None
         and args.format == "mlx"
@@ -103,10 +103,11 @@ def main(arguments: list[str]) -> int:
     importance = find_importance(args)
     with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
         if is_folder:
-            written = mlx_folder.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
+            written = mlx_folder.write_mlx(checkpoint, args.out, **scheme, keep=keeps)
         else:
-            search = find_search()
-            written = gguf_export.write_gguf(checkpoint, args.out, *scheme, importance, search)
+            written = gguf_export.write_gguf(
+                checkpoint, args.out, **scheme, importance=importance, search=find_search()
+            )
     for notice in written.notices:
         cli.say(f"({notice})")
     ratio = checkpoint.nbytes / written.nbytes
@@ -167,13 +168,14 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
     return importance
 
 
-def parse_scheme(
-    format: str, bits: str | None, group_size: str | None
-) -> tuple[int, int] | tuple[int, int, str] | tuple[str]:
-    """Arguments of write_mlx (bits, group size, mode) or write_gguf. Raises OptionsError."""
+def parse_scheme(format: str, bits: str | None, group_size: str | None) -> dict[str, Any]:
+    """Keyword arguments of write_mlx or write_gguf. Raises OptionsError."""
     from . import gguf_export, mlx_folder
 
-    modes = {f"mlx:{mode}": (*packing, mode) for mode, packing in mlx_folder.FLOAT_MODES.items()}
+    modes = {
+        f"mlx:{mode}": {"bits": width, "group_size": size, "mode": mode}
+        for mode, (width, size) in mlx_folder.FLOAT_MODES.items()
+    }
     kinds = ["mlx", *modes, *(GGUF + name for name in gguf_export.TYPES)]
     if format not in kinds:
         *others, last = kinds
@@ -184,13 +186,11 @@ def parse_scheme(
                 raise OptionsError(
                     f"{flag} {value}: is for --format mlx, and {format} fixes it: leave it out"
                 )
-        return modes.get(format) or (format.removeprefix(GGUF),)
-    chosen = []
-    for flag, value, default, allowed in (
-        ("--bits", bits, 4, mlx_folder.BITS),
-        ("--group-size", group_size, 64, mlx_folder.GROUP_SIZES),
+        return modes.get(format) or {"format": format.removeprefix(GGUF)}
+    for flag, value, allowed in (
+        ("--bits", bits, mlx_folder.BITS),
+        ("--group-size", group_size, mlx_folder.GROUP_SIZES),
     ):
         if value is not None and value not in map(str, allowed):
             raise OptionsError(f"{flag} {value!r:.40}: MLX has {', '.join(map(str, allowed))}")
-        chosen.append(default if value is None else int(value))
-    return tuple(chosen)
+    return {"bits": int(bits or 4), "group_size": int(group_size or 64)}

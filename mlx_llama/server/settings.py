@@ -167,7 +167,7 @@ class Settings:
     receive_timeout: float = 60.0  # until a request has arrived, headers and body
     send_timeout: float = 60.0  # until a client reads the next piece
     max_header: int = 32 << 10
-    compile_seconds: float = 2.0  # of a schema, regular expression or grammar
+    compile_seconds: float = 2.0  # time limit for compiling a schema, regular expression or grammar
     max_choices: int = 16  # answers per request
     max_jobs: int = 256  # running and ended
     job_seconds: float = 600.0  # until an ended job is forgotten
