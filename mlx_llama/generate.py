@@ -90,10 +90,10 @@ def main(arguments: list[str]) -> int:
 
 def load(args: argparse.Namespace) -> LLM:
     """The model. Raises LlamaError."""
-    from .api.llm import load_model
+    from .api import llm as loading
 
     with cli.Bar("loading"):
-        llm = load_model(flags.load_options(args))
+        llm = loading.load(**vars(flags.load_options(args)))
     llm.defaults.lift_limit()
     if args.ignore_chat_template:
         llm.tells_plain = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import os
 import re
@@ -515,24 +516,28 @@ class LLM:
 
 
 def with_parameters(
-    options: Callable[Fields, LoadOptions], function: Callable[[LoadOptions], LLM]
-) -> Callable[Fields, LLM]:
-    """`function` with the fields of its options as parameters, for help() and type checkers."""
+    options: Callable[Fields, LoadOptions],
+) -> Callable[[Callable[[LoadOptions], LLM]], Callable[Fields, LLM]]:
+    """Give a function the fields of its options as parameters, for help() and type checkers."""
 
-    def load(*args: Fields.args, **values: Fields.kwargs) -> LLM:
-        for name in values:
-            check_option(name)
-        return function(options(*args, **values))
+    def decorate(function: Callable[[LoadOptions], LLM]) -> Callable[Fields, LLM]:
+        @functools.wraps(function)
+        def load(*args: Fields.args, **values: Fields.kwargs) -> LLM:
+            for name in values:
+                check_option(name)
+            return function(options(*args, **values))
 
-    signature = inspect.signature(options, eval_str=True)
-    load.__signature__ = signature.replace(return_annotation=LLM)  # type: ignore[attr-defined]
-    lines, fill = [function.__doc__ or ""], textwrap.TextWrapper(120, "    ", "        ").fill
-    for name, entry in LOAD_FIELDS.items():
-        choices = about(entry)["choices"]
-        listed = "" if isinstance(choices, range) else ", ".join(map(repr, choices))
-        lines.append(fill(f"{name}: {entry.description}{listed and f'. One of {listed}'}"))
-    load.__doc__ = "\n".join([*lines, ""])
-    return load
+        signature = inspect.signature(options, eval_str=True)
+        load.__signature__ = signature.replace(return_annotation=LLM)  # type: ignore[attr-defined]
+        fill = textwrap.TextWrapper(120, "    ", "        ").fill
+        for name, entry in LOAD_FIELDS.items():
+            choices = about(entry)["choices"]
+            listed = "" if isinstance(choices, range) else ", ".join(map(repr, choices))
+            text = f"{name}: {entry.description}{listed and f'. One of {listed}'}"
+            load.__doc__ = f"{load.__doc__}\n{fill(text)}"
+        return load
+
+    return decorate
 
 
 def check_option(name: str) -> None:
@@ -551,7 +556,8 @@ def check_option(name: str) -> None:
     raise OptionsError(f"there is no option {name!r}{remedy}")
 
 
-def load_model(options: LoadOptions) -> LLM:
+@with_parameters(LoadOptions)
+def load(options: LoadOptions) -> LLM:
     """Load a model. In a script under mlx.launch or torchrun each process loads a share; only rank
     0 returns, the others follow it and exit.
 
@@ -601,9 +607,6 @@ def load_model(options: LoadOptions) -> LLM:
         if home:
             home.close()
         raise
-
-
-load = with_parameters(LoadOptions, load_model)
 
 
 def single_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:

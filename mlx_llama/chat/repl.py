@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_llama import cli
@@ -49,7 +48,7 @@ def main(arguments: list[str]) -> int:
     options = flags.generation_options(args)
     validate(options)  # before loading the model
 
-    from mlx_llama.api.llm import load_model
+    from mlx_llama.api import llm as loading
 
     from .dialogue import Chat, describe_model
 
@@ -63,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
     def load(**other: Any) -> LLM:
         with cli.Bar("loading"):
-            llm = load_model(replace(load_options, **other))
+            llm = loading.load(**{**vars(load_options), **other})
         llm.defaults.lift_limit()
         llm.defaults.end_repetition()
         return llm

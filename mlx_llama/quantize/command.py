@@ -140,9 +140,8 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
 
     if args.calibrate is None:
         return None if args.imatrix is None else read_importance(args.imatrix)
-    from mlx_llama.api.llm import load_model
+    from mlx_llama.api.llm import load
     from mlx_llama.core.errors import CheckpointError
-    from mlx_llama.core.options import LoadOptions
     from mlx_llama.core.system import progress
     from mlx_llama.core.system.files import read_text, reading
 
@@ -154,8 +153,7 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
     else:
         with reading(args.calibrate, CheckpointError, "choose a text file, or docs"):
             text = read_text(args.calibrate, 1 << 28)
-    options = LoadOptions(args.source, "cpu", compile=False, revision=args.revision)
-    llm = load_model(options)
+    llm = load(args.source, "cpu", compile=False, revision=args.revision)
     tokens = llm.tokenizer.encode(text)[: WINDOW * WINDOWS if is_docs else None]
     windows = max(1, len(tokens) // WINDOW)
     with progress.show_count("calibrating", windows) as show:

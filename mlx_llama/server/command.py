@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         level=logging.WARNING if parsed.quiet else logging.INFO,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from mlx_llama.api.llm import check_load, load_model
+    from mlx_llama.api.llm import check_load, load
 
     from .serving import bind_all, serve
 
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
     check_load(options)
 
     def load_checked() -> LLM:
-        llm = load_model(options)
+        llm = load(**vars(options))
         if settings.alias in llm.model.adapters:
             raise OptionsError(
                 f"--alias {settings.alias}: is the name of an adapter: choose another"

@@ -50,8 +50,8 @@ class ToyLLM:
 def toy_llm(monkeypatch):
     """The models that the door loaded."""
     made = []
-    load = lambda options: made.append(ToyLLM(options)) or made[-1]  # noqa: E731
-    monkeypatch.setattr(loading, "load_model", load)
+    load = lambda **options: made.append(ToyLLM(LoadOptions(**options))) or made[-1]  # noqa: E731
+    monkeypatch.setattr(loading, "load", load)
     return made
 
 
