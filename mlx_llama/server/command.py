@@ -11,11 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlx_llama import cli
 from mlx_llama.cli import flags
-from mlx_llama.cli.flags import parse_number
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.options import parse_memory, validate
 
@@ -51,8 +50,9 @@ def parser() -> flags.Parser:
     add("--api-key-file", metavar="FILE", help="file of keys, one per line")
     for entry in dataclasses.fields(Settings):
         if entry.metadata:
-            common = entry.name in ("host", "port")
-            _add_setting(result.common if common else group, entry)
+            names, told = entry.metadata["flags"], entry.metadata["argparse"]
+            home = result.common if entry.name in ("host", "port") else group
+            home.add_argument(*names, dest=entry.name, **told)
     add("--quiet", action="store_true", help="log warnings only")
     add(
         "--truncation",
@@ -65,22 +65,6 @@ def parser() -> flags.Parser:
     flags.add_generation_flags(result)
     flags.add_needless_flags(result, NEEDLESS)
     return result
-
-
-def _add_setting(group: argparse._ArgumentGroup, entry: dataclasses.Field[Any]) -> None:
-    """Add the flag of a setting; without it the value is None."""
-    about, default = entry.metadata, entry.default
-    help, flag = about["help"], about["flags"][0]
-    settings: dict[str, Any] = {"action": about["action"]}
-    if not isinstance(default, bool):
-        settings["metavar"] = about["metavar"]
-    if about["limits"]:
-        low, high = about["limits"]
-        is_whole = isinstance(default, int)
-        settings["type"] = lambda text: parse_number(flag, text, low, high, is_whole)
-    if isinstance(default, str) or (about["limits"] and default is not None):
-        help += f" (default: {default if isinstance(default, str) else format(default, 'g')})"
-    group.add_argument(*about["flags"], dest=entry.name, default=None, help=help, **settings)
 
 
 def main(arguments: list[str]) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx_llama.cli.flags import parse_number
+
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
 
@@ -22,8 +24,16 @@ def setting(
     """A setting with a flag. flags: ours, and those of other tools. limits: of a number, both
     included. action: argparse's.
     """
-    metadata = {"help": help, "flags": flags.split(), "metavar": metavar}
-    return field(default=default, metadata=metadata | {"limits": limits, "action": action})
+    names, told = flags.split(), {"action": action} | ({"metavar": metavar} if metavar else {})
+    if limits:
+        low, high = limits
+        is_whole = isinstance(default, int)
+        told["type"] = lambda text: parse_number(names[0], text, low, high, is_whole)
+    if isinstance(default, str):
+        help += f" (default: {default})"
+    elif limits and default is not None:
+        help += f" (default: {default:g})"
+    return field(default=default, metadata={"flags": names, "argparse": told | {"help": help}})
 
 
 @dataclass(frozen=True)
