@@ -577,34 +577,6 @@ class GenerationOptions(_StructureOptions):
         words = [part.split(",") if isinstance(part, str) else [part] for part in parts]
         return tuple(itertools.chain.from_iterable(words))
 
-    @field_validator("stop_token_ids")
-    @classmethod
-    def _check_token_ids(cls, value):
-        if any(token < 0 for token in value):
-            raise ValueError("token ids that are not negative")
-        return value
-
-    @field_validator("temperature")
-    @classmethod
-    def _refuse_tiny_temperature(cls, value):
-        if 0 < value < 1e-4:  # the quotient with logits would overflow float32
-            raise ValueError("0 (greedy) or at least 0.0001")
-        return value
-
-    @field_validator("stop", "dry_sequence_breakers")
-    @classmethod
-    def _check_stops(cls, value):
-        if any(not text for text in value):
-            raise ValueError("texts of one character or more, not an empty one")
-        return value
-
-    @field_validator("stop", "dry_sequence_breakers", "regex", "grammar")
-    @classmethod
-    def _check_unicode(cls, value):
-        if not is_unicode(value):
-            raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
-        return value
-
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _parse_biases(cls, value):
@@ -627,16 +599,42 @@ class GenerationOptions(_StructureOptions):
             biases[name] = ("-" if sign == "-" else "") + number
         return biases
 
-    @field_validator("logit_bias")
+    @field_validator("*")
     @classmethod
-    def _check_biases(cls, value):
-        # texts stand for their tokens in requests of the server
-        if any(isinstance(token, int) and token < 0 for token in value):
-            raise ValueError("for token ids that are not negative")
-        if any(abs(bias) > 1e6 for bias in value.values()):
-            raise ValueError("between -1e6 and 1e6")
+    def _check_value(cls, value, info):
+        for names, is_allowed, expected in _RULES:
+            if info.field_name in names and not is_allowed(value):
+                raise ValueError(expected)
         return value
 
+
+# Names of options, a test of a value, and the values that it allows, in words
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    # a smaller one's quotient with logits would overflow float32
+    (("temperature",), lambda t: t == 0 or t >= 1e-4, "0 (greedy) or at least 0.0001"),
+    (("stop_token_ids",), lambda ids: min(ids, default=0) >= 0, "token ids that are not negative"),
+    (
+        ("stop", "dry_sequence_breakers"),
+        all,
+        "texts of one character or more, not an empty one",
+    ),
+    (
+        ("stop", "dry_sequence_breakers", "regex", "grammar"),
+        is_unicode,
+        "valid Unicode: this text is not UTF-8 and would never match",
+    ),
+    (
+        ("logit_bias",),
+        # texts stand for their tokens in requests of the server
+        lambda biases: all(isinstance(token, str) or token >= 0 for token in biases),
+        "for token ids that are not negative",
+    ),
+    (
+        ("logit_bias",),
+        lambda biases: all(abs(bias) <= 1e6 for bias in biases.values()),
+        "between -1e6 and 1e6",
+    ),
+)
 
 # In the order of the help: constraints of the answer last, though their class comes first.
 _LAST, _ALL = _StructureOptions.model_fields, GenerationOptions.model_fields
