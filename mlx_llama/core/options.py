@@ -31,7 +31,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from mlx_llama.core.errors import BackendError, OptionsError, plain
-from mlx_llama.core.system.sizes import parse_size
+from mlx_llama.core.system.machine import parse_size
 from mlx_llama.core.text.surrogates import is_unicode
 
 from .answers.hooks import LogitsProcessor, OnPiece, OnProgress, takes_two
