@@ -1,4 +1,4 @@
-"""Flags made from core's tables of options, and suggestions for flags of other tools."""
+"""Flags made from core's table of options, and suggestions for flags of other tools."""
 
 from __future__ import annotations
 
