@@ -599,7 +599,15 @@ class GenerationOptions(_StructureOptions):
             biases[name] = ("-" if sign == "-" else "") + number
         return biases
 
-    @field_validator("*")
+    @field_validator(
+        "temperature",
+        "stop_token_ids",
+        "stop",
+        "dry_sequence_breakers",
+        "regex",
+        "grammar",
+        "logit_bias",
+    )
     @classmethod
     def _check_value(cls, value, info):
         for names, is_allowed, expected in _RULES:
