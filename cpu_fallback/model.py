@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from mlx_llama.core.backends.interface import Probe
-from mlx_llama.core.backends.load_options import LoadOptions, default_threads
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops, name_matrices
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.options import LoadOptions, default_threads
 from mlx_llama.core.system import machine
 
 from . import facts, ops, runtime

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_llama.core.backends.defaults import bandwidth, primitives  # noqa: F401
-from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 from .kernels import find_target
 
 NAME = "cpu"
-LIMITS = Limits(NAME, dtypes=("auto", "float32"), most_threads=1024, activation_bits=(8, 16, 32))
 SURVIVES_FORK = True  # kernels.runner starts new threads
 HAS_ONE_THREAD = False
 

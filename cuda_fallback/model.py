@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks, Probe
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
 from mlx_llama.core.errors import BackendError, ContextError, OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.options import LoadOptions
 
 from . import kernels, ops, runtime
 from .arrays import SamplingBatch

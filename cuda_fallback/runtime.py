@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from mlx_llama.core.backends.defaults import primitives  # noqa: F401
-from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 NAME = "cuda"
-LIMITS = Limits(NAME)
 SURVIVES_FORK = False  # a forked process lacks torch's threads, and CUDA's contexts
 HAS_ONE_THREAD = False
 

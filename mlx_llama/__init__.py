@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .core.answers.entries import Entry
     from .core.answers.hooks import LogitsProcessor, OnPiece, OnProgress
     from .core.answers.schema import Schema
-    from .core.backends.load_options import LoadOptions
     from .core.backends.logprobs import TokenLogprobs
     from .core.engine.builder import RequestBuilder
     from .core.engine.loop import Loop
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
         TokenizerError,
         TraceError,
     )
-    from .core.options import Defaults, GenerationOptions, Options, Resolved
+    from .core.options import Defaults, GenerationOptions, LoadOptions, Options, Resolved
     from .core.text.infill import Infill
     from .core.text.template import ChatTemplate
     from .core.text.thoughts import Thought
@@ -61,8 +60,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
-    "core.backends.load_options": "LoadOptions", "core.backends.logprobs": "TokenLogprobs",
-    "core.engine.builder": "RequestBuilder",
+    "core.backends.logprobs": "TokenLogprobs", "core.engine.builder": "RequestBuilder",
     "core.engine.loop": "Loop", "core.engine.request": "Answer Piece",
     "core.errors": "LlamaError BackendError CheckpointError ConfigError ContextError "
     "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
@@ -71,7 +69,7 @@ _HOMES = {
     "core.answers.entries": "Entry",
     "core.answers.hooks": "LogitsProcessor OnPiece OnProgress",
     "api.llm": "LLM Prompt load",
-    "core.options": "Defaults GenerationOptions Options Resolved",
+    "core.options": "Defaults GenerationOptions LoadOptions Options Resolved",
     "core.answers.schema": "Schema", "api.session": "Messages Session",
     "api.tool_use": "Toolbox", "core.text.infill": "Infill",
     "core.text.template": "ChatTemplate",

@@ -32,29 +32,40 @@ EXAMPLES = """
 -p "Which backends are there?"
 --prompts prompts.jsonl --output answers.jsonl --max-tokens 200
 """
-PROMPTS = """
---prompt -p PROMPT: the prompt; - reads it from standard input
---file -f FILE: file with the prompt
---prompts FILE: a batch: a file with one JSON object per line, with prompt or messages, options by
-  name and optionally an id; - reads standard input
-"""
-FLAGS = f"""
---output -o FILE: file for the results of --prompts, one JSON object per line as they finish; an
-  existing file is continued
---system-prompt -sys SYSTEM_PROMPT: instructions before the prompt
---ignore-chat-template: continue the prompt as plain text
---prompt-cache FILE: {flags.PROMPT_CACHE}
---jsonl: print a JSON object per piece, then one with the receipt
---stats: print speed and evaluations per token on stderr
-"""
 Prompt = str | list[dict[str, str]]
 
 
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
     result = flags.Parser("generate", __doc__, EXAMPLES)
-    result.add_flags(PROMPTS, result.common.add_mutually_exclusive_group(required=True))
-    result.add_flags(FLAGS)
+    prompts = result.common.add_mutually_exclusive_group(required=True)
+    prompts.add_argument(
+        "--prompt", "-p", metavar="PROMPT", help="the prompt; - reads it from standard input"
+    )
+    prompts.add_argument("--file", "-f", metavar="FILE", help="file with the prompt")
+    prompts.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="a batch: a file with one JSON object per line, with prompt or messages, options by "
+        "name and optionally an id; - reads standard input",
+    )
+    add = result.add_argument
+    add(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="file for the results of --prompts, one JSON object per line as they finish; an "
+        "existing file is continued",
+    )
+    add("--system-prompt", "-sys", metavar="SYSTEM_PROMPT", help="instructions before the prompt")
+    add("--ignore-chat-template", action="store_true", help="continue the prompt as plain text")
+    add("--prompt-cache", metavar="FILE", help=flags.PROMPT_CACHE)
+    add(
+        "--jsonl",
+        action="store_true",
+        help="print a JSON object per piece, then one with the receipt",
+    )
+    add("--stats", action="store_true", help="print speed and evaluations per token on stderr")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
@@ -79,10 +90,10 @@ def main(arguments: list[str]) -> int:
 
 def load(args: argparse.Namespace) -> LLM:
     """The model. Raises LlamaError."""
-    from .api.llm import load_model
+    from .api import llm as loading
 
     with cli.Bar("loading"):
-        llm = load_model(flags.load_options(args))
+        llm = loading.load(**vars(flags.load_options(args)))
     llm.defaults.lift_limit()
     if args.ignore_chat_template:
         llm.tells_plain = False

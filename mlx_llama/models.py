@@ -23,21 +23,25 @@ EXAMPLES = """
 pull Qwen/Qwen3-4B-GGUF:Q4_K_M
 rm Qwen/Qwen3-4B-GGUF:Q4_K_M
 """
-FLAGS = """
-action [ACTION]: list (the default): models in the hub's cache; names: short names of models on the
-  hub; pull: fetch a model, or resume an interrupted download; rm: remove a model from the hub's
-  cache
-model [NAME]: a hub id, hub id:TYPE or short name
---revision REVISION: branch, tag or commit of a hub id
---json: print the list as JSON
-"""
-ARGUMENTS = {"list": 0, "names": 0, "pull": 1, "rm": 1}  # of each action
+ARGUMENTS = {"list": 0, "names": 0, "pull": 1, "rm": 1}  # names that each action takes
 
 
 def parser() -> Parser:
     """The command line. Actions are named as in Ollama."""
     result = Parser("models", __doc__, EXAMPLES, "[ACTION] [NAME]")
-    result.add_flags(FLAGS, action={"default": "list"})
+    add = result.add_argument
+    add(
+        "action",
+        metavar="ACTION",
+        nargs="?",
+        default="list",
+        help="list (the default): models in the hub's cache; names: short names of models on the "
+        "hub; pull: fetch a model, or resume an interrupted download; rm: remove a model from the "
+        "hub's cache",
+    )
+    add("model", metavar="NAME", nargs="?", help="a hub id, hub id:TYPE or short name")
+    add("--revision", metavar="REVISION", help="branch, tag or commit of a hub id")
+    add("--json", action="store_true", help="print the list as JSON")
     return result
 
 

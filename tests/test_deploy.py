@@ -18,7 +18,7 @@ def check_server(arguments: list[str]) -> None:
     from mlx_llama.server.command import parser
 
     args = parser().parse_args([str(argument) for argument in arguments])
-    assert args.host == "0.0.0.0" and args.port == "8080"
+    assert args.host == "0.0.0.0" and args.port == 8080
 
 
 def routes() -> set[str]:

@@ -129,9 +129,9 @@ class Ours(Engined):
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
         from mlx_llama.bench.measure import load
-        from mlx_llama.core.backends.load_options import LoadOptions
         from mlx_llama.core.backends.selection import select
         from mlx_llama.core.files.checkpoint import open_checkpoint
+        from mlx_llama.core.options import LoadOptions
 
         self._set_threads(threads)
         device, compile = setting

@@ -11,16 +11,15 @@ import textwrap
 from collections import abc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, overload
 
 import numpy as np
 from typing_extensions import Unpack
 
 from mlx_llama.core.answers.completion import Aside, Completion
-from mlx_llama.core.answers.hooks import Hooks, split_hooks, takes_two
+from mlx_llama.core.answers.hooks import Hooks, split_hooks
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import Model
-from mlx_llama.core.backends.load_options import TABLE, LoadOptions, list_adapters
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.drafts import compare_vocabularies
@@ -30,7 +29,16 @@ from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, Tok
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.models import rope
-from mlx_llama.core.options import ALIASES, Defaults, Options, Resolved
+from mlx_llama.core.options import (
+    ALIASES,
+    LOAD_FIELDS,
+    Defaults,
+    LoadOptions,
+    Options,
+    Resolved,
+    about,
+    list_adapters,
+)
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.forks import cached_property, find_launcher
 from mlx_llama.core.text.infill import Infill
@@ -49,7 +57,6 @@ from .session import Messages, Session
 from .tool_use import ROUNDS, Conversation, Rounds, Toolbox
 
 Fields = ParamSpec("Fields")
-Result = TypeVar("Result")
 PLAIN = (
     "a text is continued as it is, without the model's chat template: for an answer to a question "
     "use ask, chat, or messages"
@@ -541,49 +548,49 @@ class _Calls(Rounds):
         return self._llm._ask_with(messages, box, self._options)
 
 
-def with_fields_of(
-    table: Callable[Fields, LoadOptions], function: Callable[[LoadOptions], Result]
-) -> Callable[Fields, Result]:
-    """Give a function the table's fields as parameters, in its signature and docstring."""
+def with_parameters(
+    options: Callable[Fields, LoadOptions],
+) -> Callable[[Callable[[LoadOptions], LLM]], Callable[Fields, LLM]]:
+    """Give a function the fields of its options as parameters, for help() and type checkers."""
 
-    @functools.wraps(function)
-    def call(*args: Fields.args, **options: Fields.kwargs) -> Result:
-        for name in options:
-            check_option(name)
-        return function(table(*args, **options))
+    def decorate(function: Callable[[LoadOptions], LLM]) -> Callable[Fields, LLM]:
+        @functools.wraps(function)
+        def load(*args: Fields.args, **values: Fields.kwargs) -> LLM:
+            for name in values:
+                check_option(name)
+            return function(options(*args, **values))
 
-    result = inspect.signature(function, eval_str=True).return_annotation
-    call.__signature__ = inspect.signature(table, eval_str=True).replace(return_annotation=result)  # type: ignore[attr-defined]
-    lines, fill = [function.__doc__ or ""], textwrap.TextWrapper(120, "    ", "        ").fill
-    for name, option in TABLE.items():
-        choices = ", ".join(map(repr, option.metadata["choices"]))
-        lines.append(fill(f"{name}: {option.metadata['help']}{choices and f'. One of {choices}'}"))
-    call.__doc__ = "\n".join([*lines, ""])
-    return call
+        signature = inspect.signature(options, eval_str=True)
+        load.__signature__ = signature.replace(return_annotation=LLM)  # type: ignore[attr-defined]
+        fill = textwrap.TextWrapper(120, "    ", "        ").fill
+        for name, entry in LOAD_FIELDS.items():
+            choices = about(entry)["choices"]
+            listed = "" if isinstance(choices, range) else ", ".join(map(repr, choices))
+            text = f"{name}: {entry.description}{listed and f'. One of {listed}'}"
+            load.__doc__ = f"{load.__doc__}\n{fill(text)}"
+        return load
+
+    return decorate
 
 
 def check_option(name: str) -> None:
     """Raise OptionsError for an option that `load` lacks."""
-    if name in TABLE:
+    if name in LOAD_FIELDS:
         return
-    names = {alias: known for known in TABLE for alias in TABLE[known].metadata["aliases"]}
+    names = {
+        alias: known for known in LOAD_FIELDS for alias in about(LOAD_FIELDS[known])["aliases"]
+    }
     names |= dict.fromkeys(("ctx", "n_ctx", "context", "context_length"), "ctx_size")
     if name in ALIASES and name not in names:
         raise OptionsError(f"{name!r} is an option of ask, chat, generate and stream, not of load")
-    near = difflib.get_close_matches(name, [*TABLE, *names], 1)
+    near = difflib.get_close_matches(name, [*LOAD_FIELDS, *names], 1)
     known = names.get(near[0], near[0]) if near else ""
     remedy = f" (did you mean {known!r}?)" if near else ": help(mlx_llama.load) lists them"
     raise OptionsError(f"there is no option {name!r}{remedy}")
 
 
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(("model", "draft_model", "template"), ((str, os.PathLike), "a path or a name")),
-    **dict.fromkeys(("compile", "batch_invariant"), ((bool,), "True or False")),
-    "revision": ((str,), "a branch, tag or commit"),
-}
-
-
-def load_model(options: LoadOptions) -> LLM:
+@with_parameters(LoadOptions)
+def load(options: LoadOptions) -> LLM:
     """Load a model. In a script under mlx.launch or torchrun each process loads a share; only rank
     0 returns, the others follow it and exit.
 
@@ -595,15 +602,9 @@ def load_model(options: LoadOptions) -> LLM:
 
         if follow_leader(launcher):
             raise SystemExit(0)
-    for name, (kinds, expected) in _TYPES.items():
-        value = getattr(options, name)
-        if value is not None and not isinstance(value, kinds):
-            raise OptionsError(f"`{name}` {value!r:.60}: must be {expected}")
-    if options.on_progress and not takes_two(options.on_progress):
-        raise OptionsError(f"on_progress: {options.on_progress!r:.60}: must take two numbers")
     backend = backends.select(options.backend, options.device)
     options = backend.check(options)
-    # Limits.check has replaced texts and defaults.
+    # The check has replaced texts and defaults.
     assert isinstance(options.adapters, tuple)
     assert not isinstance(options.cache_memory, str) and options.max_rows is not None
     checkpoint = open_checkpoint(options.model, options.revision, options.adapters)
@@ -643,10 +644,6 @@ def load_model(options: LoadOptions) -> LLM:
         if worker:
             worker.close()
         raise
-
-
-load = with_fields_of(LoadOptions, load_model)
-load.__name__ = load.__qualname__ = "load"
 
 
 def single_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:

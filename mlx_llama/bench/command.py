@@ -25,10 +25,10 @@ from cpu_fallback.kernels import find_target
 from mlx_llama import cli
 from mlx_llama.api.llm import context_size, single_adapter
 from mlx_llama.cli import flags
-from mlx_llama.core.backends.load_options import MOST_ROWS, LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import MOST_ROWS, LoadOptions
 from mlx_llama.core.system import machine
 
 from . import plot, report
@@ -44,31 +44,82 @@ EXAMPLES = """
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf -p 128,512 -n 32
 -b 1,2,4,8,16 -p 128 -n 64
 """
-FLAGS = """
---prompt-tokens -p -npp N[,N...] ...: prompt lengths (default: 128)
---generate-tokens -n -ntg N[,N...] ...: tokens to decode (default: 64)
---rows -b -npl N[,N...] ...: decode this many prompts together and report the throughput
---depth -d N[,N...] ...: tokens in the cache before measuring (default: 0)
---repetitions -r N: number of timed runs; the median is printed with the slowest and the fastest
-  (default: 3)
---output -o {text,md,csv,json}: format of the figures (default: text)
---json: same as -o json
---plot FILE: plot the decode time per token over the context, or with --rows the throughput over
-  the rows (.png, .svg or .pdf; needs matplotlib)
---host: measure the host's time per token (with --rows: per step of the most rows), and on mlx the
-  primitives of a step's graph
---profile: show time, bytes and bandwidth of each operation of a decoded token (of --rows rows at
-  --depth), and with --prompt-tokens of a prompt
---kernels: measure candidate decode kernels of the cpu backend for all formats, without loading a
-  model
---save: with --kernels: save the best for this processor in the package's table
-"""
 
 
 def parser() -> flags.Parser:
     """The command line, with llama-bench's flags and llama-batched-bench's."""
     result = flags.Parser("bench", __doc__.split("\n\n")[0], EXAMPLES)
-    result.add_flags(FLAGS, repetitions={"default": "3"}, output={"choices": report.FORMATS})
+    add = result.add_argument
+    add(
+        "--prompt-tokens",
+        "-p",
+        "-npp",
+        metavar="N[,N...]",
+        action="append",
+        help="prompt lengths (default: 128)",
+    )
+    add(
+        "--generate-tokens",
+        "-n",
+        "-ntg",
+        metavar="N[,N...]",
+        action="append",
+        help="tokens to decode (default: 64)",
+    )
+    add(
+        "--rows",
+        "-b",
+        "-npl",
+        metavar="N[,N...]",
+        action="append",
+        help="decode this many prompts together and report the throughput",
+    )
+    add(
+        "--depth",
+        "-d",
+        metavar="N[,N...]",
+        action="append",
+        help="tokens in the cache before measuring (default: 0)",
+    )
+    add(
+        "--repetitions",
+        "-r",
+        metavar="N",
+        default="3",
+        help="number of timed runs; the median is printed with the slowest and the fastest "
+        "(default: 3)",
+    )
+    add("--output", "-o", choices=report.FORMATS, help="format of the figures (default: text)")
+    add("--json", action="store_true", help="same as -o json")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="plot the decode time per token over the context, or with --rows the throughput over "
+        "the rows (.png, .svg or .pdf; needs matplotlib)",
+    )
+    add(
+        "--host",
+        action="store_true",
+        help="measure the host's time per token (with --rows: per step of the most rows), and on "
+        "mlx the primitives of a step's graph",
+    )
+    add(
+        "--profile",
+        action="store_true",
+        help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows "
+        "at --depth), and with --prompt-tokens of a prompt",
+    )
+    add(
+        "--kernels",
+        action="store_true",
+        help="measure candidate decode kernels of the cpu backend for all formats, without loading "
+        "a model",
+    )
+    add(
+        "--save",
+        action="store_true",
+        help="with --kernels: save the best for this processor in the package's table",
+    )
     flags.add_load_flags(result, without=("cache_memory", "draft_model", "template", "max_rows"))
     return result
 

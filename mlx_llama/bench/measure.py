@@ -19,11 +19,11 @@ from mlx_llama.core import options
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.backends.decoding import decode, prefill
 from mlx_llama.core.backends.interface import ITEMSIZE, Cache, Model
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.options import LoadOptions
 
 Advance = Callable[[str], None]  # called with the name of what begins
 

@@ -1,9 +1,10 @@
-"""Run the lines of a user in a session: show each answer, stop it at Ctrl-C."""
+"""Run the lines of a user or a script in a session: show each answer, stop it at Ctrl-C."""
 
 from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -222,3 +223,42 @@ def describe_end(completion: Completion, engine: RequestBuilder) -> Iterator[str
         )
     elif not completion.text:
         yield "the model ended its answer without any text"
+
+
+# A script from a pipe
+
+
+def run_script(chat: Chat) -> int:
+    """Run messages and commands from standard input, one per line; returns 2 if a line failed.
+    Raises LlamaError for bytes that are not UTF-8.
+    """
+    code = 0
+    for number, text in read_messages():
+        try:
+            chat.take(text)
+        except commands.Leave:
+            break
+        except LlamaError as error:
+            chat.complain(error, f"line {number}: ")
+            code = 2
+    return code
+
+
+def read_messages() -> Iterator[tuple[int, str]]:
+    """(line number, text) of each message; a final backslash continues it. Raises LlamaError."""
+    parts: list[str] = []
+    for number, line in enumerate(sys.stdin.buffer if sys.stdin else (), 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise LlamaError(
+                f"standard input, line {number}: is not UTF-8 (byte {error.start}: "
+                f"{error.reason}): convert it, for example with iconv -t UTF-8"
+            ) from None
+        parts.append(text.removesuffix("\\"))
+        if not text.endswith("\\"):
+            message, parts = "\n".join(parts), []
+            if message.strip():
+                yield number, message
+    if "\n".join(parts).strip():
+        yield number, "\n".join(parts)

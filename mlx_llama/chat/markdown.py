@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from rich import markdown
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.control import Control, ControlType
@@ -23,72 +24,11 @@ from mlx_llama.core.text.controls import show_controls
 
 from .view import describe_progress, rewraps_lines
 
-_ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
-_FENCE = re.compile(r"((?:\s*(?:[-*+]|\d{1,9}[.)])\s+)*\s*)(`{3,}(?=[^`]*$)|~{3,})")
+# An empty line before one that is not indented, and a line that may close a code fence
+_BORDER = re.compile(r"^[ \t]*\n(?= {0,3}\S)|^ {0,3}(?:`{3,}|~{3,})[ \t]*\n", re.M)
 _ENTITY = re.compile(r"&#?\w+;")
 _FRAMES_PER_SECOND = 15
-_THOUGHT_LINES = 8  # of a thought on the screen
-
-
-class Blocks:
-    """Cuts streamed Markdown between top-level blocks, by whole lines; in doubt, as in a list, a
-    fence or indented text, it does not cut. Finished blocks and `rest` are the text.
-    """
-
-    def __init__(self):
-        self.rest = ""  # the text after the last finished block
-        self._scanned = 0  # characters of `rest` in lines that were examined
-        self._fence: tuple[str, int] | None = None  # the open code fence and its column
-        self._has_list = False  # the block contains a list
-        self._is_blank = False  # the last line was empty
-        self._is_doubtful = False  # the end of a code block is uncertain: no more cuts
-
-    def push(self, piece: str) -> list[str]:
-        """Append `piece`; returns the blocks that it completes."""
-        self.rest += piece
-        blocks = []
-        while (end := self.rest.find("\n", self._scanned) + 1) > 0:
-            line = self.rest[self._scanned : end]
-            if self._begins_block(line):
-                blocks.append(self._cut(self._scanned))
-                end = len(line)
-            if self._ends_block(line):
-                blocks.append(self._cut(end))
-                end = 0
-            self._scanned = end
-        return blocks
-
-    def _begins_block(self, line: str) -> bool:
-        blank, self._is_blank = self._is_blank, not self._fence and not line.strip()
-        continues = line[0].isspace() or (self._has_list and _ITEM.match(line))
-        if not blank or self._is_blank or continues or self._is_doubtful:
-            return False
-        return bool(self.rest[: self._scanned].strip())
-
-    def _ends_block(self, line: str) -> bool:
-        """Track a line's fence and list markers; True at the closing fence of a top-level block."""
-        bare = line.strip()
-        if self._fence:
-            mark, column = self._fence
-            indent = len(line) - len(line.lstrip())
-            if self._has_list and bare and indent < column:
-                self._is_doubtful = True  # the list may have ended here, and the fence with it
-            if bare[:1] == mark[0] and not bare.strip(mark[0]) and len(bare) >= len(mark):
-                if indent <= max(3, column):
-                    self._fence = None
-                    return not self._has_list and not self._is_doubtful
-                self._is_doubtful = self._is_doubtful or self._has_list
-            return False
-        self._has_list = self._has_list or bool(_ITEM.match(line))
-        fence = _FENCE.match(line.rstrip("\n"))
-        if fence and (self._has_list or len(fence[1]) <= 3):
-            self._fence = fence[2], len(fence[1])
-        return False
-
-    def _cut(self, at: int) -> str:
-        block, self.rest = self.rest[:at], self.rest[at:]
-        self._scanned, self._has_list, self._is_blank = 0, False, False
-        return block
+_THOUGHT_LINES = 8  # on the screen
 
 
 class _Table(markdown.TableElement):
@@ -121,6 +61,46 @@ class _Markdown(markdown.Markdown):
                 self.letters -= _count_letters(str(leaf.attrs.get("title", "")))
                 if leaf.type == "softbreak":
                     leaf.type = "hardbreak"
+
+
+class Blocks:
+    """Cuts streamed Markdown between top-level blocks, by whole lines: after an empty line, and
+    after a code fence. Finished blocks and `rest` are the text.
+    """
+
+    def __init__(self):
+        self.rest = ""  # the text after the last finished block
+        self._scanned = 0  # characters of `rest` in lines that were examined
+
+    def push(self, piece: str) -> list[str]:
+        """Append `piece`; returns the blocks that it completes."""
+        self.rest += piece
+        end = self.rest.rfind("\n") + 1
+        start = self.rest.rfind("\n", 0, max(0, self._scanned - 1)) + 1
+        borders = {match.end() for match in _BORDER.finditer(self.rest, start, end)}
+        blocks, at = [], 0
+        for border in sorted(borders & _find_borders(self.rest[:end]) if borders else ()):
+            if self.rest[at:border].strip():
+                blocks.append(self.rest[at:border])
+                at = border
+        self.rest, self._scanned = self.rest[at:], end - at
+        return blocks
+
+
+def _find_borders(text: str) -> set[int]:
+    """Positions at which top-level blocks begin or closed code fences end."""
+    text = show_controls(text)
+    lines = [0, *(match.end() for match in re.finditer("\n", text))]
+    tokens: list[Token] = []
+    _Markdown.parser.block.parse(text, _Markdown.parser, {}, tokens)
+    borders = set()
+    for token in tokens:
+        if token.map and not token.level:
+            first, last = token.map
+            borders.add(lines[first])
+            if token.type == "fence" and last - first == token.content.count("\n") + 2:
+                borders.add(lines[last])
+    return borders
 
 
 class Rendered:
@@ -198,8 +178,8 @@ class Frame:
             lines = self.console.render_lines(content, pad=False) if content else []
             self._widths = [Segment.get_line_length(line) for line in lines]
             for line in lines:
-                parts = [Text(text, style or "") for text, style, _ in line]
-                self.console.print(*parts, sep="", overflow="ignore", no_wrap=True, crop=False)
+                text = Text("").join(Text(text, style or "") for text, style, _ in line)
+                self.console.print(text, overflow="ignore", no_wrap=True, crop=False)
 
     def erase(self) -> None:
         """Erase the lines, in as many rows as the terminal wraps them into at its present width."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_llama import cli
@@ -24,17 +23,20 @@ EXAMPLES = """
 --model smollm2
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --temp 0.7 --ctx-size 8192
 """
-FLAGS = f"""
---system-prompt -sys SYSTEM_PROMPT: instructions before the conversation
---prompt-cache FILE: {flags.PROMPT_CACHE}
---stats: print speed and counts after each answer on stderr
-"""
 
 
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.chat's."""
     result = flags.Parser("chat", __doc__, EXAMPLES)
-    result.add_flags(FLAGS)
+    add = result.add_argument
+    add(
+        "--system-prompt",
+        "-sys",
+        metavar="SYSTEM_PROMPT",
+        help="instructions before the conversation",
+    )
+    add("--prompt-cache", metavar="FILE", help=flags.PROMPT_CACHE)
+    add("--stats", action="store_true", help="print speed and counts after each answer on stderr")
     flags.add_load_flags(result)
     flags.add_generation_flags(result)
     return result
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
     options = flags.generation_options(args)
     validate(options)  # before loading the model
 
-    from mlx_llama.api.llm import load_model
+    from mlx_llama.api import llm as loading
 
     from .dialogue import Chat, describe_model
 
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
     def load(**other: Any) -> LLM:
         with cli.Bar("loading"):
-            llm = load_model(replace(load_options, **other))
+            llm = loading.load(**{**vars(load_options), **other})
         llm.defaults.lift_limit()
         llm.defaults.end_repetition()
         return llm
@@ -100,7 +102,7 @@ def _save_cache(chat: Chat, path: str) -> None:
 
 def _talk(chat: Chat, greeting: str, is_typed: bool, screen: TextIO | None) -> int:
     """Hold the conversation in a terminal or from a pipe; returns the exit code."""
-    from . import script
+    from .dialogue import run_script
 
     if is_typed and screen:
         from . import terminal
@@ -109,4 +111,4 @@ def _talk(chat: Chat, greeting: str, is_typed: bool, screen: TextIO | None) -> i
         return terminal.talk(chat, screen)
     if sys.stdout.isatty():
         chat.view = lambda: Plain(clean=True)
-    return script.run(chat)
+    return run_script(chat)

@@ -1,7 +1,7 @@
 """Parts that all commands share.
 
 running: errors in one line, exit codes, robust standard streams, progress bars. flags: made from
-core's tables of options. spelling: options in core's messages as flags.
+core's table of options. spelling: options in core's messages as flags.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flags made from core's tables of options, and suggestions for flags of other tools."""
+"""Flags made from core's table of options, and suggestions for flags of other tools."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 from mlx_llama import __version__
 from mlx_llama.core.answers.schema import MAX_CHARACTERS
-from mlx_llama.core.backends.load_options import TABLE, LoadOptions
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.options import FIELDS, MAX_GRAMMAR
+from mlx_llama.core.options import FIELDS, LOAD_FIELDS, MAX_GRAMMAR, LoadOptions, about
 
 from .running import say
 from .spelling import FLAGS, flag_of
@@ -66,6 +65,7 @@ SIMILAR = 0.8  # minimum difflib ratio for a suggested flag, dashes included
 # Listed first in --help.
 COMMON = "model backend ctx_size max_tokens temperature top_p seed system_prompt prompt".split()
 PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
+_REPEATED = ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers", "adapters")
 # As in llama.cpp: the model's context, and a number of threads chosen by us.
 _UNSET = {"ctx_size": "0", "threads": "-1"}
 
@@ -112,34 +112,9 @@ class Parser(argparse.ArgumentParser):
 
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
         """Add a flag to the common options or to the others, a positional argument before both."""
-        if not names[0].startswith("-"):
-            return super().add_argument(*names, **settings)
-        return self.group_of(names[0], self.others).add_argument(*names, **settings)
-
-    def add_flags(
-        self, table: str, group: argparse._ActionsContainer | None = None, **settings: Any
-    ) -> None:
-        """Add a table's flags. An entry is `--flag -f METAVAR: help`, further lines indented.
-
-        Without a metavar it is a switch; "[METAVAR]" is optional, "METAVAR ..." can be repeated; a
-        positional argument has its name in front. settings: more of argparse's, by name.
-        """
-        for entry in re.split(r"\n(?=\S)", table.strip()):
-            head, _, help = " ".join(entry.split()).partition(": ")
-            first, *words = head.split()
-            names = [first, *(word for word in words if word.startswith("-"))]
-            kwargs: dict[str, Any] = {"help": help}
-            match words[len(names) - 1 :]:
-                case []:
-                    kwargs["action"] = "store_true"
-                case [metavar, *repeats]:
-                    kwargs["metavar"] = metavar
-                    if repeats:
-                        kwargs["action"] = "append"
-                    elif metavar.startswith("["):
-                        kwargs |= {"metavar": metavar[1:-1], "nargs": "?"}
-            kwargs |= settings.get(first.lstrip("-").replace("-", "_"), {})
-            (group or self).add_argument(*names, **kwargs)
+        is_flag = names[0].startswith("-")
+        group = self.group_of(names[0], self.others) if is_flag else super()
+        return group.add_argument(*names, **settings)
 
     def group_of(self, name: str, group: argparse._ArgumentGroup) -> argparse._ArgumentGroup:
         """The common options for an option of COMMON, else `group`."""
@@ -213,34 +188,43 @@ def flags_of(name: str, aliases: Collection[str]) -> list[str]:
 
 
 def option_flags(name: str) -> list[str]:
-    extra: Any = FIELDS[name].json_schema_extra
-    return flags_of(name, extra["aliases"])
+    """All flags of an option of an answer, the preferred one first."""
+    return flags_of(name, about(FIELDS[name])["aliases"])
+
+
+def _add_option(
+    parser: Parser, group: argparse._ArgumentGroup, name: str, default: Any, told: str = ""
+) -> None:
+    """Add the flag of an option of either table, whose value stays text. told: more help."""
+    entry = FIELDS.get(name) or LOAD_FIELDS[name]
+    known, kind = about(entry), entry.annotation
+    settings: dict[str, Any] = {"action": "append" if name in _REPEATED else "store"}
+    if known.get("is_negatable"):
+        settings["action"] = argparse.BooleanOptionalAction
+    elif kind is bool or kind == bool | None:
+        settings["action"] = "store_true"
+    else:
+        choices = ",".join(map(str, known.get("choices", ())))
+        last = name.split("_")[-1].upper()
+        settings["metavar"] = known.get("metavar") or (f"{{{choices}}}" if choices else last)
+    help = f"{entry.description}{known['flag_help']}".replace("%", "%%") + told
+    add = parser.group_of(name, group).add_argument
+    add(*flags_of(name, known["aliases"]), dest=name, default=default, help=help, **settings)
 
 
 def add_generation_flags(parser: Parser) -> None:
-    """Add a flag per option. Values stay text, so that one check reports all bad ones."""
+    """Add a flag per option, so that one check reports all bad ones."""
     group = parser.add_argument_group("generation options")
-    for name, field in FIELDS.items():
-        repeats = name in ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers")
-        is_switch = field.annotation is bool
-        default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
+    for name, entry in FIELDS.items():
+        told = f" (default: {entry.default})" if entry.default not in (None, (), {}) else ""
         if name == "max_tokens":
-            default = " (default: -1, no limit but the context)"
-        parser.group_of(name, group).add_argument(
-            *option_flags(name),
-            dest=f"option:{name}",
-            default=argparse.SUPPRESS,
-            action="append" if repeats else "store_true" if is_switch else "store",
-            **({} if is_switch else {"metavar": name.split("_")[-1].upper()}),
-            help=(field.description + field.json_schema_extra["flag_help"]).replace("%", "%%")
-            + default,
-        )
+            told = " (default: -1, no limit but the context)"
+        _add_option(parser, group, name, argparse.SUPPRESS, told)
 
 
 def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The generation options on a command line, by name, with files read. Raises OptionsError."""
-    pairs = [(name.partition("option:")[2], value) for name, value in vars(arguments).items()]
-    values = {name: value for name, value in pairs if name}
+    values = {name: value for name, value in vars(arguments).items() if name in FIELDS}
     if re.search(r"[/\\]|\.gguf$", values.get("max_tokens", "")):
         raise OptionsError(
             f"-m {values['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean "
@@ -271,24 +255,12 @@ def _read_file(name: str, value: str) -> str:
 def add_load_flags(
     parser: Parser, without: Collection[str] = ("max_rows",), only: Collection[str] = ()
 ) -> None:
-    """Add load flags: all but `without`, or `only` some. Values stay text until Limits.check."""
+    """Add load flags, all but `without` or `only` some, with text for numbers."""
     group = parser.add_argument_group("model")
-    for name, field in TABLE.items():
-        about = field.metadata
-        if not about["is_flag"] or name in without or (only and name not in only):
+    for name, entry in LOAD_FIELDS.items():
+        if not about(entry)["is_flag"] or name in without or (only and name not in only):
             continue
-        kwargs: dict[str, Any] = {
-            "metavar": about["metavar"] or f"{{{','.join(map(str, about['choices']))}}}"
-        }
-        if about["is_negatable"]:
-            kwargs = {"action": argparse.BooleanOptionalAction}
-        elif "bool" in str(field.type):
-            kwargs = {"action": "store_true"}
-        elif name == "adapters":
-            kwargs["action"] = "append"
-        kwargs |= {"default": field.default, "help": about["help"] + about["flag_help"]}
-        add = parser.group_of(name, group).add_argument
-        add(*flags_of(name, about["aliases"]), dest=name, **kwargs)
+        _add_option(parser, group, name, entry.default)
     if not only:
         add_needless_flags(parser, NEEDLESS_FLAGS)
 
@@ -322,7 +294,7 @@ def parse_number(
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
     """The load options on a command line; those without a flag have their defaults."""
-    values = {name: value for name, value in vars(arguments).items() if name in TABLE}
+    values = {name: value for name, value in vars(arguments).items() if name in LOAD_FIELDS}
     return LoadOptions(
         **values | {name: None for name, unset in _UNSET.items() if values.get(name) == unset}
     )

@@ -1,4 +1,5 @@
-"""The table of generation options; command-line flags, Python arguments and HTTP fields follow it.
+"""The table of options, those of load and those of an answer; command-line flags, Python arguments,
+HTTP fields and their documentation follow it.
 
 Names follow mlx-lm's, with llama.cpp's as aliases where they are free. Precedence: the user's
 value, the checkpoint's generation_config.json, the default; `Resolved.origins` names the source of
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 import re
 import reprlib
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import Any, Literal, TypedDict, cast, get_type_hints
 
 import numpy as np
 from pydantic import (
@@ -26,11 +28,13 @@ from pydantic import (
     field_serializer,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
-from mlx_llama.core.errors import OptionsError, plain
+from mlx_llama.core.errors import BackendError, OptionsError, plain
+from mlx_llama.core.system.machine import parse_size
 from mlx_llama.core.text.surrogates import is_unicode
 
-from .answers.hooks import LogitsProcessor, OnPiece, OnProgress
+from .answers.hooks import LogitsProcessor, OnPiece, OnProgress, takes_two
 from .answers.schema import Schema
 from .answers.stops import MAX_PERIOD, REPETITION_LIMIT
 
@@ -47,14 +51,306 @@ MINUS_ONE = {
     "seed": None,  # a new one each time
 }
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+SHORT_DTYPES = {
+    **dict.fromkeys(("f32", "fp32", "float"), "float32"),
+    **dict.fromkeys(("f16", "fp16", "half"), "float16"),
+    "bf16": "bfloat16",
+}  # other tools' names
+BYTES_PER_THREAD = 4 << 20  # bytes of weights that are worth one more thread
+MAX_ROWS = 32  # requests that one step computes, unless the user says otherwise
+MOST_ROWS = 512
+MOST_THREADS = 1024
 _BOOLEANS = ("speculate", "schema", "post_sampling_probs")  # options that a bool may be meant for
 
 
-def _option(default, help: str, aliases: str = "", *, flag_help: str = "", limits=None, **more):
-    # aliases: other tools' names. flag_help: for the command line only. limits: both included.
-    extra: Any = {"aliases": aliases.split(), "flag_help": flag_help}
-    bounds = {"ge": limits[0], "le": limits[1]} if limits else {}
-    return Field(default, description=help, json_schema_extra=extra, **bounds, **more)
+def option(
+    default: Any,
+    help: str,
+    aliases: str = "",
+    *,
+    flag_help: str = "",
+    limits: tuple[float, float] | None = None,
+    extra: Mapping[str, Any] = {},
+    **constraints: Any,
+) -> Any:
+    """An entry of the table of an answer's options.
+
+    aliases: other tools' names. flag_help: more help, for the command line only. limits: both
+    included. extra: see `load_option`. constraints: others of pydantic's Field.
+    """
+    if limits:
+        constraints |= {"ge": limits[0], "le": limits[1]}
+    notes = {"aliases": aliases.split(), "flag_help": flag_help, **extra}
+    return Field(default, description=help, json_schema_extra=notes, **constraints)
+
+
+def load_option(
+    default: Any,
+    help: str,
+    aliases: str = "",
+    *,
+    metavar: str = "",
+    choices: Collection[Any] = (),
+    expects: str = "",
+    flag_help: str = "",
+    is_flag: bool = True,
+    is_negatable: bool = False,
+    of_model: bool = False,
+) -> Any:
+    """An entry of the table of load's options.
+
+    expects: a value of the annotated type, or of `choices`, in words. of_model: decides how the
+    model computes.
+    """
+    extra: dict[str, Any] = {"metavar": metavar, "choices": choices, "expects": expects}
+    extra |= {"is_flag": is_flag, "is_negatable": is_negatable, "of_model": of_model}
+    entry = option(default, help, aliases, flag_help=flag_help, extra=extra)
+    return field(default=default, metadata={"option": entry})
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded. Numbers may be text, as on a command line, until `check`."""
+
+    model: str | os.PathLike | None = load_option(
+        None,
+        "a folder, a .gguf file, a Hugging Face hub id, hub id:TYPE or hub id:file.gguf, or a "
+        "short name such as smollm2 (default: the small guide model in this package)",
+        metavar="MODEL",
+        expects="a path or a name",
+    )
+    backend: str = load_option(
+        "auto",
+        "auto: MLX on Apple silicon, CUDA if torch sees a GPU, else the CPU",
+        choices=("auto", "mlx", "cpu", "cuda"),
+    )
+    device: str | None = load_option(
+        None,
+        "run the mlx or cuda backend on this device (default: the GPU, if there is one)",
+        choices=("cpu", "gpu"),
+    )
+    dtype: str = load_option(
+        "auto",
+        "width of the activations (default: the checkpoint's; float32 on the cpu backend)",
+        choices=DTYPES,
+        of_model=True,
+    )
+    _: KW_ONLY
+    revision: str | None = load_option(
+        None,
+        "branch, tag or commit of a hub id",
+        metavar="REVISION",
+        expects="a branch, tag or commit",
+    )
+    ctx_size: int | None = load_option(
+        None,
+        "positions of the context (default: as many as the model was trained for)",
+        "c max_kv_size",
+        metavar="TOKENS",
+    )
+    template: str | os.PathLike | None = load_option(
+        None,
+        "chat template to use instead of the checkpoint's: a name, a file, or Jinja text",
+        "chat_template chat_template_file",
+        metavar="NAME_OR_FILE",
+        expects="a path or a name",
+    )
+    threads: int | None = load_option(
+        None,
+        "threads of the cpu backend (default: one per physical core, fewer for a small model: "
+        "one per 4 MB of weights)",
+        metavar="N",
+        choices=range(1, MOST_THREADS + 1),
+        of_model=True,
+    )
+    activation_bits: int | None = load_option(
+        None,
+        "width of the activations that the cpu backend multiplies with low-bit weights (default: "
+        "16; 8 is faster and coarser, 32 exact and slower)",
+        choices=(8, 16, 32),
+        of_model=True,
+    )
+    compile: bool | None = load_option(
+        None,
+        "run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the "
+        "same (default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)",
+        is_negatable=True,
+        expects="True or False",
+        of_model=True,
+    )
+    draft_model: str | os.PathLike | None = load_option(
+        None,
+        "a smaller model with the same vocabulary, to guess tokens ahead: the same text, sooner",
+        "model_draft",
+        metavar="MODEL",
+        expects="a path or a name",
+    )
+    cache_bits: int | None = load_option(
+        None,
+        "store keys and values in 8 or 16 bits (default: in the activations' width, 32 on cpu)",
+        "kv_bits",
+        choices=(8, 16),
+        expects="8 or 16; without it, keys and values have the activations' width",
+        of_model=True,
+    )
+    cache_memory: int | str | None = load_option(
+        None,
+        "memory of all keys and values, in bytes or as a size such as 2GB (default: what is free "
+        "beside the weights, at most half of it and 8 GB)",
+        metavar="SIZE",
+    )
+    max_rows: int | None = load_option(
+        None,
+        f"requests computed together in one step (default: {MAX_ROWS})",
+        "parallel np",
+        metavar="N",
+        choices=range(1, MOST_ROWS + 1),
+    )
+    batch_invariant: bool | None = load_option(
+        None,
+        "bit-identical answers whatever else is in the batch, and however the prompt is cut "
+        "into chunks (slower prompts on cuda; always on for cpu; not available on mlx)",
+        expects="True or False",
+        of_model=True,
+    )
+    adapters: str | os.PathLike | Sequence[str | os.PathLike] | None = load_option(
+        None,
+        "LoRA adapters in the format of PEFT or mlx_lm, each FOLDER or FOLDER=SCALE; each "
+        "request uses one",
+        "adapter adapter_path lora",
+        metavar="FOLDER[=SCALE]",
+        flag_help="; repeat it for more",
+    )
+    on_progress: Callable[[int, int], object] | None = load_option(
+        None,
+        "f(done, total), bytes of the weights, called while they are loaded, one call at a time",
+        is_flag=False,
+    )
+
+    def __post_init__(self) -> None:
+        # Numbers and sizes have to wait for the backend, in `check`.
+        for name, entry in LOAD_FIELDS.items():
+            known, value = about(entry), getattr(self, name)
+            kind: Any = entry.annotation
+            if known["expects"] and not known["choices"] and not isinstance(value, kind):
+                raise OptionsError(f"`{name}` {value!r:.40}: must be {known['expects']}")
+        if self.on_progress and not takes_two(self.on_progress):
+            raise OptionsError(f"on_progress: {self.on_progress!r:.60}: must take two numbers")
+
+    def of_model(self) -> dict[str, Any]:
+        """The options that decide how the model computes, for another process."""
+        return {
+            name: getattr(self, name)
+            for name, entry in LOAD_FIELDS.items()
+            if about(entry)["of_model"]
+        }
+
+    def check(self, backend: str) -> LoadOptions:
+        """These options as a backend takes them: numbers for text, full names, defaults. Raises
+        BackendError, OptionsError.
+        """
+        dtype = full_dtype(self.dtype)
+        if dtype not in DTYPES:
+            raise BackendError(f"`dtype` {dtype!r:.40} is not one of {', '.join(DTYPES)}")
+        if backend == "cpu" and dtype not in ("auto", "float32"):
+            raise BackendError(
+                f"`dtype={dtype!r}`: the cpu backend computes in float32, at any stored width: "
+                "leave it out, or choose `backend='mlx'` or cuda"
+            )
+        for name in ("threads", "activation_bits"):
+            if backend != "cpu" and (value := getattr(self, name)) is not None:
+                raise BackendError(
+                    f"`{name}` {value!s:.40}: is for the cpu backend, and this is {backend}: "
+                    "leave it out, or choose `backend='cpu'`"
+                )
+        threads, bits = self._read_number("threads"), self._read_number("activation_bits")
+        if dtype == "float32" and bits not in (None, 32):
+            raise BackendError(
+                f"`activation_bits` {bits} and `dtype='float32'`, which asks for 32, contradict "
+                "each other: leave one of them out"
+            )
+        if self.compile is False and not (threads is bits is None):
+            raise BackendError(
+                "`threads` and `activation_bits` are for compiled kernels: leave out "
+                "`compile=False`, or them"
+            )
+        if self.batch_invariant and backend == "mlx":
+            raise BackendError(
+                "`batch_invariant`: the mlx backend's products depend on their shapes, and at "
+                "float32 the tokens are the same without it: leave it out, or choose "
+                "`backend='cpu'` or cuda"
+            )
+        return replace(
+            self,
+            dtype=dtype,
+            threads=threads,
+            activation_bits=bits,
+            cache_bits=self._read_number("cache_bits"),
+            batch_invariant=bool(self.batch_invariant),
+            cache_memory=parse_memory(self.cache_memory),
+            max_rows=self._read_number("max_rows") or MAX_ROWS,
+            adapters=list_adapters(self.adapters),
+        )
+
+    def _read_number(self, name: str) -> int | None:
+        value, known = getattr(self, name), about(LOAD_FIELDS[name])
+        if value is None:
+            return None
+        choices = known["choices"]
+        if re.fullmatch(r"[0-9]{1,9}", str(value)) and int(value) in choices:
+            return int(value)
+        listed = ", ".join(map(str, choices))
+        listed = f"1 to {choices[-1]}" if isinstance(choices, range) else f"one of {listed}"
+        error = OptionsError if name == "max_rows" else BackendError
+        expected = known["expects"] or f"a whole number, {listed}"
+        raise error(f"`{name}` {value!r:.40}: must be {expected}")
+
+
+_HINTS = get_type_hints(LoadOptions)
+LOAD_FIELDS = {
+    entry.name: FieldInfo.from_annotated_attribute(_HINTS[entry.name], entry.metadata["option"])
+    for entry in fields(LoadOptions)
+}
+
+
+def about(entry: FieldInfo) -> dict[str, Any]:
+    """An entry's aliases and flag_help, and what `load_option` adds, by its parameters' names."""
+    return cast("dict[str, Any]", entry.json_schema_extra)
+
+
+def default_threads(weights: int, cores: int) -> int:
+    """Threads of the cpu backend by default: one per core, fewer for small weights (bytes)."""
+    return max(1, min(cores, weights // BYTES_PER_THREAD))
+
+
+def full_dtype(name: str) -> str:
+    """The name of a dtype that other tools shorten, as bf16; other names unchanged."""
+    return SHORT_DTYPES.get(name, name) if isinstance(name, str) else name
+
+
+def parse_memory(value: int | str | None, name: str = "cache_memory") -> int | None:
+    """Bytes of a size such as "2GB", or of a number; None stays None. Raises OptionsError."""
+    if value is None:
+        return None
+    if not (nbytes := parse_size(str(value))):
+        raise OptionsError(
+            f"`{name}` {value!r:.40}: must be a size such as 2GB, 512MB or 1.5GiB, or a number "
+            "of bytes"
+        )
+    return nbytes
+
+
+def list_adapters(
+    adapters: str | os.PathLike | Sequence[str | os.PathLike] | None,
+) -> tuple[str | os.PathLike, ...]:
+    """One adapter or several as a tuple. Raises OptionsError."""
+    if adapters is None or isinstance(adapters, (str, os.PathLike)):
+        return () if adapters is None else (adapters,)
+    is_list = isinstance(adapters, (list, tuple))
+    if not is_list or not all(isinstance(adapter, (str, os.PathLike)) for adapter in adapters):
+        raise OptionsError(f"`adapters` {adapters!r:.60}: must be a folder or a list of folders")
+    return tuple(adapters)
 
 
 with warnings.catch_warnings():
@@ -68,14 +364,14 @@ with warnings.catch_warnings():
             extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True
         )
 
-        schema: Schema | None = _option(  # type: ignore[assignment]  # shadows a method
+        schema: Schema | None = option(  # type: ignore[assignment]  # shadows a method
             None,
             "JSON schema that the answer must satisfy",
             "json_schema j json_schema_file jf",
             flag_help="; a file or JSON text",
         )
-        regex: str | None = _option(None, "regular expression that the whole answer must match")
-        grammar: str | None = _option(
+        regex: str | None = option(None, "regular expression that the whole answer must match")
+        grammar: str | None = option(
             None,
             "grammar that the answer must follow: Lark with a rule start, or GBNF with a rule root",
             "grammar_file",
@@ -106,91 +402,89 @@ with warnings.catch_warnings():
 class GenerationOptions(_StructureOptions):
     """Complete, checked options. Each is a flag, a Python argument and part of the receipt."""
 
-    max_tokens: int = _option(
+    max_tokens: int = option(
         256,
         "maximum number of tokens to generate; -1: unlimited",
         "m n predict n_predict",
         limits=(-1, ENDLESS),
     )
-    temperature: float = _option(0.0, "softmax temperature; 0 is greedy", "temp", limits=(0, 100))
-    top_k: int = _option(0, "sample from the k most likely tokens; 0: all", limits=(-1, 2**31))
-    top_p: float = _option(
+    temperature: float = option(0.0, "softmax temperature; 0 is greedy", "temp", limits=(0, 100))
+    top_k: int = option(0, "sample from the k most likely tokens; 0: all", limits=(-1, 2**31))
+    top_p: float = option(
         1.0,
         "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all",
         limits=(1e-6, 1),
     )
-    min_p: float = _option(
+    min_p: float = option(
         0.0,
         "drop tokens less likely than this fraction of the most likely one; 0: none",
         limits=(0, 1),
     )
-    repetition_penalty: float = _option(
+    repetition_penalty: float = option(
         1.0,
         "divide the logits of recent tokens by this (multiply negative ones); 1: off",
         "repeat_penalty",
         limits=(0.01, 100),
     )
-    repetition_context_size: int = _option(
+    repetition_context_size: int = option(
         20,
         "number of recent tokens that the three penalties consider, prompt included",
         "repeat_last_n",
         limits=(-1, MAX_WINDOW),
     )
-    repetition_limit: int = _option(
+    repetition_limit: int = option(
         0,
         "end an answer, but no structured one, whose last tokens, this many, are one passage of at "
         f"most {MAX_PERIOD} tokens again and again; 0: off",
         flag_help=f"; chat uses {REPETITION_LIMIT}",
         limits=(0, 65536),
     )
-    presence_penalty: float = _option(
+    presence_penalty: float = option(
         0.0, "subtract this from the logits of tokens seen recently; 0: off", limits=(-100, 100)
     )
-    frequency_penalty: float = _option(
+    frequency_penalty: float = option(
         0.0, "subtract this times the number of recent occurrences; 0: off", limits=(-100, 100)
     )
-    dry_multiplier: float = _option(
+    dry_multiplier: float = option(
         0.0,
         "DRY: subtract this from the logits of tokens that would continue a repetition; 0: off",
         limits=(0, 100),
     )
-    dry_base: float = _option(
+    dry_base: float = option(
         1.75,
         "DRY: multiply the penalty by this for each repeated token beyond the allowed length",
         limits=(1, 100),
     )
-    dry_allowed_length: int = _option(
-        2, "DRY: repeated tokens without a penalty", limits=(0, 65536)
-    )
-    dry_penalty_last_n: int = _option(
+    dry_allowed_length: int = option(2, "DRY: repeated tokens without a penalty", limits=(0, 65536))
+    dry_penalty_last_n: int = option(
         64,
         "DRY: number of recent tokens searched for repetitions, prompt included; -1: all",
         limits=(-1, 65536),
     )
-    dry_sequence_breakers: tuple[str, ...] = _option(
+    dry_sequence_breakers: tuple[str, ...] = option(
         ("\n", ":", '"', "*"),
         "DRY: no repetition goes beyond these texts",
         "dry_sequence_breaker",
         flag_help="; repeat it for more, none: no text",
     )
-    xtc_probability: float = _option(
+    xtc_probability: float = option(
         0.0,
         "XTC: probability that all but the least likely of the tokens above the threshold are "
         "dropped; 0: off",
         limits=(0, 1),
     )
-    xtc_threshold: float = _option(
+    xtc_threshold: float = option(
         0.1,
         "XTC: probability of a likely token, after the filters and without the temperature; above "
         "0.5: off",
         limits=(0, 1),
     )
-    logit_bias: dict[int, float] = _option(
+    logit_bias: dict[int, float] = option(
         {},
         "token ids and what is added to their logits",
         flag_help=", as TOKEN_ID=BIAS; repeat it for more",
     )
-    seed: int | None = _option(
+    seed: int | None = option(
         None,
         "seed of the random numbers; the same seed gives the same tokens (default: a new one "
         "each time)",
@@ -198,48 +492,48 @@ class GenerationOptions(_StructureOptions):
         ge=-1,
         lt=2**64,
     )
-    stop: tuple[str, ...] = _option(
+    stop: tuple[str, ...] = option(
         (), "stop at this text", "r reverse_prompt", flag_help="; repeat it for more"
     )
-    stop_token_ids: tuple[int, ...] = _option(
+    stop_token_ids: tuple[int, ...] = option(
         (),
         "stop at these tokens, besides the model's end tokens",
         flag_help=", separated by commas",
     )
-    prefill_step_size: int | None = _option(
+    prefill_step_size: int | None = option(
         None,
         "prompt tokens processed at once (default: 512; 2048 on a GPU by cuda)",
         "ubatch_size batch_size",
         limits=(1, 65536),
     )
-    speculate: Literal["none", "prompt", "model"] | None = _option(
+    speculate: Literal["none", "prompt", "model"] | None = option(
         None,
         "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, by "
         "the draft model; none (default: model if a draft model is loaded, else none)",
     )
-    logprobs: int | None = _option(
+    logprobs: int | None = option(
         None,
         "keep each token's log-probability and those of the k likeliest: of the softmax over the "
         "model's own logits, before penalties, biases, temperature, filters and grammars",
         limits=(0, MAX_LOGPROBS),
     )
-    post_sampling_probs: bool = _option(
+    post_sampling_probs: bool = option(
         False,
         "take log-probabilities after biases, penalties, temperature, filters and grammars, as the "
         "token was drawn; tokens that these exclude are not among the likeliest",
     )
 
-    adapter: str | None = _option(
+    adapter: str | None = option(
         None,
         "name of the loaded adapter that answers; base: none (default: the first one)",
         max_length=512,
     )
-    reasoning: Literal["auto", "on", "off", "raw"] = _option(
+    reasoning: Literal["auto", "on", "off", "raw"] = option(
         "auto",
         "thoughts of a reasoning model: on or off, where the chat template has a switch (off ends "
         "those that it opens, too); auto: as the template does; raw: left in the text",
     )
-    reasoning_budget: int = _option(
+    reasoning_budget: int = option(
         -1,
         "maximum number of tokens of a thought, whose end is then forced; 0: no thought; -1: "
         "unlimited",
@@ -281,35 +575,7 @@ class GenerationOptions(_StructureOptions):
         if not is_list or any(isinstance(part, bool) for part in parts):
             raise ValueError("token ids")
         words = [part.split(",") if isinstance(part, str) else [part] for part in parts]
-        return tuple(itertools.chain(*words))
-
-    @field_validator("stop_token_ids")
-    @classmethod
-    def _check_token_ids(cls, value):
-        if any(token < 0 for token in value):
-            raise ValueError("token ids that are not negative")
-        return value
-
-    @field_validator("temperature")
-    @classmethod
-    def _refuse_tiny_temperature(cls, value):
-        if 0 < value < 1e-4:  # the quotient with logits would overflow float32
-            raise ValueError("0 (greedy) or at least 0.0001")
-        return value
-
-    @field_validator("stop", "dry_sequence_breakers")
-    @classmethod
-    def _check_stops(cls, value):
-        if any(not text for text in value):
-            raise ValueError("texts of one character or more, not an empty one")
-        return value
-
-    @field_validator("stop", "dry_sequence_breakers", "regex", "grammar")
-    @classmethod
-    def _check_unicode(cls, value):
-        if not is_unicode(value):
-            raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
-        return value
+        return tuple(itertools.chain.from_iterable(words))
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -333,16 +599,50 @@ class GenerationOptions(_StructureOptions):
             biases[name] = ("-" if sign == "-" else "") + number
         return biases
 
-    @field_validator("logit_bias")
+    @field_validator(
+        "temperature",
+        "stop_token_ids",
+        "stop",
+        "dry_sequence_breakers",
+        "regex",
+        "grammar",
+        "logit_bias",
+    )
     @classmethod
-    def _check_biases(cls, value):
-        # texts stand for their tokens in requests of the server
-        if any(isinstance(token, int) and token < 0 for token in value):
-            raise ValueError("for token ids that are not negative")
-        if any(abs(bias) > 1e6 for bias in value.values()):
-            raise ValueError("between -1e6 and 1e6")
+    def _check_value(cls, value, info):
+        for names, is_allowed, expected in _RULES:
+            if info.field_name in names and not is_allowed(value):
+                raise ValueError(expected)
         return value
 
+
+# Names of options, a test of a value, and the values that it allows, in words
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    # a smaller one's quotient with logits would overflow float32
+    (("temperature",), lambda t: t == 0 or t >= 1e-4, "0 (greedy) or at least 0.0001"),
+    (("stop_token_ids",), lambda ids: min(ids, default=0) >= 0, "token ids that are not negative"),
+    (
+        ("stop", "dry_sequence_breakers"),
+        all,
+        "texts of one character or more, not an empty one",
+    ),
+    (
+        ("stop", "dry_sequence_breakers", "regex", "grammar"),
+        is_unicode,
+        "valid Unicode: this text is not UTF-8 and would never match",
+    ),
+    (
+        ("logit_bias",),
+        # texts stand for their tokens in requests of the server
+        lambda biases: all(isinstance(token, str) or token >= 0 for token in biases),
+        "for token ids that are not negative",
+    ),
+    (
+        ("logit_bias",),
+        lambda biases: all(abs(bias) <= 1e6 for bias in biases.values()),
+        "between -1e6 and 1e6",
+    ),
+)
 
 # In the order of the help: constraints of the answer last, though their class comes first.
 _LAST, _ALL = _StructureOptions.model_fields, GenerationOptions.model_fields
@@ -351,9 +651,7 @@ FIELDS = {name: field for name, field in _ALL.items() if name not in _LAST} | _L
 
 # Names of options, including those of other tools -> names in the table.
 ALIASES: dict[str, str] = {
-    alias: name
-    for name, field in FIELDS.items()
-    for alias in (name, *cast("dict[str, Any]", field.json_schema_extra)["aliases"])
+    alias: name for name, field in FIELDS.items() for alias in (name, *about(field)["aliases"])
 }
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends import selection
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError, LlamaError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.options import GenerationOptions
+from mlx_llama.core.options import GenerationOptions, LoadOptions
 from mlx_llama.core.system import machine
 
 from . import leading

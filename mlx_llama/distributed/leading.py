@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Masks, Model, Probe, SamplingBatch
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.shards import Ranks
 from mlx_llama.core.errors import BackendError, LlamaError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.options import LoadOptions
 from mlx_llama.core.system.interrupts import uninterrupted
 
 from .world import Arrays, World

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_llama.cli import flags
 from mlx_llama.cli.spelling import spell_command, spell_flags, spell_options
-from mlx_llama.core.backends.load_options import Limits, default_threads
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.options import default_threads
 from mlx_llama.core.system.machine import format_bytes
 
 if TYPE_CHECKING:
@@ -23,29 +23,36 @@ EXAMPLES = """
 ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf
 HuggingFaceTB/SmolLM2-360M-Instruct --ctx-size 4096
 """
-NAMES = """
-name [MODEL]: a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub
-  id:file.gguf (default: the small guide model in this package)
---model MODEL: the same, spelled as in the other commands
-"""
-CONTEXT = """
---ctx-size -c TOKENS: positions that the context must hold (default: the model's limit, or as many
-  as fit)
-"""
-FLAGS = """
---json: print everything as one JSON object
---clear-cache: remove compiled code and packed weights from the cache folder, then exit
-"""
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def parser() -> flags.Parser:
     """The command line."""
     result = flags.Parser("doctor", __doc__.split("\n\n")[0], EXAMPLES, "[MODEL]")
-    result.add_flags(NAMES, result.common.add_mutually_exclusive_group())
-    result.add_flags(CONTEXT)
+    names, add = result.common.add_mutually_exclusive_group(), result.add_argument
+    names.add_argument(
+        "name",
+        metavar="MODEL",
+        nargs="?",
+        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
+        "id:file.gguf (default: the small guide model in this package)",
+    )
+    names.add_argument(
+        "--model", metavar="MODEL", help="the same, spelled as in the other commands"
+    )
+    add(
+        "--ctx-size",
+        "-c",
+        metavar="TOKENS",
+        help="positions that the context must hold (default: the model's limit, or as many as fit)",
+    )
     flags.add_load_flags(result, only=("revision", "cache_bits"))
-    result.add_flags(FLAGS)
+    add("--json", action="store_true", help="print everything as one JSON object")
+    add(
+        "--clear-cache",
+        action="store_true",
+        help="remove compiled code and packed weights from the cache folder, then exit",
+    )
     return result
 
 
@@ -62,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
         print(f"removed {format_bytes(cache_folder.clear())} from {cache_folder.cache_folder()}")
         return 0
-    cache_bits = Limits("").check(flags.load_options(args)).cache_bits
+    cache_bits = flags.load_options(args).check("cpu").cache_bits
 
     from .diagnose import diagnose
 

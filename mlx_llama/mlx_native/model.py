@@ -11,7 +11,6 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.backends.interface import Masks, Probe
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
@@ -20,6 +19,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.options import LoadOptions
 
 from . import ops, runtime
 from .arrays import SamplingBatch

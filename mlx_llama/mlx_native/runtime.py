@@ -9,12 +9,10 @@ import time
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 NAME = "mlx"
-LIMITS = Limits(NAME, has_invariance=False)
 SURVIVES_FORK = False  # a forked process lacks MLX's threads
 HAS_ONE_THREAD = True  # streams and traces belong to threads
 

@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 from mlx_llama.cli import flags
-from mlx_llama.core.backends.load_options import full_dtype
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.options import full_dtype
 from mlx_llama.parity.batches import SIZES
 
 from .modes import MODES, TOKENS, WINDOW, Job
@@ -22,38 +22,69 @@ EXAMPLES = """
 --model HuggingFaceTB/SmolLM2-360M-Instruct --backends cpu,mlx
 """
 GUIDE_TRACE = str(Path(__file__).parent.parent / "guide" / "trace.json")
-MODE_FLAGS = """
---record FILE: write a golden trace of a float32 NumPy run
---check [FILE]: check the backends against a golden trace (default: the guide model's)
---verify-cache: compare every way of filling the cache with a cold run
---batch [ROWS]: compare rows computed alone with the same rows in batches of these sizes (default:
-  {sizes})
---repeat N: run the same request N times in this process and N times in fresh ones, and compare the
-  bits
---perplexity FILE: measure the perplexity of a text (- reads standard input) on each backend
-"""
-FLAGS = f"""
---prompt -p PROMPT: text to run (default: two sentences)
---tokens -n N: number of tokens to run (default: {TOKENS})
---reference {{numpy,transformers}}: reference: NumPy at float32 (the default) or transformers at
-  float32
---html FILE: write the comparison as an HTML page with plots
---json: print everything as one JSON object
---ctx-size -c TOKENS: window of a perplexity (default: the context, at most {WINDOW})
---stride TOKENS: distance between windows (default: half a window)
---digest: for --repeat
---backends LIST: backends to run, of mlx,cpu,cuda (default: all that are installed)
-"""
 
 
 def parser() -> flags.Parser:
     result = flags.Parser("parity", __doc__.split("\n\n")[0], EXAMPLES)
-    group = result.add_argument_group("mode (at most one; default: compare backends)")
+    modes = result.add_argument_group("mode (at most one; default: compare backends)")
+    mode, add = modes.add_mutually_exclusive_group(), result.add_argument
     sizes = ",".join(map(str, SIZES))
-    modes = {"check": {"const": GUIDE_TRACE}, "batch": {"const": sizes}}
-    result.add_flags(MODE_FLAGS.format(sizes=sizes), group.add_mutually_exclusive_group(), **modes)
-    references = {"choices": ("numpy", "transformers")}
-    result.add_flags(FLAGS, reference=references, digest={"help": argparse.SUPPRESS})
+    mode.add_argument(
+        "--record", metavar="FILE", help="write a golden trace of a float32 NumPy run"
+    )
+    mode.add_argument(
+        "--check",
+        metavar="FILE",
+        nargs="?",
+        const=GUIDE_TRACE,
+        help="check the backends against a golden trace (default: the guide model's)",
+    )
+    mode.add_argument(
+        "--verify-cache",
+        action="store_true",
+        help="compare every way of filling the cache with a cold run",
+    )
+    mode.add_argument(
+        "--batch",
+        metavar="ROWS",
+        nargs="?",
+        const=sizes,
+        help="compare rows computed alone with the same rows in batches of these sizes (default: "
+        f"{sizes})",
+    )
+    mode.add_argument(
+        "--repeat",
+        metavar="N",
+        help="run the same request N times in this process and N times in fresh ones, and compare "
+        "the bits",
+    )
+    mode.add_argument(
+        "--perplexity",
+        metavar="FILE",
+        help="measure the perplexity of a text (- reads standard input) on each backend",
+    )
+    add("--prompt", "-p", metavar="PROMPT", help="text to run (default: two sentences)")
+    add("--tokens", "-n", metavar="N", help=f"number of tokens to run (default: {TOKENS})")
+    add(
+        "--reference",
+        choices=("numpy", "transformers"),
+        help="reference: NumPy at float32 (the default) or transformers at float32",
+    )
+    add("--html", metavar="FILE", help="write the comparison as an HTML page with plots")
+    add("--json", action="store_true", help="print everything as one JSON object")
+    add(
+        "--ctx-size",
+        "-c",
+        metavar="TOKENS",
+        help=f"window of a perplexity (default: the context, at most {WINDOW})",
+    )
+    add("--stride", metavar="TOKENS", help="distance between windows (default: half a window)")
+    add("--digest", action="store_true", help=argparse.SUPPRESS)
+    add(
+        "--backends",
+        metavar="LIST",
+        help="backends to run, of mlx,cpu,cuda (default: all that are installed)",
+    )
     shared = "model revision device dtype compile cache_bits batch_invariant adapters"
     flags.add_load_flags(result, only=shared.split())
     return result

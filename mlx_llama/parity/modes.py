@@ -17,10 +17,10 @@ from mlx_llama.cli import flags
 from mlx_llama.cli.flags import parse_number
 from mlx_llama.cli.spelling import spell_options
 from mlx_llama.core.backends import selection
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import LoadOptions
 from mlx_llama.parity import batches, probes as parity, trace
 from mlx_llama.parity.differences import is_tie
 from mlx_llama.parity.probes import measure_perplexity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_llama import cli
 from mlx_llama.cli.flags import Parser
@@ -17,29 +17,53 @@ EXAMPLES = """
 HuggingFaceTB/SmolLM2-360M-Instruct ~/models/smol-4bit --bits 4
 ~/models/smol ~/models/smol-Q4_K_M.gguf --format gguf:Q4_K_M
 """
-FLAGS = """
-source IN: a folder, a .gguf file, a Hugging Face hub id, or guide
-out OUT: the folder, or with --format gguf:... the .gguf file, to write
---bits --q-bits {2,3,4,5,6,8}: bits per weight (default: 4; a quantized GGUF file keeps its own)
---group-size --q-group-size {32,64,128}: weights that share a scale (default: 64; a quantized GGUF
-  file keeps its own)
---format {mlx,mlx:MODE,gguf:TYPE}: mlx: a folder, for mlx_lm too, optionally of MODE mxfp4, nvfp4 or
-  mxfp8; gguf: a file, for llama.cpp too, of TYPE Q3_K_S, Q3_K_M, Q4_0, IQ4_XS, Q4_K_M, Q5_K_M,
-  Q6_K, Q8_0, F16, BF16 or F32, or MXFP4 for models with experts (default: mlx)
---merge FOLDER[=SCALE]: merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a
-  scale; without --bits and --format a full-width model keeps its width
---calibrate {TEXT,docs}: weigh errors by the model's activations on a text file, or on this
-  package's documentation: better GGUF files of few bits
---imatrix FILE: weigh errors by an importance matrix of llama.cpp (GGUF or .dat); with --calibrate:
-  the file to write it to
---revision REVISION: branch, tag or commit of a hub id
-"""
 
 
 def parser() -> Parser:
     """The command line. Names follow mlx_lm.convert's."""
     result = Parser("quantize", __doc__, EXAMPLES, "IN OUT")
-    result.add_flags(FLAGS, format={"default": "mlx"})
+    add = result.add_argument
+    add("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
+    add("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
+    add(
+        "--bits",
+        "--q-bits",
+        metavar="{2,3,4,5,6,8}",
+        help="bits per weight (default: 4; a quantized GGUF file keeps its own)",
+    )
+    add(
+        "--group-size",
+        "--q-group-size",
+        metavar="{32,64,128}",
+        help="weights that share a scale (default: 64; a quantized GGUF file keeps its own)",
+    )
+    add(
+        "--format",
+        metavar="{mlx,mlx:MODE,gguf:TYPE}",
+        default="mlx",
+        help="mlx: a folder, for mlx_lm too, optionally of MODE mxfp4, nvfp4 or mxfp8; gguf: a "
+        "file, for llama.cpp too, of TYPE Q3_K_S, Q3_K_M, Q4_0, IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, "
+        "Q8_0, F16, BF16 or F32, or MXFP4 for models with experts (default: mlx)",
+    )
+    add(
+        "--merge",
+        metavar="FOLDER[=SCALE]",
+        help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
+        "without --bits and --format a full-width model keeps its width",
+    )
+    add(
+        "--calibrate",
+        metavar="{TEXT,docs}",
+        help="weigh errors by the model's activations on a text file, or on this package's "
+        "documentation: better GGUF files of few bits",
+    )
+    add(
+        "--imatrix",
+        metavar="FILE",
+        help="weigh errors by an importance matrix of llama.cpp (GGUF or .dat); with --calibrate: "
+        "the file to write it to",
+    )
+    add("--revision", metavar="REVISION", help="branch, tag or commit of a hub id")
     return result
 
 
@@ -69,7 +93,7 @@ def main(arguments: list[str]) -> int:
         again = ", which were dequantized and are rounded again" if is_low_bit else ""
         cli.say(f"(merging {adapter.name} into {len(adapter.pairs)} matrices{again})")
         if args.format == "mlx" and args.bits is args.group_size is None and not is_low_bit:
-            scheme = None, 64  # the base's width
+            scheme = {"bits": None}  # the base's width
     keeps = (
         args.bits is args.group_size is None
         and args.format == "mlx"
@@ -79,10 +103,11 @@ def main(arguments: list[str]) -> int:
     importance = find_importance(args)
     with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
         if is_folder:
-            written = mlx_folder.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
+            written = mlx_folder.write_mlx(checkpoint, args.out, **scheme, keep=keeps)
         else:
-            search = find_search()
-            written = gguf_export.write_gguf(checkpoint, args.out, *scheme, importance, search)
+            written = gguf_export.write_gguf(
+                checkpoint, args.out, **scheme, importance=importance, search=find_search()
+            )
     for notice in written.notices:
         cli.say(f"({notice})")
     ratio = checkpoint.nbytes / written.nbytes
@@ -115,8 +140,7 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
 
     if args.calibrate is None:
         return None if args.imatrix is None else read_importance(args.imatrix)
-    from mlx_llama.api.llm import load_model
-    from mlx_llama.core.backends.load_options import LoadOptions
+    from mlx_llama.api.llm import load
     from mlx_llama.core.errors import CheckpointError
     from mlx_llama.core.system import progress
     from mlx_llama.core.system.files import read_text, reading
@@ -129,8 +153,7 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
     else:
         with reading(args.calibrate, CheckpointError, "choose a text file, or docs"):
             text = read_text(args.calibrate, 1 << 28)
-    options = LoadOptions(args.source, "cpu", compile=False, revision=args.revision)
-    llm = load_model(options)
+    llm = load(args.source, "cpu", compile=False, revision=args.revision)
     tokens = llm.tokenizer.encode(text)[: WINDOW * WINDOWS if is_docs else None]
     windows = max(1, len(tokens) // WINDOW)
     with progress.show_count("calibrating", windows) as show:
@@ -143,13 +166,14 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
     return importance
 
 
-def parse_scheme(
-    format: str, bits: str | None, group_size: str | None
-) -> tuple[int, int] | tuple[int, int, str] | tuple[str]:
-    """Arguments of write_mlx (bits, group size, mode) or write_gguf. Raises OptionsError."""
+def parse_scheme(format: str, bits: str | None, group_size: str | None) -> dict[str, Any]:
+    """Keyword arguments of write_mlx or write_gguf. Raises OptionsError."""
     from . import gguf_export, mlx_folder
 
-    modes = {f"mlx:{mode}": (*packing, mode) for mode, packing in mlx_folder.FLOAT_MODES.items()}
+    modes = {
+        f"mlx:{mode}": {"bits": width, "group_size": size, "mode": mode}
+        for mode, (width, size) in mlx_folder.FLOAT_MODES.items()
+    }
     kinds = ["mlx", *modes, *(GGUF + name for name in gguf_export.TYPES)]
     if format not in kinds:
         *others, last = kinds
@@ -160,13 +184,11 @@ def parse_scheme(
                 raise OptionsError(
                     f"{flag} {value}: is for --format mlx, and {format} fixes it: leave it out"
                 )
-        return modes.get(format) or (format.removeprefix(GGUF),)
-    chosen = []
-    for flag, value, default, allowed in (
-        ("--bits", bits, 4, mlx_folder.BITS),
-        ("--group-size", group_size, 64, mlx_folder.GROUP_SIZES),
+        return modes.get(format) or {"format": format.removeprefix(GGUF)}
+    for flag, value, allowed in (
+        ("--bits", bits, mlx_folder.BITS),
+        ("--group-size", group_size, mlx_folder.GROUP_SIZES),
     ):
         if value is not None and value not in map(str, allowed):
             raise OptionsError(f"{flag} {value!r:.40}: MLX has {', '.join(map(str, allowed))}")
-        chosen.append(default if value is None else int(value))
-    return tuple(chosen)
+    return {"bits": int(bits or 4), "group_size": int(group_size or 64)}

@@ -5,66 +5,24 @@ and a browser.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from mlx_llama import cli
 from mlx_llama.cli import flags
-from mlx_llama.cli.flags import parse_number
-from mlx_llama.core.backends.load_options import parse_memory, parse_rows
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.options import validate
+from mlx_llama.core.options import parse_memory, validate
 
-from .settings import Settings
+from .settings import KEY_VARIABLE, Settings
 
 if TYPE_CHECKING:
     from mlx_llama.api.llm import LLM
 
-KEY_VARIABLE = "MLX_LLAMA_API_KEY"
-
-_DEFAULT = Settings()
-COMMON = f"""
---host HOST: address to listen on, or several, separated by commas; by default this machine only
-  (default: {_DEFAULT.host})
---port PORT: port; 0 picks a free port (default: {_DEFAULT.port})
-"""
-FLAGS = f"""
---alias -a NAME: name of the model in requests and answers
---api-key-file FILE: file of keys, one per line
---ssl-key-file --ssl-keyfile FILE: private key, for https
---ssl-cert-file --ssl-certfile FILE: certificate, for https
---timeout -to SECONDS: time limit of a request, including its wait (default: {_DEFAULT.timeout:g})
---queue N: requests that may wait for a row; more get 503 (default: {_DEFAULT.queue})
---max-connections N: open connections; more get 503 (default: {_DEFAULT.max_connections})
---max-body SIZE: maximum size of a request body, such as 8MB (default: 8MiB)
---shutdown-seconds SECONDS: time for running requests to finish after SIGTERM
-  (default: {_DEFAULT.shutdown_seconds:g})
---idle-unload MINUTES: unload the model after this time idle; a request reloads it
---slot-save-path FOLDER: serve POST /slots/0?action=save and restore, with files in this folder
---api-key KEY ...: keys that clients must send, separated by commas. Other users of this machine can
-  see them: prefer --api-key-file or the variable {KEY_VARIABLE}
---cors-origin --cors-origins ORIGIN ...: origin whose pages may send requests, such as
-  https://example.org, or several, separated by commas; localhost for this machine at any port;
-  * for all; repeatable
---cors-methods METHODS: methods that these pages may use (default: {_DEFAULT.cors_methods})
---cors-headers HEADERS: headers that they may send (default: those that they ask for)
---cors-credentials: let them send cookies and other credentials
---allowed-host NAME ...: further host name to accept besides localhost and the address; repeatable
---slots: serve GET /slots (default: yes)
---metrics: serve GET /metrics (default: yes)
---page --webui --ui: serve the web page at / (default: yes)
---tags TAGS: tags of the model in GET /v1/models, separated by commas
---verbose -v --log-verbose: show the prompt of each answer in it, as `verbose` of a request does
---log-prompts: log prompts, and show them in GET /slots
---strict: refuse unknown fields and model names; without it they are ignored and listed in the
-  header x-mlx-llama-noted
---quiet: log warnings only
---truncation {{auto,disabled}}: for conversations that outgrow the context: auto drops the oldest
-  turns, disabled refuses them; a request's truncation wins (default: disabled)
-"""
 # Flags of llama-server that change nothing
 _TOOLS = "the server runs no tools: clients send theirs with a request, and run the calls"
 _ONE_MODEL = "a server serves one model"
@@ -87,17 +45,22 @@ EXAMPLES = """
 def parser() -> flags.Parser:
     """Build the command line. Names follow llama-server's."""
     result = flags.Parser("server", __doc__, EXAMPLES)
-    numbers = "host port timeout queue max_connections shutdown_seconds".split()
-    settings: dict[str, dict[str, Any]] = {
-        **{name: {"default": str(getattr(_DEFAULT, name))} for name in numbers},
-        **{name: {"default": []} for name in ("api_key", "cors_origin", "allowed_host")},
-    }
-    settings["cors_credentials"] = {"action": argparse.BooleanOptionalAction, "default": False}
-    for name in ("slots", "metrics", "page"):
-        settings[name] = {"action": argparse.BooleanOptionalAction, "default": True}
-    settings["truncation"] = {"choices": ("auto", "disabled"), "default": "disabled"}
-    result.add_flags(COMMON, result.common, **settings)
-    result.add_flags(FLAGS, result.add_argument_group("server"), **settings)
+    group = result.add_argument_group("server")
+    add = group.add_argument
+    add("--api-key-file", metavar="FILE", help="file of keys, one per line")
+    for entry in dataclasses.fields(Settings):
+        if entry.metadata:
+            names, told = entry.metadata["flags"], entry.metadata["argparse"]
+            home = result.common if entry.name in ("host", "port") else group
+            home.add_argument(*names, dest=entry.name, **told)
+    add("--quiet", action="store_true", help="log warnings only")
+    add(
+        "--truncation",
+        choices=("auto", "disabled"),
+        default="disabled",
+        help="for conversations that outgrow the context: auto drops the oldest turns, disabled "
+        "refuses them; a request's truncation wins (default: disabled)",
+    )
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     flags.add_needless_flags(result, NEEDLESS)
@@ -114,7 +77,7 @@ def main(arguments: list[str]) -> int:
         level=logging.WARNING if parsed.quiet else logging.INFO,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from mlx_llama.api.llm import check_load, load_model
+    from mlx_llama.api.llm import check_load, load
 
     from .serving import bind_all, serve
 
@@ -122,7 +85,7 @@ def main(arguments: list[str]) -> int:
     check_load(options)
 
     def load_checked() -> LLM:
-        llm = load_model(options)
+        llm = load(**vars(options))
         if settings.alias in llm.model.adapters:
             raise OptionsError(
                 f"--alias {settings.alias}: is the name of an adapter: choose another"
@@ -146,8 +109,11 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
             f"option `{name}`: is set by each request (logprobs, top_logprobs, n_probs): leave it "
             "out"
         )
-    parse_rows(parsed.max_rows)
-    origins = _split_list(parsed.cors_origin)
+    values = {
+        entry.name: getattr(parsed, entry.name, None) for entry in dataclasses.fields(Settings)
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    origins = _split_list(given.get("cors_origins", ()))
     for origin in origins:
         if origin not in ("*", "localhost") and not re.fullmatch(
             r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII
@@ -159,51 +125,32 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
     for flag, names in ("methods", parsed.cors_methods), ("headers", parsed.cors_headers):
         if names is not None and not re.fullmatch(r"\*|[\w-]+(?:, *[\w-]+)*", names, re.ASCII):
             raise OptionsError(f"--cors-{flag} {names!r:.100}: must be names between commas, or *")
-    idle = parsed.idle_unload
-    if idle is not None:
-        idle = 60 * parse_number("--idle-unload", idle, 0.001, 1e6, False)
-    if parsed.slot_save_path is not None and not os.path.isdir(parsed.slot_save_path):
-        raise OptionsError(f"--slot-save-path {parsed.slot_save_path}: is not a folder")
-    if (parsed.ssl_key_file is None) != (parsed.ssl_cert_file is None):
+    if parsed.slot_folder is not None and not os.path.isdir(parsed.slot_folder):
+        raise OptionsError(f"--slot-save-path {parsed.slot_folder}: is not a folder")
+    if (parsed.key_file is None) != (parsed.certificate_file is None):
         raise OptionsError("https needs both --ssl-key-file and --ssl-cert-file")
-    return Settings(
-        host=parsed.host,
-        port=parse_number("--port", parsed.port, 0, 65535),
-        alias=parsed.alias,
-        api_keys=_read_keys(parsed),
-        cors_origins=tuple(origin.rstrip("/") for origin in origins),
-        cors_methods=parsed.cors_methods or _DEFAULT.cors_methods,
-        cors_headers=parsed.cors_headers,
-        cors_credentials=parsed.cors_credentials,
-        allowed_hosts=tuple(parsed.allowed_host),
-        key_file=parsed.ssl_key_file,
-        certificate_file=parsed.ssl_cert_file,
-        tags=tuple(_split_list([parsed.tags or ""])),
-        options={name: getattr(checked, name) for name in wanted},
-        truncates=parsed.truncation == "auto",
-        queue=parse_number("--queue", parsed.queue, 0, 1e6),
-        timeout=parse_number("--timeout", parsed.timeout, 0.001, 1e7, False),
-        max_connections=parse_number("--max-connections", parsed.max_connections, 1, 1e5),
-        max_body=parse_memory(parsed.max_body, "max_body") or _DEFAULT.max_body,
-        shutdown_seconds=parse_number("--shutdown-seconds", parsed.shutdown_seconds, 0, 1e6, False),
-        idle_unload=idle,
-        serves_slots=parsed.slots,
-        slot_folder=parsed.slot_save_path,
-        serves_metrics=parsed.metrics,
-        serves_page=parsed.page,
-        logs_prompts=parsed.log_prompts,
-        is_verbose=parsed.verbose,
-        is_strict=parsed.strict,
-    )
+    if "idle_unload" in given:
+        given["idle_unload"] *= 60
+    if "max_body" in given:
+        given["max_body"] = parse_memory(given["max_body"], "max_body")
+    given |= {
+        "api_keys": _read_keys(parsed),
+        "cors_origins": tuple(origin.rstrip("/") for origin in origins),
+        "allowed_hosts": tuple(parsed.allowed_hosts or ()),
+        "tags": tuple(_split_list([parsed.tags or ""])),
+        "options": {name: getattr(checked, name) for name in wanted},
+        "truncates": parsed.truncation == "auto",
+    }
+    return Settings(**given)
 
 
-def _split_list(values: list[str]) -> list[str]:
+def _split_list(values: Iterable[str]) -> list[str]:
     """Split at commas, and drop what is empty."""
     return [part.strip() for part in ",".join(values).split(",") if part.strip()]
 
 
 def _read_keys(parsed: argparse.Namespace) -> tuple[str, ...]:
-    keys = _split_list([*parsed.api_key, os.environ.get(KEY_VARIABLE, "")])
+    keys = _split_list([*(parsed.api_keys or ()), os.environ.get(KEY_VARIABLE, "")])
     if parsed.api_key_file is not None:
         lines = cli.read_text(parsed.api_key_file).split("\n")
         keys += [line for line in lines if not line.lstrip().startswith("#")]

@@ -12,9 +12,9 @@ from making import make_checkpoint
 
 from backends.conftest import EVERYTHING
 from mlx_llama import load
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import LoadOptions
 
 torch = pytest.importorskip("torch")
 

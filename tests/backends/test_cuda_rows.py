@@ -15,13 +15,12 @@ from making import config_fields, make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from backends.conftest import EVERYTHING
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.positions import Span
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.options import resolve
+from mlx_llama.core.options import LoadOptions, resolve
 from mlx_llama.core.sample import SamplingFeatures
 
 torch = pytest.importorskip("torch")

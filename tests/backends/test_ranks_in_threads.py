@@ -14,8 +14,8 @@ from making_gguf import make_gguf
 
 from backends.conftest import EVERYTHING
 from mlx_llama.core import options
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import LoadOptions
 
 torch = pytest.importorskip("torch")
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from making_gguf import LOW_BIT, dequantise, make_gguf, random_blocks
 
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import FloatWeight, GGUFWeight, MLXWeight, Rows
+from mlx_llama.core.options import LoadOptions
 
 torch = pytest.importorskip("torch")
 

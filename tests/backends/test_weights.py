@@ -11,8 +11,8 @@ from making import make_checkpoint
 from backends.conftest import matrices_of
 from cpu_fallback import ops, weights
 from cpu_fallback.model import Llama
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import LoadOptions
 
 STORED = {"float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -12,8 +12,8 @@ from backends.triton_process import (
 )
 
 from cuda_fallback.model import Llama
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import LoadOptions
 
 
 def loaded(source, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **options):

@@ -20,9 +20,8 @@ from mlx_llama.bench import (
     report as bench_report,
 )
 from mlx_llama.bench.measure import Case, Row, load, measure, measure_rows
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.options import resolve
+from mlx_llama.core.options import LoadOptions, resolve
 
 pytestmark = pytest.mark.usefixtures("known_memory")
 

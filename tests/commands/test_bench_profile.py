@@ -12,9 +12,9 @@ from cases.bench import flags, parse_table
 from mlx_llama.bench import command as bench
 from mlx_llama.bench.measure import Case, load
 from mlx_llama.bench.profile import HOST, SAMPLING, Profiled, measure_profiles
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.profile import ATTENTION, Profile
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import LoadOptions
 
 pytestmark = pytest.mark.usefixtures("known_memory")
 PRODUCTS = ("query, key, value", "attention output", "gate, up", "down", "head")

@@ -703,6 +703,7 @@ def cut(text, sizes=(1,)):
     MARKDOWN | st.text("-*`~ \n\t\rab1.|#>\u2028", max_size=60),
     st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
+@example("```x``` y\n| a | b |\n|---|---|\n\n- ```", [1])
 def test_blocks_of_any_pieces_are_the_text(text, sizes):
     finished, rest = cut(text, sizes)
     assert "".join(finished) + rest == text

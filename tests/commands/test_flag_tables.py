@@ -12,9 +12,8 @@ import pytest
 from mlx_llama.__main__ import COMMANDS, main
 from mlx_llama.cli import flags as flag_tables, running
 from mlx_llama.cli.spelling import flag_of
-from mlx_llama.core.backends.load_options import TABLE
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.options import FIELDS, resolve
+from mlx_llama.core.options import FIELDS, LOAD_FIELDS, resolve
 
 
 def flags(*words: str) -> dict:
@@ -151,12 +150,12 @@ def test_load_flags_are_the_parameters_of_load():
     options = flag_tables.load_options(parsed)
     assert options.cache_bits == "8" and options.cache_memory == "2GB" and options.max_rows == "4"
     assert options.adapters == ["a", "b"]
-    assert list(inspect.signature(load).parameters) == list(TABLE)
-    assert vars(parsed).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
+    assert list(inspect.signature(load).parameters) == list(LOAD_FIELDS)
+    assert vars(parsed).keys() == LOAD_FIELDS.keys() - {"on_progress"} | {"debug"}
     helps = {action.dest: action.help for action in parser._actions}
-    for name, field in TABLE.items():
+    for name, field in LOAD_FIELDS.items():
         assert f"\n    {name}: " in load.__doc__
-        assert field.metadata["help"] in helps.get(name, field.metadata["help"])
+        assert field.description in helps.get(name, field.description)
 
 
 def test_every_option_has_a_flag():
@@ -164,19 +163,3 @@ def test_every_option_has_a_flag():
         first, *_ = flag_tables.option_flags(name)
         assert first == flag_of(name)
         assert len(set(flag_tables.option_flags(name))) == len(flag_tables.option_flags(name))
-
-
-def test_a_table_of_flags_adds_what_argparse_is_told_otherwise():
-    table, calls = flag_tables.Parser("bench"), flag_tables.Parser("bench")
-    table.add_flags(
-        "name [NAME]: a name: any\n--rows -b N ...: numbers\n  of rows\n--file [FILE]: a file\n"
-        "--host: all of it\n",
-        file={"const": "x"},
-    )
-    calls.add_argument("name", metavar="NAME", nargs="?", help="a name: any")
-    calls.add_argument("--rows", "-b", metavar="N", action="append", help="numbers of rows")
-    calls.add_argument("--file", metavar="FILE", nargs="?", const="x", help="a file")
-    calls.add_argument("--host", action="store_true", help="all of it")
-    assert table.format_help() == calls.format_help()
-    words = ["--file", "--host", "-b", "1", "--rows", "2", "a"]
-    assert table.parse_args(words) == calls.parse_args(words)

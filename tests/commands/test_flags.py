@@ -10,6 +10,7 @@ from mlx_llama import generate, load
 from mlx_llama.chat import repl as chat
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.server import command as server
+from mlx_llama.server.settings import Settings
 
 PROMPT = ("-p", "Once upon a time", "--ignore-chat-template")
 
@@ -91,6 +92,18 @@ def test_keys_stand_between_commas_and_slots_in_a_folder(tmp_path):
     flags = ["--api-key", "a,b", "--api-key", "c", "--slot-save-path", str(tmp_path)]
     settings = server.make_settings(server.parser().parse_args(flags))
     assert settings.api_keys == ("a", "b", "c") and settings.slot_folder == str(tmp_path)
+
+
+def test_a_setting_without_its_flag_has_its_default(monkeypatch):
+    monkeypatch.delenv("MLX_LLAMA_API_KEY", raising=False)
+    assert server.make_settings(server.parser().parse_args([])) == Settings()
+    words = (
+        "--port 0 --timeout 2.5 --queue 3 --idle-unload 2 --max-body 1MB --allowed-host a --strict"
+    )
+    settings = server.make_settings(server.parser().parse_args(words.split()))
+    assert (settings.port, settings.timeout, settings.queue) == (0, 2.5, 3)
+    assert (settings.idle_unload, settings.max_body) == (120.0, 10**6)
+    assert settings.allowed_hosts == ("a",) and settings.is_strict
 
 
 LLAMA_SERVER = """

@@ -13,10 +13,10 @@ from making import fail_at
 from mlx_llama import generate
 from mlx_llama.api import llm as loading
 from mlx_llama.core import options
-from mlx_llama.core.backends.load_options import LoadOptions, parse_rows
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
+from mlx_llama.core.options import LoadOptions
 
 
 class ToyLLM:
@@ -27,7 +27,7 @@ class ToyLLM:
     def __init__(self, load_options=LoadOptions()):
         self.load_options = load_options
         self.defaults = options.Defaults()
-        self.backend, rows = ToyBackend(), parse_rows(load_options.max_rows)
+        self.backend, rows = ToyBackend(), load_options.check("cpu").max_rows
         parts = (self.backend, ToyModel(self.backend), ToyTokenizer(), frozenset(), 200)
         self.loop = Loop(*parts, max_rows=rows)
         self.prompts = []
@@ -50,8 +50,8 @@ class ToyLLM:
 def toy_llm(monkeypatch):
     """The models that the door loaded."""
     made = []
-    load = lambda options: made.append(ToyLLM(options)) or made[-1]  # noqa: E731
-    monkeypatch.setattr(loading, "load_model", load)
+    load = lambda **options: made.append(ToyLLM(LoadOptions(**options))) or made[-1]  # noqa: E731
+    monkeypatch.setattr(loading, "load", load)
     return made
 
 

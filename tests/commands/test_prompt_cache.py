@@ -83,7 +83,7 @@ def test_a_cache_that_does_not_belong_is_a_notice(make_llm, tmp_path):
 def loaded(make_llm, monkeypatch):
     """The models that doors loaded."""
     made = []
-    monkeypatch.setattr(loading, "load_model", lambda options: made.append(make_llm()) or made[-1])
+    monkeypatch.setattr(loading, "load", lambda **options: made.append(make_llm()) or made[-1])
     return made
 
 

@@ -105,7 +105,7 @@ def test_names_in_cores_messages_are_options_of_commands():
     for name in COMMANDS:
         home = importlib.import_module(f"mlx_llama.{HOMES.get(name, name)}")
         parser: argparse.ArgumentParser = home.parser()
-        known |= {action.dest.removeprefix("option:") for action in parser._actions}
+        known |= {action.dest for action in parser._actions}
     messages = [
         text
         for folder in NEUTRAL

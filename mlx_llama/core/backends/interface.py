@@ -17,7 +17,6 @@ import numpy as np
 from mlx_llama.core.ops import Array, Probe as Probe
 from mlx_llama.core.sample import Masks as Masks, SamplingBatch as SamplingBatch
 
-from .load_options import Limits
 from .model import BaseLlama
 from .positions import Positions
 
@@ -38,7 +37,6 @@ class Runtime(Protocol):
     """The device under the arrays: the module runtime.py of a backend."""
 
     NAME: str
-    LIMITS: Limits
     SURVIVES_FORK: bool  # a forked process may compute
     HAS_ONE_THREAD: bool  # all calls are made by one thread
 

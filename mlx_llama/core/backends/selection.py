@@ -15,13 +15,12 @@ from typing import Any, Protocol
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.options import GenerationOptions
+from mlx_llama.core.options import GenerationOptions, LoadOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.gpus import has_gpu_driver
 
 from .interface import Model, SamplingBatch
-from .load_options import LoadOptions
 from .shards import Ranks
 
 PACKAGES = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
@@ -112,8 +111,8 @@ class Backend:
             )
 
     def check(self, options: LoadOptions) -> LoadOptions:
-        """Check load options before any work. Raises as Limits.check."""
-        return self.runtime.LIMITS.check(options)
+        """Check load options before any work. Raises as LoadOptions.check."""
+        return options.check(self.name)
 
     def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:
         """Sampling of one token per row. options: of each row."""

@@ -23,10 +23,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from mlx_llama.core.backends.interface import Model
-from mlx_llama.core.backends.load_options import MAX_ROWS
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.errors import SessionError
+from mlx_llama.core.options import MAX_ROWS
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.text.tokenizer import Tokenizer
 

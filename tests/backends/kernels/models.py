@@ -12,8 +12,8 @@ from making import make_checkpoint
 from making_gguf import make_gguf, random_blocks
 
 from cpu_fallback.model import Llama
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import LoadOptions
 
 WIDE = dict(hidden_size=256, intermediate_size=512)
 SIX_HEADS = dict(hidden_size=72, num_attention_heads=6, num_key_value_heads=3, head_dim=20)

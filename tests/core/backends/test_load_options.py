@@ -9,16 +9,14 @@ import pytest
 
 from mlx_llama import generate, load
 from mlx_llama.core.backends import selection as backends
-from mlx_llama.core.backends.load_options import (
+from mlx_llama.core.errors import BackendError, OptionsError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import (
     MAX_ROWS,
-    Limits,
     LoadOptions,
     default_threads,
     parse_memory,
-    parse_rows,
 )
-from mlx_llama.core.errors import BackendError, OptionsError
-from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.system import machine
 from mlx_llama.doctor import command as doctor
 
@@ -140,18 +138,6 @@ def test_contradictions():
             check(cpu, compile=False, **options)
 
 
-def test_limits_are_the_backends_own():
-    limits = Limits("tpu", ("auto", "bfloat16"), most_threads=3)
-    assert limits.check(LoadOptions(dtype="bfloat16", threads=3)).threads == 3
-    for options, expected in (
-        ({"dtype": "float16"}, "the tpu backend computes in bfloat16"),
-        ({"threads": 4}, "1 to 3"),
-        ({"activation_bits": 8}, "this is tpu"),
-    ):
-        with pytest.raises(BackendError, match=expected):
-            limits.check(LoadOptions(**options))
-
-
 def test_threads_by_default():
     MiB = 1 << 20
     assert [default_threads(n * MiB, 8) for n in (0, 5, 8, 31, 1024)] == [1, 1, 2, 7, 8]
@@ -194,7 +180,8 @@ def test_what_is_no_size(text):
 
 
 def test_rows_of_a_step():
-    assert [parse_rows(value) for value in (None, 1, "512")] == [32, 1, 512]
+    for value, rows in ((None, 32), (1, 1), ("512", 512)):
+        assert LoadOptions(max_rows=value).check("cpu").max_rows == rows
     for value in (0, "513", "-1", "many", 2.5, True, "9" * 99):
         with pytest.raises(OptionsError, match="^`max_rows` .*: must be a whole number, 1 to 512$"):
-            parse_rows(value)
+            LoadOptions(max_rows=value).check("cpu")

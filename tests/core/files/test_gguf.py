@@ -21,7 +21,6 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cpu_fallback.model import Llama
-from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import CheckpointError, ConfigError, TemplateError
 from mlx_llama.core.files import gguf as gguf_module
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
@@ -29,6 +28,7 @@ from mlx_llama.core.files.gguf import GGUFFile, part_names
 from mlx_llama.core.files.quantized import GGUFWeight
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies
+from mlx_llama.core.options import LoadOptions
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows that a k-quant's blocks of 256 divide
 TOKENS = np.array([[1, 5, 9, 200, 17, 383]])
