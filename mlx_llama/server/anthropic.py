@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,8 +24,8 @@ from .conversations import (
     plain_message,
     prefer_call,
 )
-from .faults import Fault, Refusal, fault_of
-from .fields import Body, Note, OptionFields
+from .faults import Refusal, fault_of
+from .fields import Body, Note, Notes, TextOr, name_kind, spell
 from .message_writer import MessagesWriter
 from .replies import count_prompt, reply
 from .schemas import serves
@@ -47,7 +47,7 @@ class ToolResult(Body):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=4096)
-    content: str | list[TextPart] = ""
+    content: TextOr[list[TextPart]] = ""
 
 
 # Blocks that a message of a role cannot have
@@ -58,11 +58,19 @@ _FOREIGN = {
 }
 
 
+_Block = Annotated[
+    Annotated[TextPart, Tag("as:text")]
+    | Annotated[ToolUse, Tag("as:tool_use")]
+    | Annotated[ToolResult, Tag("as:tool_result")],
+    Discriminator(name_kind),
+]
+
+
 class AnthropicMessage(Body):
     """A message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Annotated[TextPart | ToolUse | ToolResult, Field(discriminator="type")]]
+    content: TextOr[list[_Block]]
 
     @model_validator(mode="after")
     def _check_blocks(self):
@@ -127,13 +135,12 @@ class OutputConfig(Body):
 class MessagesRequest(Conversing):
     """POST /v1/messages, and the count of its tokens."""
 
-    renamed: ClassVar = OptionFields.renames(stop_sequences="stop", json_schema="schema")
-    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
-    refused: ClassVar = {"thread": "conversations are not kept: send the messages"}
+    model_config = spell(stop="stop_sequences")
+    schema_places: ClassVar[Sequence[str]] = ("output_config.format.schema",)
     format_field: ClassVar = "output_config.format"
 
     messages: list[AnthropicMessage] = MESSAGES
-    system: str | list[TextPart] = ""
+    system: TextOr[list[TextPart]] = ""
     tools: list[AnthropicTool] = []
     tool_choice: AnthropicChoice = Field(
         AnthropicChoice(type="auto"), description="stop sequences do not end a required call"
@@ -141,16 +148,17 @@ class MessagesRequest(Conversing):
     output_config: OutputConfig = OutputConfig()
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
         if "thread" in values:  # clients with threads then send the messages
             details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-            fault = fault_of("thread", "unsupported", cls.refused["thread"])
+            text = "conversations are not kept: send the messages"
+            fault = fault_of("thread", "unsupported", text)
             raise Refusal(400, "unsupported", [fault], details=details)
         config = values.get("output_config", {})
         if (form := values.pop("output_format", None)) is not None and isinstance(config, dict):
             values["output_config"] = {"format": form, **config}
-        prefer_call(values, cls.format_field, note)
+        prefer_call(values, cls.format_field, notes.note)
         tools, choice = values.get("tools"), values.get("tool_choice")
         named = choice.get("name") if isinstance(choice, dict) else None
         if isinstance(tools, list):
@@ -160,17 +168,16 @@ class MessagesRequest(Conversing):
                 if kind in (None, "custom") or tool.get("name") == named:
                     ours.append(tool)
                 else:  # it runs on Anthropic's servers
-                    note(f"tools[].{kind!s:.40}")
+                    notes.note(f"tools[].{kind!s:.40}")
         if isinstance(messages := values.get("messages"), list):
-            values["messages"] = [_adapt_message(message, note) for message in messages]
+            values["messages"] = [_adapt_message(message, notes.note) for message in messages]
 
     @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values)
+    def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:
+        super().check_together(values, notes)
         if "logprobs" in values:
             text = "not available in this API: use /v1/chat/completions"
-            faults.append(fault_of("logprobs", "unsupported", text, values["logprobs"]))
-        return faults
+            notes.refuse("logprobs", "unsupported", text, values["logprobs"])
 
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice

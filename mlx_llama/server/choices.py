@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 
 from .conversations import AnswerFields
-from .fields import Body, Count, Note
+from .fields import Body, Count, Noted, Notes
 from .replies import DONE, FINGERPRINT, Events, Writer, desk_of, write_timings, write_usage
 from .tooling import Reader
 
@@ -26,7 +26,7 @@ class StreamOptions(Body):
 class CommonFields(AnswerFields):
     """Fields of both kinds of completion."""
 
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: Noted[StreamOptions] = StreamOptions()
     n: Count = 1
     return_progress: bool = Field(
         False, description="report in a stream how much of the prompt is processed"
@@ -36,10 +36,10 @@ class CommonFields(AnswerFields):
     )
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
         if values.get("stream", False) is False and values.pop("stream_options", None):
-            note("stream_options")
+            notes.note("stream_options")
 
 
 class OpenAIWriter(Writer):

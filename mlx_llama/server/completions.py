@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +19,7 @@ from mlx_llama.core.text.infill import Infill
 from .answers import Ask
 from .choices import CommonFields, OpenAIWriter
 from .faults import bad_field
-from .fields import Body, Likeliest, Note, OptionFields, TokenIds
+from .fields import Body, Likeliest, Notes, Text, TokenIds, name_type, spell
 from .replies import Events, choices_of, desk_of, reply
 from .schemas import serves
 from .tooling import LEAST_LOGPROB, Piece, Reader, list_entries, write_likeliest
@@ -69,13 +69,27 @@ def join_mixed(llm: LLM, prompt: Any) -> Any:
     return ids
 
 
+def _name_prompt(value: Any) -> str:
+    """Return the tag of a prompt's branch: a text, ids, texts, or lists of ids."""
+    first = name_type(value[0]) if isinstance(value, list) and value else ""
+    return f"{first} list" if first in ("as:integer", "as:array") else name_type(value)
+
+
+Prompt = Annotated[
+    Text
+    | Annotated[list[str], Tag("as:array")]
+    | Annotated[TokenIds, Tag("as:integer list")]
+    | Annotated[list[TokenIds], Tag("as:array list")],
+    Discriminator(_name_prompt),
+]
+
+
 class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
-    renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
-    noted: ClassVar = frozenset({"stream_options", "reasoning"})
+    model_config = spell(logprobs="n_probs")
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: Prompt
     suffix: str = Field("", description="text after the answer, for models that can fill gaps")
     echo: bool = Field(
         False, description="put the prompt before the answer, with its logprobs if there are any"
@@ -83,10 +97,10 @@ class CompletionRequest(CommonFields):
     prompt_logprobs: Likeliest = None
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
         if values.get("echo") is True and values.pop("post_sampling_probs", False):
-            note("post_sampling_probs")  # no sampler chose the prompt
+            notes.note("post_sampling_probs")  # no sampler chose the prompt
 
     def ask(self, prompt: Any, **more: Any) -> Ask:
         echoed = self.logprobs if self.echo else None

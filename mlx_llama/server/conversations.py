@@ -6,21 +6,29 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 
 from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.options import FIELDS
 
 from .answers import Ask
-from .faults import MEDIA, Fault, bad_field, fault_of
+from .faults import MEDIA, bad_field
 from .fields import (
+    BY_TYPE,
+    HIDDEN,
     RULES,
     AdapterScales,
     Body,
     Likeliest,
     Note,
+    Noted,
+    Notes,
     OptionFields,
+    SchemaValue,
+    TextOr,
     look_up,
+    spellings,
+    unavailable,
 )
 from .tooling import build_toolbox
 
@@ -31,11 +39,22 @@ ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
 # Messages
 
 
-class TextPart(Body):
+class Part(Body):
+    """A part of a message. One that is no text has no other fault."""
+
+    text: str
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if isinstance(kind := values.get("type"), str) and MEDIA.search(kind):
+            values.clear()
+            values |= {"type": kind, "text": ""}
+
+
+class TextPart(Part):
     """A part of a message."""
 
     type: Literal["text"]
-    text: str
 
 
 class CallFunction(Body):
@@ -50,7 +69,7 @@ class Call(Body):
 
     id: str = Field(max_length=4096)
     index: int = Field(0, ge=0, description="has no effect: calls are listed in order")
-    type: Literal["function"] = "function"
+    type: Noted[Literal["function"]] = "function"
     function: CallFunction
 
 
@@ -58,15 +77,15 @@ class Message(Body):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str = Field("", max_length=256, description="for templates that show it")
-    reasoning_content: str = Field(
+    content: TextOr[list[TextPart]] | None = None
+    name: Noted[str] = Field("", max_length=256, description="for templates that show it")
+    reasoning_content: Noted[str] = Field(
         "", description="of an assistant's message, for templates that show it"
     )
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=4096)
-    refusal: Literal[""] = ""  # clients send answers back with these, empty
-    annotations: list[Any] = Field([], max_length=0)
+    refusal: Noted[Literal[""]] = ""  # clients send answers back with these, empty
+    annotations: Noted[list[Any]] = Field([], max_length=0)
 
     @model_validator(mode="after")
     def _check_role(self):
@@ -260,7 +279,7 @@ class FunctionBody(Body):
     parameters: dict[str, Any] = Field(
         {"type": "object", "properties": {}}, description="JSON schema of an object"
     )
-    strict: bool | None = Field(
+    strict: Noted[bool | None] = Field(
         None, description="has no effect: a required call always fits its schema"
     )
 
@@ -306,7 +325,7 @@ def _tool_name(tool: Any) -> Any:
 class SchemaBody(Body):
     """A format with a JSON schema."""
 
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: SchemaValue | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _check_schema(self):
@@ -321,7 +340,7 @@ class NamedSchema(SchemaBody):
 
     name: str = Field("", max_length=64)
     description: str | None = Field(None, max_length=1 << 16, description="has no effect")
-    schema_: dict[str, Any] | bool = Field({}, alias="schema")
+    schema_: SchemaValue = Field({}, alias="schema")
     strict: bool | None = Field(
         None, description="true: refuse a schema that cannot be fully enforced"
     )
@@ -368,13 +387,6 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
     if not isinstance(variables, dict):
         return
     chosen: dict[str, Any] = {}
-    reasoning = values.get("reasoning")
-    if reasoning is not None and reasoning not in get_args(FIELDS["reasoning"].annotation):
-        parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
-        del values["reasoning"]
-        values.setdefault("reasoning_effort", parts.get("effort"))
-        for name in parts.keys() - {"effort"}:
-            note(f"reasoning.{name}")
     if isinstance(effort := values.pop("reasoning_effort", None), str):
         chosen = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
     elif effort is not None:
@@ -397,32 +409,46 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
 # Requests
 
 
-# Unsupported samplers and hints of llama-server. The order of samplers is fixed: penalties, dry,
-# temperature, top_k, top_p, min_p, xtc; either of its default lists stands for it.
-SWITCHED_OFF = {
-    "samplers": (
-        ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-        "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split(),
-    ),
-    "n_keep": (0, -1),
-    **dict.fromkeys(
-        "min_keep n_indent n_discard n_cache_reuse dynatemp_range mirostat".split(), (0,)
-    ),
-    **dict.fromkeys("image_data grammar_triggers preserved_tokens".split(), ([],)),
-    **dict.fromkeys(("dynatemp_exponent", "typical_p"), (1,)),
-    "grammar_lazy": (False,),
-    "top_n_sigma": (-1, 0),
-    "adaptive_target": (-1,),
-    "adaptive_decay": (0.9,),
-    "mirostat_tau": (5,),
-    "mirostat_eta": (0.1,),
-}
+_SAMPLERS = [
+    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split(),
+]
+Zero = Noted[Annotated[Any, unavailable(0), HIDDEN]]
+Nothing = Noted[Annotated[Any, unavailable([]), HIDDEN]]
+One = Noted[Annotated[Any, unavailable(1), HIDDEN]]
 
 
-class AnswerFields(OptionFields):
+class UnavailableFields(Body):
+    """llama-server's samplers and hints that are not available, and the values that switch them
+    off. The order of samplers is fixed: penalties, dry, temperature, top_k, top_p, min_p, xtc;
+    either of llama-server's default lists stands for it.
+    """
+
+    samplers: Noted[Annotated[Any, unavailable(*_SAMPLERS), HIDDEN]] = _SAMPLERS[0]
+    n_keep: Noted[Annotated[Any, unavailable(0, -1), HIDDEN]] = 0
+    min_keep: Zero = 0
+    n_indent: Zero = 0
+    n_discard: Zero = 0
+    n_cache_reuse: Zero = 0
+    dynatemp_range: Zero = 0
+    mirostat: Zero = 0
+    image_data: Nothing = []
+    grammar_triggers: Nothing = []
+    preserved_tokens: Nothing = []
+    dynatemp_exponent: One = 1
+    typical_p: One = 1
+    grammar_lazy: Noted[Annotated[Any, unavailable(False), HIDDEN]] = False
+    top_n_sigma: Noted[Annotated[Any, unavailable(-1, 0), HIDDEN]] = -1
+    adaptive_target: Noted[Annotated[Any, unavailable(-1), HIDDEN]] = -1
+    adaptive_decay: Noted[Annotated[Any, unavailable(0.9), HIDDEN]] = 0.9
+    mirostat_tau: Noted[Annotated[Any, unavailable(5), HIDDEN]] = 5
+    mirostat_eta: Noted[Annotated[Any, unavailable(0.1), HIDDEN]] = 0.1
+
+
+class AnswerFields(OptionFields, UnavailableFields):
     """Fields of the routes that answer."""
 
-    switched_off: ClassVar[Mapping[str, Sequence[Any]]] = SWITCHED_OFF
+    model_config = OptionFields.model_config
     prompt_field: ClassVar[str] = "prompt"
 
     stream: bool = False
@@ -431,6 +457,18 @@ class AnswerFields(OptionFields):
         True, description="reuse cached prefixes; false: compute the whole prompt"
     )
     lora: AdapterScales | None = None
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
+        if values.get("reasoning") not in (None, *get_args(FIELDS["reasoning"].annotation)):
+            cls.adapt_reasoning(values, notes)
+
+    @classmethod
+    def adapt_reasoning(cls, values: dict[str, Any], notes: Notes) -> None:
+        """Translate a field `reasoning` of other servers."""
+        del values["reasoning"]
+        notes.note("reasoning")
 
     def ask(self, prompt: Any, **more: Any) -> Ask:
         """Translate for core. prompt: messages as templates take them, or a text to continue.
@@ -447,9 +485,8 @@ class Conversing(AnswerFields):
 
     prompt_field: ClassVar[str] = "messages"
     format_field: ClassVar[str] = ""  # place of the answer's format
-    noted: ClassVar = frozenset({"truncation", "tools.function.strict"})
 
-    truncation: Literal["auto", "disabled"] | None = Field(
+    truncation: Noted[Literal["auto", "disabled"] | None] = Field(
         None,
         description="auto: drop the oldest turns of a conversation that outgrew the context, and "
         "keep the system message; default: the server's --truncation",
@@ -463,18 +500,29 @@ class Conversing(AnswerFields):
     tools: Sequence[Any]  # with a method `described`
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
-        adapt_thinking(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
+        adapt_thinking(values, notes.note)
 
     @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults, form = super().check_together(values), look_up(values, cls.format_field)
-        rules = ", ".join(name for name in RULES if name in values)
+    def adapt_reasoning(cls, values: dict[str, Any], notes: Notes) -> None:
+        reasoning = values.pop("reasoning")
+        parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
+        values.setdefault("reasoning_effort", parts.get("effort"))
+        for name in parts.keys() - {"effort"}:
+            notes.note("reasoning", name)
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:
+        form, names = look_up(values, cls.format_field), spellings(cls)
+        rules = ", ".join(
+            rule
+            for rule in RULES
+            if any(names.get(name) == rule and values[name] is not None for name in values)
+        )
         if is_rule(form) and rules:
             field, text = cls.format_field.partition(".")[0], f"cannot be combined with {rules}"
-            faults.append(fault_of(field, "at most one rule", text, form))
-        return faults
+            notes.refuse(field, "at most one rule", text, form)
 
     def choice(self) -> tuple[str, bool]:
         """Return auto, none, required or a tool's name; and whether several calls are allowed."""
@@ -515,22 +563,24 @@ class NamedChoice(Body):
 class OpenAIFields(Conversing):
     """Fields that chat completions and responses share."""
 
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
-        "auto", description="stop strings do not end a required call"
-    )
-    parallel_tool_calls: bool = True
+    tool_choice: Annotated[
+        Annotated[Literal["none", "auto", "required"], Tag("as:string")]
+        | Annotated[NamedChoice, Tag("as:object")],
+        BY_TYPE,
+    ] = Field("auto", description="stop strings do not end a required call")
+    parallel_tool_calls: Noted[bool] = True
     top_logprobs: Likeliest = None
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
         adapt_allowed_tools(values)
         choice: Any = values.get("tool_choice")
         if isinstance(choice, dict) and isinstance(choice.get("function"), dict):
             # in the format of chat completions
             rest = {name: value for name, value in choice.items() if name != "function"}
             values["tool_choice"] = rest | choice["function"]
-        prefer_call(values, cls.format_field, note)
+        prefer_call(values, cls.format_field, notes.note)
 
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice

@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .conversations import adapt_arguments, adapt_custom, adapt_parts
+from .conversations import Part, adapt_arguments, adapt_custom, adapt_parts
 from .faults import bad_field
-from .fields import Body, Note
+from .fields import Body, Note, Noted, TextOr
 from .replies import Json
 
 router = APIRouter(tags=["OpenAI"])
@@ -24,13 +24,12 @@ router = APIRouter(tags=["OpenAI"])
 MOST_RESPONSES, MOST_CHARACTERS, SECONDS = 256, 16 << 20, 3600.0
 
 
-class InputPart(Body):
+class InputPart(Part):
     """A text part of an item, from a question or an earlier answer."""
 
     type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] = Field([], max_length=0)  # of an answer that is sent back
-    logprobs: list[Any] = Field([], description="has no effect")
+    annotations: Noted[list[Any]] = Field([], max_length=0)  # of an answer that is sent back
+    logprobs: Noted[list[Any]] = Field([], description="has no effect")
 
 
 # Fields that an item of a type has
@@ -48,13 +47,13 @@ class InputItem(Body):
 
     type: Literal["message", "function_call", "function_call_output", "item_reference"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[InputPart] | None = None
-    id: str = Field(default="", max_length=512)
-    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+    content: TextOr[list[InputPart]] | None = None
+    id: Noted[str] = Field(default="", max_length=512)
+    status: Noted[Literal["in_progress", "completed", "incomplete"]] = "completed"
     call_id: str = Field(default="", max_length=4096)
     name: str = Field(default="", max_length=128)
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
+    output: TextOr[list[InputPart]] | None = None
 
     @model_validator(mode="after")
     def _check_type(self):

@@ -21,8 +21,8 @@ from mlx_llama.core.text.tools import ToolDelta
 
 from .answers import Answers, Failure
 from .conversations import Message
-from .faults import Fault, bad_field, fault_of, unavailable
-from .fields import Note, TokenIds
+from .faults import bad_field, unavailable
+from .fields import Notes, TextOr, TokenIds
 from .guard import log, write_receipt
 from .openai import ChatFields, write_piece
 from .replies import DONE, NEVER, PING_SECONDS, Json, check_model, desk_of, dump, event, submit
@@ -40,27 +40,26 @@ _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "cont
 class JobRequest(ChatFields):
     """POST /v1/jobs: a prompt or messages, and options."""
 
-    prompt: str | TokenIds | None = None
+    prompt: TextOr[TokenIds] | None = None
     messages: list[Message] = Field([], min_length=1, max_length=2048)
     abandon_seconds: float | None = Field(
         None, gt=0, description="cancel the job after this many seconds without a reader"
     )
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         count = values.get("logprobs")
         if isinstance(count, int) and not isinstance(count, bool):  # as in completions
             values |= {"logprobs": True, "top_logprobs": count}
-        super().adapt(values, note)
+        super().adapt(values, notes)
 
     @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values)
+    def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:
+        super().check_together(values, notes)
         has_messages = "messages" in values
         if ("prompt" in values) == has_messages or ("tools" in values and not has_messages):
             text = "send either prompt or messages, and tools with messages only"
-            faults.append(fault_of("prompt", "prompt or messages", text))
-        return faults
+            notes.refuse("prompt", "prompt or messages", text)
 
 
 @dataclass

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -35,9 +35,7 @@ router = APIRouter(tags=["llama-server"])
 class TokenizeRequest(Body):
     """POST /tokenize."""
 
-    renamed: ClassVar = {"prompt": "content"}  # vLLM's name
-
-    content: str
+    content: str = Field(validation_alias=AliasChoices("content", "prompt"))  # vLLM's name
     add_special: bool = Field(False, description="put the model's first token before the text")
     parse_special: bool = Field(True, description="parse special tokens in the text")
     with_pieces: bool = False

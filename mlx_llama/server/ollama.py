@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +21,6 @@ from mlx_llama.core.text.tools import ToolCall
 
 from .answers import Ask
 from .conversations import (
-    SWITCHED_OFF,
     Conversing,
     FunctionTool,
     Message,
@@ -29,7 +28,7 @@ from .conversations import (
     plain_message,
 )
 from .faults import TEXT_ONLY, Refusal, bad_field, write_ollama
-from .fields import Body, ModelName, Note, OptionFields
+from .fields import HIDDEN, Body, ModelName, Notes, spell, spellings, unavailable
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
 from .schemas import serves
@@ -38,32 +37,33 @@ from .tooling import Piece, Reader
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
 
+_IMAGES = TEXT_ONLY.format("images")
+
+
 class OllamaFields(Conversing):
     """Fields of both routes; those of `options` move to the top level."""
 
-    renamed: ClassVar = OptionFields.renames(num_predict="max_tokens")
+    model_config = spell(max_tokens="num_predict")
     format_field: ClassVar = "format"
     content: ClassVar[str] = "message"  # field of an answer with the text
-    refused: ClassVar = {"images": TEXT_ONLY.format("images")}
-    switched_off: ClassVar = {**SWITCHED_OFF, "images": ([],)}
 
     stream: bool = True
+    images: Annotated[Any, unavailable([], reason=_IMAGES), HIDDEN] = []
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         if isinstance(options := values.pop("options", {}), dict):
             for name, value in options.items():
-                ours = cls.renamed.get(name, name)
-                if ours not in cls.model_fields:
-                    note(f"options.{name}")
+                if name not in spellings(cls):
+                    notes.note(f"options.{name}")
                 elif value is not None:
                     # -1 and -2: until the context is full
-                    values[ours] = -1 if ours == "max_tokens" and value == -2 else value
+                    values[name] = -1 if name == "num_predict" and value == -2 else value
         if (form := values.pop("format", None)) not in (None, ""):
             values["schema"] = {"type": "object"} if form == "json" else form
         if (think := values.pop("think", None)) is not None:  # true, false or an effort
             values["reasoning_effort" if isinstance(think, str) else "enable_thinking"] = think
-        super().adapt(values, note)
+        super().adapt(values, notes)
 
 
 class OllamaChat(OllamaFields):
@@ -73,10 +73,10 @@ class OllamaChat(OllamaFields):
     tools: list[FunctionTool] = []
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         if isinstance(truncates := values.pop("truncate", None), bool):
             values.setdefault("truncation", "auto" if truncates else "disabled")
-        super().adapt(values, note)
+        super().adapt(values, notes)
         if isinstance(messages := values.get("messages"), list):
             for i, message in enumerate(messages):
                 if isinstance(message, dict) and "tool_name" in message:
@@ -84,10 +84,10 @@ class OllamaChat(OllamaFields):
                 if not isinstance(message, dict) or not (images := message.pop("images", None)):
                     continue
                 if message.get("role") != "tool":
-                    raise bad_field(f"messages[{i}].images", "text", cls.refused["images"])
+                    raise bad_field(f"messages[{i}].images", "text", _IMAGES)
                 parts = [{"type": "image"}] * (len(images) if isinstance(images, list) else 1)
                 message["content"] = [str(message.get("content", "")), *parts]
-            values["messages"] = adapt_messages(messages, note)
+            values["messages"] = adapt_messages(messages, notes.note)
 
 
 class OllamaGenerate(OllamaFields):
@@ -222,8 +222,7 @@ async def tags(request: Request) -> Response:
 class ShowRequest(Body):
     """POST /api/show."""
 
-    renamed: ClassVar = {"name": "model"}
-    model: ModelName = None
+    model: ModelName = Field(None, validation_alias=AliasChoices("name", "model"))
 
 
 @serves(router, ShowRequest, "/show")
