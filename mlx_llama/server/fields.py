@@ -175,7 +175,8 @@ def spellings(kind: type[BaseModel]) -> dict[str, str]:
     names: dict[str, str] = {}
     for name, field in kind.model_fields.items():
         alias = field.validation_alias or name
-        names |= dict.fromkeys(alias.choices if isinstance(alias, AliasChoices) else [alias], name)
+        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        names |= dict.fromkeys(map(str, choices), name)
     return names
 
 
@@ -319,7 +320,7 @@ class OptionFields(Body, _TableFields):
             values["seed"] = seed % 2**64
         if isinstance(stop := values.get("stop"), list):
             values["stop"] = [text for text in stop if text != ""]
-        asks = {"logprobs", "top_logprobs", "include"} & values.keys()
+        asks = {"logprobs", "top_logprobs", "n_probs", "include"} & values.keys()
         if not asks and values.pop("post_sampling_probs", False):
             notes.note("post_sampling_probs")
         for name, nothing in (("stop", ""), ("stop_sequences", ""), ("logit_bias", [])):

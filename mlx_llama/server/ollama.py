@@ -28,7 +28,7 @@ from .conversations import (
     plain_message,
 )
 from .faults import TEXT_ONLY, Refusal, bad_field, write_ollama
-from .fields import HIDDEN, Body, ModelName, Notes, spell, spellings, unavailable
+from .fields import HIDDEN, Body, ModelName, Notes, known_names, spell, unavailable
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
 from .schemas import serves
@@ -43,8 +43,7 @@ _IMAGES = TEXT_ONLY.format("images")
 class OllamaFields(Conversing):
     """Fields of both routes; those of `options` move to the top level."""
 
-    model_config = spell(max_tokens="num_predict")
-    format_field: ClassVar = "format"
+    model_config = spell(max_tokens="num_predict", schema="format")
     content: ClassVar[str] = "message"  # field of an answer with the text
 
     stream: bool = True
@@ -54,13 +53,15 @@ class OllamaFields(Conversing):
     def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         if isinstance(options := values.pop("options", {}), dict):
             for name, value in options.items():
-                if name not in spellings(cls):
+                if name not in known_names(cls):
                     notes.note(f"options.{name}")
                 elif value is not None:
                     # -1 and -2: until the context is full
                     values[name] = -1 if name == "num_predict" and value == -2 else value
-        if (form := values.pop("format", None)) not in (None, ""):
-            values["schema"] = {"type": "object"} if form == "json" else form
+        if (form := values.get("format")) == "":
+            del values["format"]
+        elif form == "json":
+            values["format"] = {"type": "object"}
         if (think := values.pop("think", None)) is not None:  # true, false or an effort
             values["reasoning_effort" if isinstance(think, str) else "enable_thinking"] = think
         super().adapt(values, notes)
