@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag, create_model, model_validator
 
 from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.options import FIELDS
@@ -16,6 +16,7 @@ from .faults import MEDIA, bad_field
 from .fields import (
     BY_TYPE,
     HIDDEN,
+    NOTED,
     RULES,
     AdapterScales,
     Body,
@@ -413,36 +414,31 @@ _SAMPLERS = [
     ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split(),
 ]
-Zero = Noted[Annotated[Any, unavailable(0), HIDDEN]]
-Nothing = Noted[Annotated[Any, unavailable([]), HIDDEN]]
-One = Noted[Annotated[Any, unavailable(1), HIDDEN]]
-
-
-class UnavailableFields(Body):
-    """llama-server's samplers and hints that are not available, and the values that switch them
-    off. The order of samplers is fixed: penalties, dry, temperature, top_k, top_p, min_p, xtc;
-    either of llama-server's default lists stands for it.
-    """
-
-    samplers: Noted[Annotated[Any, unavailable(*_SAMPLERS), HIDDEN]] = _SAMPLERS[0]
-    n_keep: Noted[Annotated[Any, unavailable(0, -1), HIDDEN]] = 0
-    min_keep: Zero = 0
-    n_indent: Zero = 0
-    n_discard: Zero = 0
-    n_cache_reuse: Zero = 0
-    dynatemp_range: Zero = 0
-    mirostat: Zero = 0
-    image_data: Nothing = []
-    grammar_triggers: Nothing = []
-    preserved_tokens: Nothing = []
-    dynatemp_exponent: One = 1
-    typical_p: One = 1
-    grammar_lazy: Noted[Annotated[Any, unavailable(False), HIDDEN]] = False
-    top_n_sigma: Noted[Annotated[Any, unavailable(-1, 0), HIDDEN]] = -1
-    adaptive_target: Noted[Annotated[Any, unavailable(-1), HIDDEN]] = -1
-    adaptive_decay: Noted[Annotated[Any, unavailable(0.9), HIDDEN]] = 0.9
-    mirostat_tau: Noted[Annotated[Any, unavailable(5), HIDDEN]] = 5
-    mirostat_eta: Noted[Annotated[Any, unavailable(0.1), HIDDEN]] = 0.1
+_SWITCHES_OFF: dict[str, tuple[Any, ...]] = {
+    "samplers": (*_SAMPLERS,),
+    "n_keep": (0, -1),
+    **dict.fromkeys(
+        "min_keep n_indent n_discard n_cache_reuse dynatemp_range mirostat".split(), (0,)
+    ),
+    **dict.fromkeys("image_data grammar_triggers preserved_tokens".split(), ([],)),
+    **dict.fromkeys(("dynatemp_exponent", "typical_p"), (1,)),
+    "grammar_lazy": (False,),
+    "top_n_sigma": (-1, 0),
+    "adaptive_target": (-1,),
+    "adaptive_decay": (0.9,),
+    "mirostat_tau": (5,),
+    "mirostat_eta": (0.1,),
+}
+# llama-server's samplers and hints that are not available. The order of samplers is fixed:
+# penalties, dry, temperature, top_k, top_p, min_p, xtc; either of its default lists stands for it.
+UnavailableFields: Any = create_model(
+    "UnavailableFields",
+    __base__=Body,
+    **dict[str, Any](
+        (name, (Annotated[Any, NOTED, unavailable(*values), HIDDEN], values[0]))
+        for name, values in _SWITCHES_OFF.items()
+    ),
+)
 
 
 class AnswerFields(OptionFields, UnavailableFields):
@@ -510,7 +506,7 @@ class Conversing(AnswerFields):
         parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
         values.setdefault("reasoning_effort", parts.get("effort"))
         for name in parts.keys() - {"effort"}:
-            notes.note("reasoning", name)
+            notes.note(f"reasoning.{name}")
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:

@@ -4,13 +4,12 @@ table.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
@@ -75,30 +74,17 @@ class Notes:
     def __init__(self, values: Mapping[str, Any] | None = None, report: Note | None = None):
         """values: the body. report: None to refuse these places, as with --strict."""
         self._values, self._report = values or {}, report
+        self.is_strict = report is None
         self.faults: list[Fault] = []  # besides those that pydantic finds
-        self._path: list[str] = []  # of the field that is validated
+        self.path: list[str] = []  # names of the fields around the one that is checked
 
-    @property
-    def is_strict(self) -> bool:
-        return self._report is None
-
-    @contextlib.contextmanager
-    def within(self, name: str, value: Any) -> Iterator[None]:
-        """Report places relative to a field."""
-        self._path.append(f"{name}[]" if isinstance(value, list) else name)
-        try:
-            yield
-        finally:
-            self._path.pop()
-
-    def note(self, *names: str) -> None:
+    def note(self, name: str) -> None:
         """Report a place within the current field, or refuse it."""
-        place = ".".join([*self._path, *names])
+        place = ".".join([*self.path, name])
         if self._report:
-            self._report(place.removesuffix("[]") if not names else place)
+            self._report(place)
         else:
-            value = look_up(self._values, place)
-            self.refuse(place, "unsupported", NOT_AS_SENT, value)
+            self.refuse(place, "unsupported", NOT_AS_SENT, look_up(self._values, place))
 
     def refuse(self, field: str, constraint: str, text: str, value: Any = None) -> None:
         """Add a fault of a field."""
@@ -106,8 +92,8 @@ class Notes:
 
 
 Value = TypeVar("Value")
-_NOTED, HIDDEN = object(), SkipJsonSchema()
-Noted = Annotated[Value, _NOTED]  # a value that does not fit is passed over
+NOTED, HIDDEN = object(), SkipJsonSchema()
+Noted = Annotated[Value, NOTED]  # a value that does not fit is passed over
 
 
 class Body(BaseModel):
@@ -143,30 +129,44 @@ class Body(BaseModel):
             for name, field in value.items()
             if field is not None or names.get(name) in cls.nullable
         }
+        # Of several spellings the preferred one counts; another with the same value is no mistake.
         chosen: dict[str, str] = {}
-        for name in [name for name in names if name in values]:
+        for name in sorted(
+            filter(values.__contains__, names), key=lambda name: values[name] is None
+        ):
             first = chosen.setdefault(names[name], name)
-            if first != name:
-                _drop_spelling(values, name, first, notes)
+            if first != name and values[name] in (None, values[first]):
+                del values[name]
         cls.adapt(values, notes)
         cls.check_together(values, notes)
-        for name in [] if notes.is_strict else [name for name in values if name not in names]:
-            notes.note(name)
+        for name in list(values):
+            first = chosen.get(names.get(name, ""), name)
+            if first != name and notes.is_strict:
+                text = f"contradicts {name}: send only one"
+                notes.refuse(first, "one value", text, values[first])
+            elif first != name or (name not in names and not notes.is_strict):
+                notes.note(name)
+            else:
+                continue
             del values[name]
         return values
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _pass_over(cls, value, check, info):
-        notes = info.context or Notes()
-        with notes.within(info.field_name, value):
-            try:
-                return check(value)
-            except ValidationError:
-                if notes.is_strict or _NOTED not in cls.model_fields[info.field_name].metadata:
-                    raise
-                notes.note()
-                raise PydanticUseDefault from None
+        name, notes = info.field_name, info.context or Notes()
+        notes.path.append(f"{name}[]" if isinstance(value, list) else name)
+        try:
+            return check(value)
+        except ValidationError:
+            if notes.is_strict or NOTED not in cls.model_fields[name].metadata:
+                raise
+            notes.path.pop()
+            notes.note(name)
+            notes.path.append(name)
+            raise PydanticUseDefault from None
+        finally:
+            notes.path.pop()
 
 
 @functools.cache
@@ -184,18 +184,6 @@ def known_names(kind: type[BaseModel]) -> list[str]:
     """Return the names that a body may send, without those of features that are not available."""
     fields = kind.model_fields
     return [name for name, field in spellings(kind).items() if HIDDEN not in fields[field].metadata]
-
-
-def _drop_spelling(values: dict[str, Any], name: str, first: str, notes: Notes) -> None:
-    """Drop the second spelling of a field; report or refuse another value."""
-    value = values.pop(name)
-    if values[first] is None:
-        values[first] = value
-    elif value not in (None, values[first]):
-        if notes.is_strict:
-            notes.refuse(first, "one value", f"contradicts {name}: send only one", values[first])
-        else:
-            notes.note(name)
 
 
 def spell(**names: str) -> ConfigDict:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from mlx_llama.server.anthropic import MessagesRequest
 from mlx_llama.server.completions import CompletionRequest
-from mlx_llama.server.fields import HIDDEN, Noted, note, spellings
+from mlx_llama.server.fields import HIDDEN, NOTED, note, spellings
 from mlx_llama.server.openai import ChatRequest
 from mlx_llama.server.responses import ResponsesRequest
 
@@ -55,14 +55,11 @@ FREE = set(
 )
 
 
-MARK = typing.get_args(Noted[int])[1]  # of a field whose value may be passed over
-
-
 def refused(body: type[BaseModel]) -> set[str]:
     """Fields that name a feature that is not available, and must not be passed over."""
     fields = body.model_fields.items()
     return {
-        name for name, info in fields if HIDDEN in info.metadata and MARK not in info.metadata
+        name for name, info in fields if HIDDEN in info.metadata and NOTED not in info.metadata
     } | ({"thread"} if body is MessagesRequest else set())
 
 
@@ -85,7 +82,7 @@ def test_every_other_field_of_the_client_is_ignored_and_noted(route, body, their
 @each_route("route, body", [(route, body) for route, body, _ in TYPES[1:]])
 def test_a_noted_field_with_a_value_that_does_not_fit_is_listed(route, body, lenient):
     path, base = route
-    noted = {name for name, info in body.model_fields.items() if MARK in info.metadata}
+    noted = {name for name, info in body.model_fields.items() if NOTED in info.metadata}
     assert len(noted) > 15
     for name in sorted(noted):
         done = lenient.post(path, **base, **{name: {"no": "such value"}})
