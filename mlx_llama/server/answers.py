@@ -38,6 +38,7 @@ from mlx_llama.core.errors import (
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.options import FIELDS, GenerationOptions, Resolved, validate
 from mlx_llama.core.text.infill import Infill
+from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
@@ -520,8 +521,8 @@ def _encode(
 
 def _read_chat(llm: LLM, ask: Ask, options: GenerationOptions) -> tuple[Conversation, str]:
     """Return a conversation and the beginning of its answer."""
-    messages, beginning = _split_beginning(ask.prompt)
     template = choose_template(llm, ask)
+    messages, beginning = _split_beginning(_pick_fields(template.source, ask))
     if llm.template is None:
         ask.note("chat_template: chatml")
     talk = llm.tokenizer, template, messages, ask.toolbox, options
@@ -565,6 +566,25 @@ def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:
     return known
 
 
+def _pick_fields(source: str, ask: Ask) -> list[Mapping[str, Any]]:
+    """Return the messages, with the fields of parts that the template's source mentions; report the
+    others.
+    """
+    messages = []
+    for message in ask.prompt:
+        if not isinstance(message["content"], str):
+            names = {name for part in message["content"] for name in part} - {"type", "text"}
+            for name in sorted(dropped := {name for name in names if name not in source}):
+                ask.note(f"{ask.field}[].content[].{name:.40}")
+            parts = [
+                {name: value for name, value in part.items() if name not in dropped}
+                for part in message["content"]
+            ]
+            message = {**message, "content": parts if names - dropped else join_parts(parts)}
+        messages.append(message)
+    return messages
+
+
 def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
     """Split a conversation from the start of its answer, the text of a last assistant message.
     Join leading system messages, since many templates allow only one.
@@ -573,10 +593,15 @@ def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mappin
     rest = list(messages[len(systems) :])
     if len(systems) > 1:
         systems = [
-            {"role": "system", "content": "\n\n".join(message["content"] for message in systems)}
+            {
+                "role": "system",
+                "content": "\n\n".join(join_parts(message["content"]) for message in systems),
+            }
         ]
     continues = len(rest) > 1 and rest[-1]["role"] == "assistant" and not rest[-1].get("tool_calls")
-    return [*systems, *(rest[:-1] if continues else rest)], rest[-1]["content"] if continues else ""
+    return [*systems, *(rest[:-1] if continues else rest)], join_parts(
+        rest[-1]["content"]
+    ) if continues else ""
 
 
 def check_options(

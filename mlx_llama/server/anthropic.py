@@ -25,12 +25,19 @@ from .conversations import (
     prefer_call,
 )
 from .faults import Refusal, fault_of
-from .fields import Body, Note, Notes, TextOr, name_kind, spell
+from .fields import Body, Notes, TextOr, name_kind, spell
 from .message_writer import MessagesWriter
 from .replies import count_prompt, reply
 from .schemas import serves
 
 router = APIRouter(tags=["Anthropic"])
+
+
+class Thinking(Body):
+    """A thought of the assistant."""
+
+    type: Literal["thinking"]
+    thinking: str
 
 
 class ToolUse(Body):
@@ -60,6 +67,7 @@ _FOREIGN = {
 
 _Block = Annotated[
     Annotated[TextPart, Tag("as:text")]
+    | Annotated[Thinking, Tag("as:thinking")]
     | Annotated[ToolUse, Tag("as:tool_use")]
     | Annotated[ToolResult, Tag("as:tool_result")],
     Discriminator(name_kind),
@@ -72,6 +80,22 @@ class AnthropicMessage(Body):
     role: Literal["user", "assistant", "system"]
     content: TextOr[list[_Block]]
 
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        """Drop blocks of server-side tools, and thoughts that have no text."""
+        if not isinstance(blocks := values.get("content"), list):
+            return
+        adapted = values["content"] = []
+        for block in blocks:
+            kind = str(block.get("type")) if isinstance(block, dict) else ""
+            text = block.get(_TEXTS[kind]) if kind in _TEXTS else None
+            is_foreign = kind == "thinking" and (not text or values.get("role") != "assistant")
+            is_text = isinstance(text, str) and not is_foreign
+            if kind.endswith("_tool_result") or (kind in _PASSED_OVER and not is_text):
+                notes.note(f"content[].{kind:.40}")
+            else:
+                adapted.append(_adapt_block(block, notes))
+
     @model_validator(mode="after")
     def _check_blocks(self):
         foreign, blocks = _FOREIGN[self.role], [] if isinstance(self.content, str) else self.content
@@ -83,18 +107,23 @@ class AnthropicMessage(Body):
         """Convert to messages for templates: results of calls become separate messages."""
         if isinstance(self.content, str):
             return [plain_message(self.role, self.content)]
-        results, texts, calls = [], [], []
+        results, texts, calls, thoughts = [], [], [], []
         for block in self.content:
             if isinstance(block, ToolResult):
                 identity = block.tool_use_id
                 results.append(plain_message("tool", block.content, tool_call_id=identity))
             elif isinstance(block, ToolUse):
                 calls.append(plain_call(block.id, block.name, block.input))
+            elif isinstance(block, Thinking):
+                thoughts.append(block.thinking)
             else:
                 texts.append(block)
         message = plain_message(self.role, texts)
+        if thoughts:
+            message["reasoning_content"] = "\n".join(thoughts)
         if calls:
-            return [message | {"tool_calls": calls}]
+            message["tool_calls"] = calls
+            return [message]
         return [*results, *([message] if message["content"] or not results else [])]
 
 
@@ -169,8 +198,6 @@ class MessagesRequest(Conversing):
                     ours.append(tool)
                 else:  # it runs on Anthropic's servers
                     notes.note(f"tools[].{kind!s:.40}")
-        if isinstance(messages := values.get("messages"), list):
-            values["messages"] = [_adapt_message(message, notes.note) for message in messages]
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:
@@ -202,22 +229,10 @@ _PASSED_OVER = (
 ).split()
 
 
-def _adapt_message(message: Any, note: Note) -> Any:
-    """Drop a message's thoughts and server-side tools, and adapt its other blocks."""
-    if not isinstance(message, dict) or not isinstance(blocks := message.get("content"), list):
-        return message
-    kept = []
-    for block in blocks:
-        kind = block.get("type") if isinstance(block, dict) else None
-        is_summary = kind == "compaction" and isinstance(block.get("content"), str)
-        if str(kind).endswith("_tool_result") or (kind in _PASSED_OVER and not is_summary):
-            note(f"messages[].content[].{kind:.40}")
-        else:
-            kept.append(_adapt_block(block, note))
-    return {**message, "content": kept}
+_TEXTS = {"compaction": "content", "thinking": "thinking"}  # fields of those that may have a text
 
 
-def _adapt_block(block: Any, note: Note) -> Any:
+def _adapt_block(block: Any, notes: Notes) -> Any:
     """Turn documents and search results of text into text; read calls with broken arguments."""
     match block:
         case (
@@ -229,21 +244,22 @@ def _adapt_block(block: Any, note: Note) -> Any:
             texts = [part.get("text") for part in parts if isinstance(part, dict)]
             if all(isinstance(part, str) for part in texts) and len(texts) == len(parts):
                 for name in block.keys() - {"type", "source", "content", "title"}:
-                    note(f"messages[].content[].{name:.40}")
+                    notes.note(f"content[].{name:.40}")
                 title = [block["title"]] if block.get("title") else []
                 return {"type": "text", "text": "".join(f"{line}\n" for line in [*title, *texts])}
         case {"type": "compaction", "content": text}:  # the summary of earlier messages
             for name in block.keys() - {"type", "content"}:
-                note(f"messages[].content[].{name:.40}")
+                notes.note(f"content[].{name:.40}")
             return {"type": "text", "text": text}
         case {"type": "tool_use"} if not isinstance(block.get("input"), dict):
             arguments = adapt_arguments(block.get("input") or {})
             is_text = isinstance(arguments, str)
             return {**block, "input": json.loads(arguments) if is_text else arguments}
         case {"type": "tool_result", "content": list(content)}:
-            block = {**block, "content": [_adapt_block(part, note) for part in content]}
-            place = "messages[].content[].content[]"
-            adapt_parts(block, "content", "text", lambda kind: note(f"{place}.{kind}"))
+            block = {**block, "content": [_adapt_block(part, notes) for part in content]}
+            notes.path.append("content[]")
+            adapt_parts(block, "content", "text", notes)
+            notes.path.pop()
     return block
 
 

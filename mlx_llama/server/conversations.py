@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, Tag, create_model, model_validator
+from pydantic import ConfigDict, Field, Tag, create_model, model_validator
 
 from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.options import FIELDS
@@ -58,27 +58,46 @@ class TextPart(Part):
     type: Literal["text"]
 
 
+class OpenPart(Part):
+    """A part that may have further fields for the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text"]
+
+
 class CallFunction(Body):
     """Name and arguments of a call."""
 
     name: str = Field(max_length=128)
     arguments: str
 
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        values["arguments"] = adapt_arguments(values.get("arguments", {}))
+
 
 class Call(Body):
     """A call that an assistant made."""
 
-    id: str = Field(max_length=4096)
+    id: str = Field("", max_length=4096)
     index: int = Field(0, ge=0, description="has no effect: calls are listed in order")
     type: Noted[Literal["function"]] = "function"
     function: CallFunction
 
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if values.get("type") == "custom" and isinstance(call := values.pop("custom", None), dict):
+            values |= {"type": "function", "function": adapt_custom(call)}
+
 
 class Message(Body):
-    """A message of a conversation."""
+    """A message of a conversation. Those of older and other clients may lack ids of calls, have
+    arguments as objects, the role function, no content, and parts that are no text.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: TextOr[list[TextPart]] | None = None
+    content: TextOr[list[OpenPart]] = ""
     name: Noted[str] = Field("", max_length=256, description="for templates that show it")
     reasoning_content: Noted[str] = Field(
         "", description="of an assistant's message, for templates that show it"
@@ -88,91 +107,68 @@ class Message(Body):
     refusal: Noted[Literal[""]] = ""  # clients send answers back with these, empty
     annotations: Noted[list[Any]] = Field([], max_length=0)
 
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if isinstance(call := values.pop("function_call", None), dict):
+            values.setdefault("tool_calls", [{"function": call}])
+        if values.get("role") == "function":
+            values["role"] = "tool"
+        if values.get("role") == "assistant":
+            _move_thoughts(values, notes)
+        is_sent = values.get("role") not in ("assistant", "tool")
+        adapt_parts(values, "content", "text", None if is_sent else notes)
+
     @model_validator(mode="after")
     def _check_role(self):
         if self.tool_calls and self.role != "assistant":
             raise ValueError("only the assistant can have tool_calls")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is required")
         if self.reasoning_content and self.role != "assistant":
             raise ValueError("only the assistant can have reasoning_content")
-        if (self.role == "tool") != bool(self.tool_call_id):
+        if self.tool_call_id and self.role != "tool":
             raise ValueError("role tool needs tool_call_id; other roles have none")
         return self
 
-    def plain(self) -> dict[str, Any]:
-        """Convert to a message for templates."""
-        calls = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Convert a conversation for templates, with ids for calls and results that have none."""
+    plain = []
+    waiting: list[str] = []  # ids of calls without a result
+    for number, message in enumerate(messages):
+        calls = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
+        for i, call in enumerate(calls):
+            call["id"] = call["id"] or f"call_{number}_{i}"
+        waiting = [call["id"] for call in calls] or waiting
+        identity = message.tool_call_id
+        if message.role == "tool" and not identity:
+            identity = waiting[0] if waiting else f"call_{number}"
+        waiting = [other for other in waiting if other != identity]
         fields = {
             "tool_calls": calls,
-            "tool_call_id": self.tool_call_id,
-            "name": self.name,
-            "reasoning_content": self.reasoning_content,
+            "tool_call_id": identity,
+            "name": message.name,
+            "reasoning_content": message.reasoning_content,
         }
         present = {name: value for name, value in fields.items() if value}
-        return plain_message(self.role, self.content or "", **present)
+        plain.append(plain_message(message.role, message.content, **present))
+    return plain
 
 
 def plain_message(role: str | None, content: Any, **more: Any) -> dict[str, Any]:
-    """Return a message for templates. content: a text, or text parts."""
+    """Return a message for templates. content: a text, or text parts, which stay parts if they have
+    further fields.
+    """
     role = "system" if role == "developer" else role
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    return {"role": role, "content": text, **more}
+    if not isinstance(content, str):
+        is_open = any(part.model_extra for part in content)
+        parts = [part.model_dump() for part in content] if is_open else None
+        content = parts or "".join(part.text for part in content)
+    return {"role": role, "content": content, **more}
 
 
 def plain_call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
     """Return a call for templates."""
     function = {"name": name, "arguments": arguments}
     return {"id": identity, "type": "function", "function": function}
-
-
-def adapt_messages(messages: list[Any], note: Note) -> list[Any]:
-    """Convert messages of older and other clients: missing ids of calls, arguments as objects, the
-    role function, contents that are null, thoughts and other parts that are no text.
-    """
-    adapted: list[Any] = []
-    waiting: list[str] = []  # ids of calls without a result
-
-    def note_part(kind: str) -> None:
-        note(f"messages[].content[].{kind}")
-
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict):
-            adapted.append(message)
-            continue
-        message = {name: value for name, value in message.items() if value is not None}
-        if isinstance(call := message.pop("function_call", None), dict):
-            message.setdefault("tool_calls", [{"type": "function", "function": call}])
-        if isinstance(calls := message.get("tool_calls"), list):
-            calls = [_adapt_call(call, f"call_{number}_{i}") for i, call in enumerate(calls)]
-            message["tool_calls"] = calls
-            waiting = [call["id"] for call in calls if isinstance(call, dict)]
-        if message.get("role") == "function":
-            message["role"] = "tool"
-        if message.get("role") == "tool":
-            missing = waiting[0] if waiting else f"call_{number}"
-            identity = message.setdefault("tool_call_id", missing)
-            waiting = [other for other in waiting if other != identity]
-        if message.get("role") in ("user", "assistant", "tool", "system", "developer"):
-            message.setdefault("content", "")
-        if message.get("role") == "assistant":
-            _move_thoughts(message, note)
-        is_sent = message.get("role") not in ("assistant", "tool")
-        adapt_parts(message, "content", "text", note_part=None if is_sent else note_part)
-        adapted.append(message)
-    return adapted
-
-
-def _adapt_call(call: Any, identity: str) -> Any:
-    if not isinstance(call, dict):
-        return call
-    call = dict(call)
-    if call.get("type") == "custom" and isinstance(custom := call.pop("custom", None), dict):
-        call |= {"type": "function", "function": adapt_custom(custom)}
-    function = call.get("function")
-    if isinstance(function, dict):
-        function = {**function, "arguments": adapt_arguments(function.get("arguments", {}))}
-    return {**call, "id": call.get("id") or identity, "function": function}
 
 
 def adapt_custom(call: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +182,7 @@ _THOUGHT_FIELDS = ("reasoning", "thinking")
 _THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 
 
-def _move_thoughts(message: dict[str, Any], note: Note) -> None:
+def _move_thoughts(message: dict[str, Any], notes: Notes) -> None:
     """Move the thoughts of an assistant's message into its reasoning_content, unless it has one."""
     thoughts = [message.pop(name) for name in _THOUGHT_FIELDS if _is_text(message.get(name))][:1]
     if isinstance(parts := message.get("content"), list):
@@ -197,25 +193,25 @@ def _move_thoughts(message: dict[str, Any], note: Note) -> None:
                 kept.append(part)
                 continue
             name = next((name for name in ("thinking", "reasoning", "text") if name in part), "")
-            if text := _join_texts(part.get(name)):
+            if text := join_texts(part.get(name)):
                 thoughts.append(text)
             for other in part.keys() - {"type", name}:  # such as a signature
-                note(f"messages[].content[].{kind if other == 'data' else other[:40]}")
+                notes.note(f"content[].{kind if other == 'data' else other[:40]}")
         message["content"] = kept
     thought = "\n".join(thoughts)
     if thoughts and message.setdefault("reasoning_content", thought) != thought:
-        note("messages[].reasoning")
+        notes.note("reasoning")
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _join_texts(value: Any) -> str:
+def join_texts(value: Any, between: str = "") -> str:
     """Join a text, or a list of text parts."""
     parts = value if isinstance(value, list) else [{"text": value}]
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
+    return between.join(text for text in texts if isinstance(text, str))
 
 
 def adapt_arguments(arguments: Any) -> Any:
@@ -232,14 +228,14 @@ def adapt_arguments(arguments: Any) -> Any:
     return json.dumps(arguments, ensure_ascii=False) if is_object else arguments
 
 
-def adapt_parts(owner: dict[str, Any], name: str, kind: str, note_part: Note | None = None) -> None:
+def adapt_parts(owner: dict[str, Any], name: str, kind: str, notes: Notes | None = None) -> None:
     """Turn the text parts of all APIs in a list `owner[name]` into parts of the type `kind`.
 
-    note_part: drop thoughts, put a short text in the place of other parts, and report their types.
+    notes: drop thoughts, put a short text in the place of other parts, and report their types.
     """
     if not isinstance(parts := owner.get(name), list):
         return
-    adapted: list[Any] = []
+    adapted = owner[name] = []
     for part in parts:
         form = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, str):
@@ -247,20 +243,17 @@ def adapt_parts(owner: dict[str, Any], name: str, kind: str, note_part: Note | N
         elif form in ("text", "input_text", "output_text", "refusal"):
             text = part.get("text", part.get("refusal"))
             adapted.append({**part, "type": kind, "text": text})
-        elif isinstance(part, dict) and note_part is not None:
-            if form in _THOUGHT_PARTS:
-                note_part(form)
-            else:
-                adapted.append({"type": kind, "text": leave_out(part, note_part)})
+        elif isinstance(part, dict) and notes:
+            notes.note(f"{name}[].{str(part.get('type', 'part'))[:40]}")
+            if form not in _THOUGHT_PARTS:
+                adapted.append({"type": kind, "text": _leave_out(part)})
         else:
             adapted.append(part)
-    owner[name] = adapted
 
 
-def leave_out(part: dict[str, Any], note_part: Note) -> str:
-    """Return a text for the place of a part that is no text, and report its type."""
+def _leave_out(part: dict[str, Any]) -> str:
+    """Return a text for the place of a part that is no text."""
     kind = str(part.get("type", "part"))[:40]
-    note_part(kind)
     name = next(
         (part[name] for name in ("filename", "title", "name") if _is_text(part.get(name))), ""
     )

@@ -124,6 +124,7 @@ class Body(BaseModel):
         if not isinstance(value, dict):
             return value
         notes, names = info.context or Notes(), spellings(cls)
+        keeps = notes.is_strict or cls.model_config["extra"] == "allow"
         values = {
             name: field
             for name, field in value.items()
@@ -144,7 +145,7 @@ class Body(BaseModel):
             if first != name and notes.is_strict:
                 text = f"contradicts {name}: send only one"
                 notes.refuse(first, "one value", text, values[first])
-            elif first != name or (name not in names and not notes.is_strict):
+            elif first != name or (name not in names and not keeps):
                 notes.note(name)
             else:
                 continue

@@ -24,10 +24,10 @@ from .conversations import (
     Conversing,
     FunctionTool,
     Message,
-    adapt_messages,
     plain_message,
+    plain_messages,
 )
-from .faults import TEXT_ONLY, Refusal, bad_field, write_ollama
+from .faults import TEXT_ONLY, Refusal, write_ollama
 from .fields import HIDDEN, Body, ModelName, Notes, known_names, spell, unavailable
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
@@ -67,10 +67,25 @@ class OllamaFields(Conversing):
         super().adapt(values, notes)
 
 
+class OllamaMessage(Message):
+    """A message; images are left out of a tool's result."""
+
+    images: Annotated[Any, unavailable([], reason=_IMAGES), HIDDEN] = []
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if "tool_name" in values:
+            values.setdefault("name", values.pop("tool_name"))
+        if values.get("role") == "tool" and (images := values.pop("images", None)):
+            parts = [{"type": "image"}] * (len(images) if isinstance(images, list) else 1)
+            values["content"] = [str(values.get("content", "")), *parts]
+        super().adapt(values, notes)
+
+
 class OllamaChat(OllamaFields):
     """POST /api/chat."""
 
-    messages: list[Message] = Field([], max_length=2048)
+    messages: list[OllamaMessage] = Field([], max_length=2048)
     tools: list[FunctionTool] = []
 
     @classmethod
@@ -78,17 +93,6 @@ class OllamaChat(OllamaFields):
         if isinstance(truncates := values.pop("truncate", None), bool):
             values.setdefault("truncation", "auto" if truncates else "disabled")
         super().adapt(values, notes)
-        if isinstance(messages := values.get("messages"), list):
-            for i, message in enumerate(messages):
-                if isinstance(message, dict) and "tool_name" in message:
-                    message.setdefault("name", message.pop("tool_name"))
-                if not isinstance(message, dict) or not (images := message.pop("images", None)):
-                    continue
-                if message.get("role") != "tool":
-                    raise bad_field(f"messages[{i}].images", "text", _IMAGES)
-                parts = [{"type": "image"}] * (len(images) if isinstance(images, list) else 1)
-                message["content"] = [str(message.get("content", "")), *parts]
-            values["messages"] = adapt_messages(messages, notes.note)
 
 
 class OllamaGenerate(OllamaFields):
@@ -173,7 +177,7 @@ async def _reply(request: Request, body: OllamaFields, ask: Ask) -> Response:
 @serves(router, OllamaChat, "/chat")
 async def chat(request: Request, body: OllamaChat) -> Response:
     """Answer a conversation."""
-    return await _reply(request, body, body.ask([message.plain() for message in body.messages]))
+    return await _reply(request, body, body.ask(plain_messages(body.messages)))
 
 
 @serves(router, OllamaGenerate, "/generate")

@@ -22,8 +22,8 @@ from .conversations import (
     NamedSchema,
     OpenAIFields,
     SchemaBody,
-    adapt_messages,
     format_options,
+    plain_messages,
 )
 from .faults import bad_field
 from .fields import HIDDEN, Notes, SchemaValue, spell, unavailable
@@ -89,8 +89,6 @@ class ChatFields(OpenAIFields):
                 notes.note("top_logprobs")
             else:
                 values["logprobs"] = True
-        if isinstance(messages := values.get("messages"), list):
-            values["messages"] = adapt_messages(messages, notes.note)
         if values.get("continue_final_message") is True:
             _adapt_continuation(values)
 
@@ -108,7 +106,7 @@ class ChatFields(OpenAIFields):
 
     def messages_ask(self) -> Ask:
         """Translate the conversation. Raises Refusal."""
-        return self.ask([message.plain() for message in self.messages])
+        return self.ask(plain_messages(self.messages))
 
 
 class ChatRequest(ChatFields, CommonFields):

@@ -123,7 +123,8 @@ def with_notes(request: Request, ask: Ask) -> Ask:
 
     def report(place: str) -> None:
         named = names.get(place, place)
-        if place.startswith("chat_template_kwargs") and desk_of(request).settings.is_strict:
+        is_field = place.startswith(("chat_template_kwargs", "messages[].content[]"))
+        if is_field and desk_of(request).settings.is_strict:
             raise bad_field(named, "unsupported", NOT_AS_SENT)
         note(request, named)
 

@@ -20,7 +20,7 @@ from .conversations import (
     plain_message,
 )
 from .fields import BY_TYPE, HIDDEN, Body, Likeliest, Note, Noted, Notes, Text, spell, unavailable
-from .items import InputItem, KeptResponses, adapt_item
+from .items import InputItem, KeptResponses, is_passed_over
 from .replies import count_prompt, reply
 from .response_writer import ResponseWriter
 from .schemas import serves
@@ -117,8 +117,7 @@ class ResponsesRequest(OpenAIFields):
         if not has_logprobs and values.pop("top_logprobs", None):
             notes.note("top_logprobs")
         if isinstance(items := values.get("input"), list):
-            adapted = [adapt_item(item, notes.note) for item in items]
-            values["input"] = [item for item in adapted if item is not None]
+            values["input"] = [item for item in items if not is_passed_over(item, notes)]
 
     def items(self, kept: KeptResponses) -> list[InputItem]:
         """Return the conversation: the kept items, and the input. Raises Refusal."""
@@ -136,10 +135,14 @@ class ResponsesRequest(OpenAIFields):
     def translate(self, conversation: Sequence[InputItem]) -> list[dict[str, Any]]:
         """Convert a conversation to messages for templates."""
         plain: list[dict[str, Any]] = []
+        thought = ""
         for item in conversation:
+            if item.type == "reasoning":
+                thought += str(item.content)
+                continue
             if item.type == "function_call":
                 # text and calls share a message of the assistant
-                if not plain or plain[-1]["role"] != "assistant":
+                if thought or not plain or plain[-1]["role"] != "assistant":
                     plain.append(plain_message("assistant", ""))
                 call = plain_call(item.call_id, item.name, item.arguments)
                 plain[-1].setdefault("tool_calls", []).append(call)
@@ -147,6 +150,9 @@ class ResponsesRequest(OpenAIFields):
                 plain.append(plain_message("tool", item.output, tool_call_id=item.call_id))
             else:
                 plain.append(plain_message(item.role, item.content))
+            if thought and plain[-1]["role"] == "assistant":
+                plain[-1].setdefault("reasoning_content", thought)
+            thought = ""
         system = [plain_message("system", self.instructions)] if self.instructions else []
         return [*system, *plain]
 
