@@ -29,6 +29,8 @@ from making import make_checkpoint
 
 from mlx_llama.core.backends.selection import Backend
 
+pytest.register_assert_rewrite("cases")
+pytest_plugins = ["cases.fixtures"]
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 ALWAYS = dict(deadline=None, derandomize=True, print_blob=True, suppress_health_check=CHECKS)
 for profile, examples in (("quick", 20), ("full", 300)):
@@ -39,7 +41,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all",
         action="store_true",
-        help="also run what tests/slow.txt lists, and more examples of property tests",
+        help="also run the tests marked slow, and more examples of property tests",
     )
     parser.addoption("--reverse", action="store_true", help="run the tests in reverse order")
 
@@ -60,26 +62,24 @@ def pytest_configure(config):
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 
-def slow_tests() -> re.Pattern[str]:
-    """Node ids that only `pytest --all` runs; * stands for anything."""
-    lines = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
-    return re.compile(
-        "|".join(
-            re.escape(line).replace(r"\*", ".*")
-            for line in lines
-            if line and not line.startswith("#")
-        )
+def is_slow(item: pytest.Item) -> bool:
+    """Marked `slow`, or `slow_for` the beginning of its parameters; * stands for anything."""
+    beginnings = "|".join(
+        re.escape(text).replace(r"\*", ".*")
+        for mark in item.iter_markers("slow_for")
+        for text in mark.args
     )
+    parameters = item.nodeid.partition("[")[2]
+    return bool(beginnings and re.match(beginnings, parameters))
 
 
 def pytest_collection_modifyitems(config, items):
-    slow = slow_tests()
     runs_all = config.getoption("--all")
     for item in items:
         has_more_examples = runs_all and getattr(
             getattr(item, "obj", None), "is_hypothesis_test", False
         )
-        if has_more_examples or slow.match(item.nodeid.removeprefix("tests/")):
+        if has_more_examples or is_slow(item):
             item.add_marker(pytest.mark.slow)
     if not runs_all:
         left_out = [item for item in items if item.get_closest_marker("slow")]

@@ -2,7 +2,7 @@
 
     python tests/make_golden.py
 
-The NumPy path writes the tokens. tests/doors/test_guide.py compares the greedy ones with
+The NumPy path writes the tokens. tests/guide/test_guide.py compares the greedy ones with
 transformers, which continues "begun", and all of them with each backend. Read the texts before
 committing them.
 """

@@ -104,29 +104,30 @@ NEAR = {
     "backends/test_sampling",
     "mlx_llama/core/backends/": "backends/test_cache backends/test_sampling "
     "backends/test_speculate",
-    "mlx_llama/core/engine/": "core/engine/test_scheduler core/engine/test_* "
-    "core/generation/test_adapters",
+    "mlx_llama/core/engine/": "core/engine/test_scheduler core/engine/test_* api/test_adapters",
     "mlx_llama/core/families/": "core/families/test_*",
     "mlx_llama/core/models/": "core/models/test_* core/families/test_*",
-    "mlx_llama/core/generation/": "core/generation/test_*",
-    "mlx_llama/core/sample": "core/generation/test_sampling backends/test_sampling",
+    "mlx_llama/core/answers/": "core/answers/test_* api/test_*",
+    "mlx_llama/api/": "api/test_*",
+    "mlx_llama/core/sample": "core/test_sample backends/test_sampling",
     "mlx_llama/core/files/": "core/files/test_*",
     "mlx_llama/core/text/": "core/text/**/test_*",
-    "mlx_llama/server/": "doors/server/test_*",
+    "mlx_llama/server/": "server/test_*",
 }
 REAL, BACKENDS = "real/**/test_*", "backends/**/test_*"
-ENGINE, GENERATION = "core/engine/test_*", "core/generation/test_*"
+ENGINE, ANSWERS = "core/engine/test_*", "core/test_* core/answers/test_* api/test_*"
 HOST, FAMILIES = "core/backends/test_*", "core/models/test_* core/families/test_*"
 # Those that run after them, by area
 FAR = {
     "forward": f"{HOST} {FAMILIES} {BACKENDS} {REAL}",
-    "cache and rows": f"{HOST} {BACKENDS} {ENGINE} {GENERATION} {REAL}",
-    "scheduler": f"{ENGINE} {GENERATION} {BACKENDS} {REAL}",
-    "sampling": f"{HOST} {BACKENDS} {ENGINE} {GENERATION} {REAL}",
-    "files and formats": f"core/files/test_* {FAMILIES} backends/test_quantized {REAL}",
-    "text": f"core/text/**/test_* {GENERATION} {REAL}",
-    "server": "doors/server/test_*",
-    "commands and REPL": "doors/test_*",
+    "cache and rows": f"{HOST} {BACKENDS} {ENGINE} {ANSWERS} {REAL}",
+    "scheduler": f"{ENGINE} {ANSWERS} {BACKENDS} {REAL}",
+    "sampling": f"{HOST} {BACKENDS} {ENGINE} {ANSWERS} {REAL}",
+    "files and formats": f"core/files/test_* quantize/test_* {FAMILIES} backends/test_quantized "
+    f"{REAL}",
+    "text": f"core/text/**/test_* {ANSWERS} {REAL}",
+    "server": "server/test_*",
+    "commands and REPL": "commands/test_* guide/test_*",
 }
 # Compiled kernels are cached by their own sources alone; a fault in one of these folders may change
 # them too.
@@ -147,12 +148,9 @@ def choose_tests(fault: Fault, tree: Path) -> list[list[str]]:
         return list(dict.fromkeys(str(path.relative_to(tree)) for path in files))
 
     path = Path(fault.file)
-    # mlx_llama/core/files/x.py -> tests/core/files/test_x.py; then of mlx_llama/server, and of the
-    # other commands
+    # mlx_llama/core/files/x.py -> tests/core/files/test_x.py; mlx_llama/chat/x.py -> test_chat.py
     below = "/".join(path.parts[1:-1] + (f"test_{path.stem}",))
-    mirrors = (
-        f"{below} doors/{below} backends/test_{path.stem} doors/test_{Path(path.parts[1]).stem}*"
-    )
+    mirrors = f"{below} backends/test_{path.stem} commands/test_{Path(path.parts[1]).stem}*"
     near = next((names for prefix, names in NEAR.items() if fault.file.startswith(prefix)), "")
     first = expand(f"{mirrors} {near}")
     rest = [name for name in expand(FAR[fault.area]) if name not in first]

@@ -10,7 +10,7 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-from core.engine.toy import RowCache
+from cases.engine import RowCache
 
 from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.models.config import LlamaConfig

@@ -74,7 +74,7 @@ def tool_formats() -> dict[str, tuple[str, str]]:
     """Templates of four families, and how their models write the calls add(a=1, b=2) and then
     time().
     """
-    from core.text.cases import TEMPLATES, TOOL_TEMPLATES
+    from cases.texts import TEMPLATES, TOOL_TEMPLATES
 
     add = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
     time = '{"name": "time", "arguments": {}}'

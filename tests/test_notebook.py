@@ -59,6 +59,7 @@ def printed(outputs):
     return "".join(output.text for output in outputs)
 
 
+@pytest.mark.slow
 def test_streams_are_the_text_and_nothing_else(cells, toy):
     outputs, _ = cells
     wanted = load(toy, backend="cpu").generate("Once upon a time", max_tokens=9).text
@@ -68,6 +69,7 @@ def test_streams_are_the_text_and_nothing_else(cells, toy):
     assert printed(outputs[6]).replace("\r\n", "\n").strip() == wanted.strip()
 
 
+@pytest.mark.slow
 def test_a_completion_is_its_text_and_a_line_of_figures(cells, toy):
     (output,) = cells[0][3]
     wanted = load(toy, backend="cpu").generate("Once upon a time", max_tokens=9)
@@ -76,6 +78,7 @@ def test_a_completion_is_its_text_and_a_line_of_figures(cells, toy):
     assert output.data["text/plain"] == repr(wanted)
 
 
+@pytest.mark.slow
 def test_bars_are_drawn_in_the_cell_and_removed(cells):
     outputs, messages = cells
     for cell in (4, 5):
@@ -87,5 +90,6 @@ def test_bars_are_drawn_in_the_cell_and_removed(cells):
     assert any(whole in text for text in drawn)
 
 
+@pytest.mark.slow
 def test_no_output_has_escape_sequences(cells):
     assert "\x1b" not in str(cells[0]) and "\\x1b" not in str(cells[0])

@@ -33,7 +33,7 @@ def compile_all(every_capability: bool) -> int:
         load,
         recorded,
     )
-    from backends.test_machine_code import LOW_BIT, low_bit
+    from cases.machine_code import LOW_BIT, low_bit
 
     from cuda_fallback.kernels import packed
     from mlx_llama.core.sample import SamplingFeatures

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from machine import open_backend, to_run
 
 from mlx_llama.core.backends.profile import matrix_parts, name_matrices
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -111,3 +112,9 @@ def mlx_lm_logits(folder: Path, tokens: Any) -> np.ndarray:
     mx = pytest.importorskip("mlx.core", reason="the judge is mlx-lm")
     with mx.stream(mx.cpu):
         return np.array(mlx_lm_model(folder)(mx.array(tokens)).astype(mx.float32))
+
+
+@pytest.fixture(scope="module", params=[name for name in to_run() if name.startswith("mlx")])
+def mlx(request):
+    """MLX's backends of this machine."""
+    return open_backend(request.param)

@@ -165,9 +165,9 @@ def extra_launches() -> None:
     """Launch what no step of MODELS does: kernels of prompts, adapters, notes and narrow
     numbers.
     """
-    from cuda_fallback.kernels import decode, packed
+    from cases.machine_code import low_bit
 
-    from .test_machine_code import low_bit
+    from cuda_fallback.kernels import decode, packed
 
     state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -193,9 +193,9 @@ def extra_launches() -> None:
 
 def launch_columns(K: int, rows: int, dtype: torch.dtype) -> None:
     """Launch the kernels of a step of `rows` tokens that read rows of K numbers."""
-    from cuda_fallback.kernels import decode, packed
+    from cases.machine_code import low_bit
 
-    from .test_machine_code import low_bit
+    from cuda_fallback.kernels import decode, packed
 
     def made(*shape: int, dtype=dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=META)

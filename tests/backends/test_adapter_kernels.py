@@ -55,6 +55,7 @@ def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
     return float((together.double() - wide).abs().max() / wide.abs().max()), is_same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(64, 48, 8), (100, 33, 24), (1500, 70, 40)], ids=str)
 @pytest.mark.parametrize(
     "dtype, bound", [(torch.float32, 3e-6), (torch.float16, 2e-3)], ids=["float32", "float16"]
@@ -67,7 +68,7 @@ def test_rows_add_their_adapters_and_others_change_no_bit(dtype, bound, shape, c
 def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
     """Tokens of three steps of rows with adapters 1, 0, 2, 1 by kernels, captured, together and
     alone, and by torch's own operations."""
-    from backends.test_captured_step import loaded
+    from cases.captured import loaded
 
     order, prompt = [1, 0, 2, 1], [[3, 4, 5, 6, 7]]
     logits = []
@@ -97,6 +98,7 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
     return tuple(logits)
 
 
+@pytest.mark.slow
 def test_captured_steps_of_rows_with_different_adapters(call):
     folder = Path(tempfile.mkdtemp())
     base = make_checkpoint(folder / "m", tokenizer=False, max_position_embeddings=512)

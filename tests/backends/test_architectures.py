@@ -16,30 +16,25 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from cases.architectures import (
+    GPT_OSS,
+    GPT_OSS_YARN,
+    SIZES,
+    TOKENS,
+    YARN,
+    check_steps,
+    llama_cpp_logits,
+    run,
+)
 from making import make_tokenizer
-from making_gguf import llama_cpp_model
 
 from backends.conftest import in_chunks, mlx_lm_logits, relative_error, transformers_logits
-from mlx_llama.core import options
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.quantize.gguf_export import write_gguf
 from mlx_llama.quantize.mlx_folder import write_mlx
 
-SIZES = dict(
-    vocab_size=384,
-    hidden_size=72,
-    intermediate_size=92,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-)
 WIDE = dict(hidden_size=256, intermediate_size=192)
 GRANITE = dict(
     embedding_multiplier=12.0,
@@ -55,9 +50,6 @@ LLAMA4 = dict(
     num_experts_per_tok=2,
 )
 LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the size of a head
-YARN = dict(rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0)
-GPT_OSS_YARN = YARN | dict(original_max_position_embeddings=200, truncate=False)
-GPT_OSS = dict(head_dim=18, num_local_experts=5, num_experts_per_tok=3, sliding_window=7)
 MINISTRAL_YARN = YARN | dict(rope_theta=1e4, mscale=1.0, mscale_all_dim=1.0)
 PLAIN_ROPE = dict(rope_type="default", rope_theta=1e4)
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
@@ -231,7 +223,6 @@ FAMILIES: dict[str, dict] = {
         num_key_value_heads=1,
     ),
 }
-TOKENS = np.random.default_rng(1).integers(3, 384, (2, 30)).astype(np.int32)
 
 
 @functools.cache
@@ -304,12 +295,9 @@ def exported(name: str, format: str) -> Path:
     return path
 
 
-def run(backend, checkpoint, cuts, **settings) -> np.ndarray:
-    """Logits of TOKENS, in chunks, of two rows together."""
-    model = backend.load(checkpoint, "float32", **settings)
-    return in_chunks(model, backend.runtime.to_numpy, TOKENS, cuts)
-
-
+@pytest.mark.slow_for(
+    "c* with", "c*, ", "c*-False", "cpu-Granite 4", "cpu-Phi-4", "cpu-Seed", "cpu-SmolLM3"
+)
 @pytest.mark.parametrize("compile", [None, False])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_transformers(name, compile, backend):
@@ -319,28 +307,24 @@ def test_logits_are_those_of_transformers(name, compile, backend):
         assert relative_error(logits, wanted) < 1e-4
 
 
-def check_steps(backend, folder: Path, wanted: np.ndarray, probe=None) -> LlamaConfig:
-    """Check the greedy steps of two rows after TOKENS, whose logits are `wanted`; returns the
-    model's config. probe: of the prompt.
-    """
-    # Traced on MLX, too, where its CPU device asks for it.
-    model = backend.load(
-        open_checkpoint(folder), "float32", compile=True if backend.name == "mlx" else None
-    )
-    cache = model.make_cache(40, 2)
-    model.forward(TOKENS[:, :-1], 0, cache, probe=probe)
-    token = TOKENS[:, -1:]
-    sampler = backend.sampling_batch([options.resolve({"temperature": 0}).options] * 2)
-    for _ in range(5):
-        token = model.step(token, list(cache.lengths), cache, sampler)
-    tokens = np.stack([cache.state(row)["tokens"] for row in (0, 1)])
-    assert tokens[:, 30].tolist() == wanted[:, -1].argmax(-1).tolist()
-    logits = in_chunks(model, backend.runtime.to_numpy, tokens, (0, tokens.shape[1]))[:, 29:33]
-    chosen = np.take_along_axis(logits, tokens[:, 30:34, None], -1)[..., 0]
-    assert (logits.max(-1) - chosen < 1e-3 * np.abs(logits).max(-1)).all()
-    return model.config
-
-
+@pytest.mark.slow_for(
+    "c* with",
+    "c*, ",
+    "cuda-A",
+    "cuda-ERNIE",
+    "cuda-GLM",
+    "cuda-Gemma",
+    "cuda-Granite 4",
+    "cuda-Hunyuan",
+    "cuda-Mi",
+    "cuda-Ph",
+    "cuda-Seed",
+    "cuda-g",
+    "mlx-ERNIE",
+    "mlx-G",
+    "mlx-O",
+    "mlx-Seed",
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     seen = {}
@@ -375,6 +359,7 @@ _NOT_IN_MLX = (
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 
 
+@pytest.mark.slow_for("cuda")
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_file_has_the_same_logits(name, backend):
     checkpoint = open_checkpoint(exported(name, "F32"))
@@ -383,6 +368,7 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
     assert relative_error(run(backend, checkpoint, (0, 20, 29, 30)), made(name)[1]) < 1e-4
 
 
+@pytest.mark.slow_for("A", "G", "H", "S")
 @pytest.mark.parametrize(
     "name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5", "Hunyuan", "Apertus, rotated plainly"]
 )
@@ -392,13 +378,14 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
     assert relative_error(logits, made(name)[1]) < 1e-5
 
 
-def llama_cpp_logits(path: Path) -> np.ndarray:
-    """llama.cpp's logits for the first row of TOKENS."""
-    judge = llama_cpp_model(path)
-    judge.eval(TOKENS[0].tolist())
-    return judge.scores[:30]
-
-
+@pytest.mark.slow_for(
+    "Apertus-Q8_0",
+    "ERNIE 4.5-Q8_0",
+    "GLM-4-Q8_0",
+    "Granite 4-Q8_0",
+    "Hunyuan-Q8_0",
+    "Seed-OSS-Q8_0",
+)
 @pytest.mark.parametrize("format", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_llama_cpp_reads_the_file(name, format):
@@ -434,6 +421,7 @@ def quantized_family(name: str) -> tuple[Path, np.ndarray]:
     return quantized(folder)
 
 
+@pytest.mark.slow_for("c*-A", "c*-E", "c*-G", "c*-H", "c*-M", "c*-O", "c*-P", "c*-S", "c*-g")
 @pytest.mark.parametrize("name", IN_MLX)
 def test_a_low_bit_folder_has_the_logits_of_mlx_lm(name, backend):
     pytest.importorskip("mlx.core")

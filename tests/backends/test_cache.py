@@ -306,6 +306,7 @@ def test_a_copied_prefix_goes_on_as_its_source(model):
     ]
 
 
+@pytest.mark.slow_for("cuda")
 def test_a_step_of_rows_gives_each_its_own_token(backend, model):
     """Rows of different lengths, in any order and number, with the tokens that they get alone."""
     model, to_numpy = model

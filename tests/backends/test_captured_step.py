@@ -23,14 +23,13 @@ from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from backends.conftest import EVERYTHING, relative_error
 from mlx_llama.core import options, rng
-from mlx_llama.core.backends.load_options import LoadOptions
-from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.spec import Window
 from mlx_llama.core.sample import arrange
 
 torch = pytest.importorskip("torch")
 
+from cases.captured import loaded
 from torch.nn import functional as F
 
 from backends.launches import META, compile_launch, recorded
@@ -56,7 +55,6 @@ from cuda_fallback.kernels.state import (
     pack_row,
 )
 from cuda_fallback.kernels.storage import Storage, quantize
-from cuda_fallback.model import Llama
 
 SAMPLING = {
     "greedy": dict(temperature=0),
@@ -163,6 +161,7 @@ def rows_and_products(dtype) -> dict[str, float]:
     return errors
 
 
+@pytest.mark.slow_for("float16")
 @pytest.mark.parametrize(
     "dtype, bound", [(torch.float32, 2e-6), (torch.float16, 2e-3)], ids=["float32", "float16"]
 )
@@ -243,6 +242,7 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
     return errors
 
 
+@pytest.mark.slow_for("*(4", "*(8")
 @pytest.mark.parametrize(
     "dtype, bound, shape, bits, count",
     [
@@ -328,28 +328,6 @@ def checkpoint(name: str) -> Path:
     return make_checkpoint(path, max_position_embeddings=2048, **MODELS[name])
 
 
-def loaded(source, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **options):
-    """The model of a path or checkpoint. In the interpreter, steps by kernels are recorded instead
-    of captured. options: of LoadOptions.
-    """
-    from backends.recording import Recording
-
-    with computing(by_kernels):
-        llama = Llama.load(
-            open_checkpoint(source) if isinstance(source, Path) else source,
-            LoadOptions(
-                dtype=dtype, compile=compile if HAS_GPU and by_kernels else None, **options
-            ),
-            DEVICE,
-        )
-    assert (llama.runner is not None) is by_kernels
-    if by_kernels and not HAS_GPU:
-        fewer_programs()
-        llama.runner.capture = Recording(llama) if compile else None
-    assert not by_kernels or (llama.runner.capture is not None) is compile
-    return llama
-
-
 def sampler(settings: dict):
     return SamplingBatch([options.resolve(settings).options], DEVICE)
 
@@ -378,6 +356,7 @@ def plain_and_replayed(path: Path, settings: dict, count: int) -> tuple:
     return *runs, again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, case",
     [
@@ -444,6 +423,7 @@ def shared_steps(path: Path) -> tuple:
     return alone, [turn[3] for turn in turns], together
 
 
+@pytest.mark.slow
 def test_conversations_do_not_disturb_each_other(call):
     alone, turns, together = call(shared_steps, checkpoint("one layer"))
     assert turns == together == alone and alone[0] != alone[1]
@@ -489,6 +469,7 @@ def life_of_a_cache(path: Path) -> list[tuple]:
     return states
 
 
+@pytest.mark.slow
 def test_growing_trimming_restoring_and_filling_a_cache(call):
     few, many = call(life_of_a_cache, checkpoint("one layer"))
     assert few == many and few[1] == 260
@@ -571,6 +552,7 @@ def masked_steps(path: Path, requests: list[dict], has_masks: bool, most_rows: i
     return facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "requests, has_masks, most_rows",
     [(PLAIN, True, 2), (ROWS, True, 32)],
@@ -605,6 +587,7 @@ def failing(path: Path) -> tuple:
     return plain, decoded(llama, 6, SAMPLING["noise"])[0], before, llama.notices
 
 
+@pytest.mark.slow
 def test_a_capture_that_fails_leaves_plain_steps_and_a_notice(call):
     plain, tokens, before, notices = call(failing, checkpoint("one layer"))
     assert tokens == plain and before == ()
@@ -633,6 +616,7 @@ def inside(path: Path, by_kernels: bool) -> tuple[dict, dict]:
     return seen, cache.state()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "qwen3"])
 def test_probes_of_a_step_by_kernels_are_those_of_forward(name, call):
     (seen, state), (wanted, plain) = (
@@ -729,6 +713,7 @@ def by_each_path(fields: dict) -> list[tuple]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_differences_of_other_families_are_in_the_replayed_step(name, call):
     (tokens, replayed), (wanted, forward) = call(by_each_path, ODD[name])
@@ -750,6 +735,7 @@ def launches(path: Path, settings: dict) -> list[str]:
     return llama.runner.capture.launched
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(HAS_GPU, reason="a CUDA graph does not tell")
 @pytest.mark.parametrize(
     "name, case, wanted",
@@ -803,6 +789,7 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
         return right, gpu_kernels.check(), rates
 
 
+@pytest.mark.slow
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     examples = Path(__file__).resolve().parents[2] / "examples/benchmarks"
     right, wrong, rates = call(judged, str(examples))
@@ -863,6 +850,7 @@ def compiled(dtype, capability: int) -> list[tuple[str, int, bool, bool]]:
     return facts
 
 
+@pytest.mark.slow_for("torch.float")
 @pytest.mark.parametrize(
     "dtype, capability", [(torch.bfloat16, 90), (torch.float16, 80), (torch.float32, 80)], ids=str
 )
@@ -887,6 +875,7 @@ def column_layouts(activation: str) -> list[set]:
     return [re.findall(r"= \[[\d, ]*?(\d+)\]", product) for (product,) in layouts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["", "silu"])
 def test_threads_share_the_columns_of_a_product_in_the_same_way_for_any_number_of_rows(
     activation, compile_call

@@ -5,15 +5,12 @@ cache, no waits.
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from machine import open_backend, to_run
-from making import fail_at, make_checkpoint
-from making_gguf import make_gguf
+from making import fail_at
 
 from backends.conftest import EVERYTHING, relative_error, transformers_logits
 from mlx_llama import load
@@ -24,45 +21,13 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 
 mx = pytest.importorskip("mlx.core")
 
+from cases.compiled import MODELS, make_toy, traces
+
 from mlx_llama.mlx_native import ops
 from mlx_llama.mlx_native.cache import Cache
-from mlx_llama.mlx_native.kernels.view import StepView
 
-MODELS = {
-    "float32": dict(),
-    "bfloat16": dict(dtype="bfloat16"),
-    "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
-    "biases": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
-    "qwen2": dict(
-        architectures=["Qwen2ForCausalLM"],
-        use_sliding_window=True,
-        sliding_window=7,
-        max_window_layers=1,
-    ),
-    "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
-    # low-bit: groups with a kernel of MLX, groups of 16 by two products, and both in one matrix
-    "Q4_0": dict(kinds="Q4_0"),
-    "mixed": dict(
-        kinds=lambda name: {"q_proj": "Q6_K", "down_proj": "Q6_K"}.get(name.split(".")[-2], "Q4_K")
-    ),
-}
 LOW_BIT = ("Q4_0", "mixed")
 SAMPLING = {"greedy": dict(temperature=0), "everything": EVERYTHING}
-
-
-@pytest.fixture(scope="module", params=[name for name in to_run() if name.startswith("mlx")])
-def mlx(request):
-    return open_backend(request.param)
-
-
-def make_toy(length: int, fields: dict) -> Path:
-    """A model for `length` positions: a folder, or with `kinds` a GGUF file of width 256."""
-    path = Path(tempfile.mkdtemp()) / ("toy.gguf" if "kinds" in fields else "toy")
-    if "kinds" not in fields:
-        return make_checkpoint(path, max_position_embeddings=length, **fields)
-    wide = dict(hidden_size=256, intermediate_size=512, max_position_embeddings=length)
-    make_gguf(path, tokenizer=None, **wide, **fields)
-    return path
 
 
 @functools.cache
@@ -145,6 +110,7 @@ def test_the_bits_are_those_of_the_untraced_step(name, case, mlx):
         np.testing.assert_array_equal(traced_state[part], plain_state[part])
 
 
+@pytest.mark.slow
 def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
     """The rotation of GPUs at 16 bits: traced equals untraced, and the CPU's tables agree within
     rounding.
@@ -159,20 +125,6 @@ def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
         np.testing.assert_array_equal(traced_state["keys"], state[tabulated]["keys"])
     first = [each["keys"][0, ..., :5, :] for each in state.values()]  # the common prompt
     assert 0 < relative_error(*first) < 0.005
-
-
-def traces(monkeypatch) -> list:
-    """A pair (slots, positions of their buffer) for each time that a step is traced or, untraced,
-    run.
-    """
-    seen, original = [], StepView.__init__
-
-    def counting(self, packing, token, position, tokens, *rest):
-        seen.append(tokens.shape)
-        original(self, packing, token, position, tokens, *rest)
-
-    monkeypatch.setattr(StepView, "__init__", counting)
-    return seen
 
 
 def test_one_trace_per_room(mlx, monkeypatch):

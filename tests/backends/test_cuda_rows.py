@@ -26,7 +26,8 @@ from mlx_llama.core.sample import SamplingFeatures
 
 torch = pytest.importorskip("torch")
 
-from backends.test_captured_step import loaded
+from cases.captured import loaded
+
 from backends.triton_process import (
     DEVICE,
     HAS_GPU,
@@ -175,6 +176,7 @@ def check_batch(name: str, joins: list[int], order: int) -> int:
         return compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["odd", "low-bit"])
 def test_logits_have_the_same_bits_in_any_batch(name, call):
     assert call(check_batch, name, [0, 1, 0, 2, 0], 1) == COUNT * 5
@@ -296,6 +298,7 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
         return compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, bits", BATCH_INVARIANT)
 @pytest.mark.parametrize(
     "events",
@@ -348,6 +351,7 @@ def steps_over_prompts(name: str) -> dict:
     return dict(together=together, alone=alone, verified=verified, stepped=stepped)
 
 
+@pytest.mark.slow
 def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tokens(call):
     facts = call(steps_over_prompts, "odd")
     assert facts["together"] == facts["alone"] and facts["verified"] == facts["stepped"]
@@ -423,6 +427,7 @@ def replayed_rows(path: Path) -> dict:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(HAS_GPU, reason="a CUDA graph does not tell how often it was captured")
 def test_rows_join_and_leave_replayed_steps(call, tmp_path):
     fields = dict(num_hidden_layers=1, vocab_size=67, max_position_embeddings=512)

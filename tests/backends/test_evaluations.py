@@ -19,6 +19,7 @@ def loaded(backend, toy, **how):
     return load(toy, backend=backend.name, device=device, dtype="float32", **how)
 
 
+@pytest.mark.slow_for("mlx-everything-True")
 @pytest.mark.parametrize("compile", [None, True, False])
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["greedy", "everything"])
 def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monkeypatch):

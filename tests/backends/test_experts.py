@@ -117,6 +117,7 @@ def test_only_the_chosen_experts_weights_take_part(compile, backend, tmp_path):
     assert np.isfinite(results[0]).all() and results[0].tobytes() == results[1].tobytes()
 
 
+@pytest.mark.slow_for("low-bit")
 @pytest.mark.parametrize("path", [folder, low_bit, scaled], ids=["float32", "low-bit", "scaled"])
 def test_compiled_rows_have_the_same_bits_in_any_batch(path):
     backend = select("cpu")
@@ -193,12 +194,14 @@ def written(format: str) -> tuple[Path, np.ndarray]:
     return home / "m.gguf", transformers_logits(judge, TOKENS)
 
 
+@pytest.mark.slow_for("c*-Q4_K_M")
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_K_M"])
 def test_low_bit_stacks_of_gguf_files(format, load):
     path, wanted = written(format)
     assert relative_error(in_chunks(*load(path), TOKENS, (0, 20, 25, 26)), wanted) < 1e-4
 
 
+@pytest.mark.slow_for("cpu")
 def test_experts_of_different_formats_are_refused(backend, tmp_path):
     mx = pytest.importorskip("mlx.core")
     out = shutil.copytree(folder(), tmp_path / "mixed")
@@ -293,6 +296,7 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     return pairs
 
 
+@pytest.mark.slow_for("low-bit", "scaled")
 @pytest.mark.parametrize("path", [folder, low_bit, scaled], ids=["float32", "low-bit", "scaled"])
 def test_experts_by_tritons_kernels_are_torchs(path, call):
     for got, wanted in call(by_kernels, path()):
@@ -328,6 +332,7 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
     return tuple(results)
 
 
+@pytest.mark.slow_for("scaled")
 @pytest.mark.parametrize(
     "path, dtype", [(low_bit, "bfloat16"), (folder, "float16"), (scaled, "float32")]
 )

@@ -37,6 +37,7 @@ def test_facts_import_no_framework(name):
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.slow_for("cpu-Q6_K", "cpu-MXFP4", "mlx-F16", "mlx-Q8_0")
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4"])
 def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path):
     """Planned bytes are within 3 % of a loaded model's."""
@@ -184,6 +185,7 @@ for path in sys.argv[3:]:  # libraries take what they need with the first
 """  # noqa: E501
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="a process's own memory, through /proc and glibc"
 )

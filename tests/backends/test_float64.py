@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases.architectures import FIELDS
 from making import make_checkpoint
 from making_adapters import write_random
 from making_gguf import make_gguf
@@ -15,7 +16,6 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from backends.conftest import in_chunks, relative_error
-from backends.test_gpt_oss import FIELDS
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import GGUFWeight
 from mlx_llama.quantize.gguf_export import write_gguf

@@ -58,6 +58,7 @@ def run(toy):
     return start
 
 
+@pytest.mark.slow_for("cuda")
 def test_a_fork_after_a_load(run, backend):
     """The NumPy backend starts new threads; a framework's own cannot be started again."""
     run(
@@ -101,6 +102,7 @@ for number, call in enumerate(calls):
     )
 
 
+@pytest.mark.slow_for("cuda", "mlx")
 def test_a_fork_before_the_first_load(run, backend):
     run(
         backend,
@@ -112,6 +114,7 @@ assert answers == [ask(load())] * 2, answers
     )
 
 
+@pytest.mark.slow
 def test_a_fork_while_other_threads_compute(run):
     """Locks that they hold and requests that they serve stay behind."""
     run(

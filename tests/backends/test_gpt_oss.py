@@ -16,20 +16,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from cases.architectures import FIELDS, GPT_OSS_YARN as YARN, TOKENS, run
 from making import edit_json, make_tokenizer, refusal, shared_arithmetic
 from making_gguf import write_all
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from backends.conftest import mlx_lm_logits, relative_error
-from backends.test_architectures import GPT_OSS, GPT_OSS_YARN as YARN, SIZES, TOKENS, run
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.quantize.gguf_export import write_gguf
 from mlx_llama.quantize.mlx_folder import write_mlx
-
-FIELDS = SIZES | GPT_OSS | dict(hidden_size=64, intermediate_size=96, rope_parameters=dict(YARN))
 
 
 @functools.cache
@@ -62,6 +60,7 @@ def published() -> tuple[Path, np.ndarray]:
         return folder, model.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
 
 
+@pytest.mark.slow_for("*-False")
 @pytest.mark.parametrize("compile", [None, False])
 def test_published_experts_have_the_logits_of_transformers(compile, backend):
     folder, wanted = published()
@@ -92,6 +91,7 @@ def test_scales_in_another_file(tmp_path):
         np.testing.assert_array_equal(split.tensors[name].float32(), tensor.float32())
 
 
+@pytest.mark.slow_for("c")
 @pytest.mark.parametrize("bits", [None, 8])
 def test_folders_that_mlx_lm_converts(bits, backend, tmp_path):
     """Experts stay in mxfp4."""
@@ -183,6 +183,7 @@ def in_mxfp4() -> Path:
     return home / "m.gguf"
 
 
+@pytest.mark.slow_for("c")
 def test_mxfp4_experts_of_gguf_have_the_logits_of_transformers(backend):
     checkpoint = open_checkpoint(in_mxfp4())
     assert "MXFP4" in checkpoint.formats
@@ -190,6 +191,7 @@ def test_mxfp4_experts_of_gguf_have_the_logits_of_transformers(backend):
     assert relative_error(got, published()[1]) < 1e-4
 
 
+@pytest.mark.slow_for("c")
 @pytest.mark.parametrize("bits, bound", [(16, 1e-3), (8, 3e-2)])
 def test_narrow_keys_and_values_beside_sinks(bits, bound, backend):
     folder, wanted = published()

@@ -55,6 +55,7 @@ def folder(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_length_only(backend, folder):
     done = run_python("-c", CODE, folder, backend.name, device_of(backend), LENGTH, timeout=300)
     assert done.returncode == 0, done.stderr

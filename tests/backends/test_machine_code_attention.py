@@ -53,6 +53,7 @@ BUDGET = {
 }
 
 
+@pytest.mark.slow_for("bfloat16-16", "float16")
 @pytest.mark.parametrize(
     "dtype, bits, D, capability",
     [
@@ -82,6 +83,7 @@ def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, 
     assert any("HMMA" in line for line in loop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, bits, D, cap",
     [

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from cases.mirror import members
 from machine import ALL, missing, open_backend
 
 from mlx_llama.core import options
@@ -18,15 +19,6 @@ from mlx_llama.core.ops import Ops
 from mlx_llama.core.sample import Words
 
 NAMES = ("mlx", "cpu", "cuda")
-
-
-def members(protocol: type) -> dict:
-    """Functions of a Protocol, by name."""
-    return {
-        name: member
-        for name, member in vars(protocol).items()
-        if inspect.isfunction(member) and (not name.startswith("_") or name == "__call__")
-    }
 
 
 def parameters(function) -> list[tuple]:

@@ -11,15 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.compiled import MODELS as COMPILED, make_toy, traces
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from backends.conftest import relative_rms, same_state
-from backends.test_compiled_step import (
-    MODELS as COMPILED,
-    make_toy,
-    mlx,  # noqa: F401
-    traces,
-)
 from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -208,6 +203,7 @@ def play(batch: Batch, schedule) -> None:
             batch.step(list(rest[0])[: rest[1]], rest[2])
 
 
+@pytest.mark.slow_for("mlx-Q4_K", "mlx-d", "mlx-qwen", "mlx-sliding-8")
 @pytest.mark.parametrize(
     "name, bits",
     [*((name, None) for name in MODELS), *((name, 8) for name in ("plain", "sliding", "qwen3"))],
@@ -228,6 +224,7 @@ def test_tokens_do_not_depend_on_the_rest_of_the_batch(name, bits, mlx, schedule
     play(Batch(mlx, loaded(mlx, name, bits=bits), ROWS, 64 if name == "dynamic" else 600), schedule)
 
 
+@pytest.mark.slow
 def test_traced_rows_come_and_go(mlx):
     batch = Batch(mlx, loaded(mlx, "sliding", True), 6, 600)
     play(
@@ -259,6 +256,7 @@ def test_forty_rows_decode_in_groups(mlx):
     assert sorted(buffer.slots for buffer in batch.cache.buffers()) == [8, 32]
 
 
+@pytest.mark.slow
 def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
     monkeypatch.setattr(home, "SMALL", 0)
     batch = Batch(mlx, loaded(mlx), 6, 2000)
@@ -275,6 +273,7 @@ def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
     assert [buffer.slots for buffer in cache.buffers()] == [8]
 
 
+@pytest.mark.slow
 def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, monkeypatch):
     model = loaded(mlx, "plain", None, 20000)
     batch = Batch(mlx, model, 4, 3000)
@@ -518,6 +517,7 @@ def settle(cache) -> int:
     return mx.get_active_memory()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, True])
 def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     model = loaded(mlx, "plain", compile, 20000)
@@ -569,6 +569,7 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     assert mx.get_peak_memory() - held > 3.5 * layer and kept  # the measure works
 
 
+@pytest.mark.slow
 def test_memory_after_a_thousand_joins_is_that_after_ten(mlx):
     model, random = loaded(mlx), np.random.default_rng(0)
     cache, sizes = model.make_cache(300, 5), []

@@ -14,6 +14,7 @@ from pathlib import Path
 import metal
 import numpy as np
 import pytest
+from cases.mixed import MIXED, SHAPE
 from machine import open_backend
 from making_gguf import HALVES, dequantise, make_gguf, random_blocks
 
@@ -22,8 +23,6 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.options import resolve
 from mlx_llama.core.system.gpus import Gpus
-
-from .test_quantized import MIXED, SHAPE
 
 mx = pytest.importorskip("mlx.core")
 
@@ -104,6 +103,7 @@ def model_file(kind: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*TWO_LEVEL, "Q4_K_M", "Q5_K_M", "Q2_K mix"])
 def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
     """Of all tensors, embedding and head included, by MLX's own count, which rounds arrays up to a

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.architectures import TOKENS, check_steps, llama_cpp_logits, run
 from making import make_tokenizer, random_tensors, refusal
 from safetensors.numpy import save_file
 
 from backends.conftest import mlx_lm_logits, relative_error
-from backends.test_architectures import TOKENS, check_steps, llama_cpp_logits, run
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.mixed import MIXED, SHAPE
 from making import make_checkpoint
 from making_gguf import LOW_BIT, make_gguf
 
@@ -17,28 +18,7 @@ from backends.conftest import in_chunks, probes, relative_error
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.quantization import FLOAT_MODES
 
-SHAPE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
-
-
-def mostly(kind: str, **others: str):
-    """The type of each matrix: `kind`, or another for the modules in `others`."""
-    return lambda name: others.get(name.split(".")[-2], kind)
-
-
-# Mixes of Q4_K_M and Q5_K_M as in llama.cpp; then types with the same width, group or neither in
-# fusable matrices
-MIXED = {
-    "Q4_K_M": mostly("Q4_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
-    "Q5_K_M": mostly("Q5_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
-    "Q2_K mix": mostly(
-        "Q3_K", q_proj="Q2_K", k_proj="Q2_K", embed_tokens="Q2_K", gate_proj="Q4_K", lm_head="Q6_K"
-    ),
-    "widths": mostly("Q4_0", k_proj="Q4_1", v_proj="Q5_0", up_proj="Q5_1", lm_head="Q8_0"),
-    "IQ4": mostly("IQ4_XS", v_proj="Q8_0", k_proj="IQ4_NL", up_proj="IQ4_NL", lm_head="Q6_K"),
-    "NVFP4 with factors": "NVFP4",
-    "plain ones": mostly("Q4_0", k_proj="F16", up_proj="F32", embed_tokens="F16", lm_head="BF16"),
-}
 
 
 # On cpu the kernels' own tests compile every format, which takes seconds each. Here these mixes are
@@ -88,6 +68,7 @@ def gguf_model(
     return path, judge
 
 
+@pytest.mark.slow_for("*-7]", "cpu-widths")
 @pytest.mark.parametrize("length", [1, 7])
 @pytest.mark.parametrize("kind", [*LOW_BIT, *MIXED])
 def test_every_product_is_that_of_the_dequantised_matrix(kind, length, load_case):
@@ -138,6 +119,7 @@ def prompt_and_steps(model, to_numpy) -> np.ndarray:
     return in_chunks(model, to_numpy, TOKENS, (0, *range(20, TOKENS.shape[1] + 1)))
 
 
+@pytest.mark.slow_for("cuda")
 @pytest.mark.parametrize(
     "kind, tied",
     [*((kind, False) for kind in ("Q4_0", "Q8_0", *MIXED)), ("Q8_0", True), ("Q4_K_M", True)],
@@ -148,6 +130,7 @@ def test_a_gguf_models_logits_are_those_of_transformers(kind, tied, load_case):
     assert relative_error(got, transformers_logits(kind, tied)) < 1e-3
 
 
+@pytest.mark.slow_for("cpu-Q4_0")
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K_M"])
 def test_at_its_own_dtype_a_gguf_model_rounds_but_its_results(kind, backend):
     path, judge = gguf_model(kind, 2)
@@ -237,6 +220,7 @@ def test_a_converted_models_logits_are_those_of_mlx_lm(case, load_case):
     assert relative_error(got, mlx_lm_logits(case)) < 1e-4
 
 
+@pytest.mark.slow_for("cpu-bfloat16")
 @pytest.mark.parametrize(("case", "rounding"), [("bfloat16", 2**-8), ("float16", 2**-11)])
 def test_at_its_own_dtype_a_converted_model_rounds_but_its_results(case, rounding, backend):
     mx = pytest.importorskip("mlx.core")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core.generation.test_session import check_consistency, rendered
+from cases.sessions import check_consistency, rendered
 from machine import device_of
 from making import config_fields, make_checkpoint, random_tensors
 
@@ -94,6 +94,15 @@ def loaded(here, tmp_path_factory):
     return loader
 
 
+@pytest.mark.slow_for(
+    "cuda",
+    "mlx-plain-greedy",
+    "mlx-plain-penalties",
+    "mlx-plain-s",
+    "mlx-sinks",
+    "mlx-tied",
+    "mlx-window",
+)
 @pytest.mark.parametrize(
     "variant, sampling",
     [

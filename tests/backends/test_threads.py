@@ -96,6 +96,7 @@ def test_a_row_filled_in_one_thread_goes_on_in_another(backend, toy):
     assert cache.state()["tokens"].tolist() == [*LONG, 7]
 
 
+@pytest.mark.slow_for("*-50")
 @pytest.mark.parametrize("count", [4, 50])
 def test_a_model_never_runs_with_the_weights_of_the_one_before(count, backend, tmp_path):
     """Two models of one shape in turn, each used in two threads and dropped."""

@@ -123,6 +123,7 @@ def check_products(results, wanted: np.ndarray, bound: float = 1e-6) -> None:
 
 
 # test_mlx and test_gguf have the common ones
+@pytest.mark.slow_for("3", "5", "6", "8")
 @pytest.mark.parametrize(
     "bits, group_size, has_biases",
     [
@@ -151,6 +152,7 @@ def test_float32_scales_of_whole_steps(call):
     check_products(call(multiplied, [weight], (1, 3)), weight.float64(), 1e-5)
 
 
+@pytest.mark.slow_for("I", "M", "Q2", "Q3", "Q4_", "Q5_", "Q8_K")
 @pytest.mark.parametrize("kind", LOW_BIT)
 def test_gguf(kind, call):
     blocks = random_blocks(kind, 11, 512, np.random.default_rng(0))
@@ -161,6 +163,7 @@ def test_gguf(kind, call):
     np.testing.assert_array_equal(picked, judge[[7, 0, 10, 7]])
 
 
+@pytest.mark.slow_for("2", "3", "4-1", "4-3", "5", "6")
 @pytest.mark.parametrize("bits, group_size", [*((bits, 64) for bits in BITS), (4, 32), (4, 128)])
 def test_mlx(bits, group_size, call):
     mx = pytest.importorskip("mlx.core")
@@ -184,6 +187,7 @@ def test_mlx(bits, group_size, call):
     np.testing.assert_array_equal(picked, judge[[5, 1]])
 
 
+@pytest.mark.slow_for("mxfp4")
 @pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
 def test_floating_point_codes(mode, call):
     """At their width; every second row of the file."""
@@ -201,11 +205,13 @@ def test_floating_point_codes(mode, call):
     np.testing.assert_array_equal(picked, judge[[5, 1]])
 
 
+@pytest.mark.slow
 def test_every_batch(call):
     weight = Made(4, 32, False, (3, 96))
     check_products(call(multiplied, [weight], (2, 3, 8, 9, 16, 17, 32, 33)), weight.float64())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bits, shape",
     [(4, (1, 32)), (8, (4, 32)), (3, (3, 992)), (4, (66, 1056)), (3, (2, 2208))],
@@ -242,6 +248,7 @@ def logits(path, use_kernels: bool) -> np.ndarray:
     return torch.cat(steps).cpu().numpy()
 
 
+@pytest.mark.slow
 def test_a_model_of_mixed_formats(call, tmp_path):
     """The kernels agree with torch's own operations, which test_quantized.py tests."""
     others = {"v_proj": "Q6_K", "k_proj": "Q3_K", "o_proj": "Q8_0", "down_proj": "Q5_1"}
@@ -295,8 +302,8 @@ def test_windows_has_triton_under_another_name(monkeypatch):
 
 def test_without_kernels_a_gpu_takes_few_launches(monkeypatch):
     """An 8B model has some 225 such products, of up to 8 blocks each."""
-    from backends.test_capture import Watch
-    from backends.test_machine_code import low_bit
+    from cases.machine_code import low_bit
+    from cases.watch import Watch
 
     monkeypatch.setitem(quantized._BLOCK, "meta", quantized._BLOCK["cuda"])
     matrix = low_bit("Q4_0", 28672, 4096)

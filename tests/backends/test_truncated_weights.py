@@ -57,6 +57,7 @@ def truncated(what: str, kind: str, tmp_path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow_for("cuda-folder", "cuda-gguf")
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot truncate a mapped file")
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
 def test_loading(kind, backend, tmp_path):
@@ -95,6 +96,7 @@ for call in (
 CHANGED = "the model's file changed: {} was {} after it was loaded: load the model again"
 
 
+@pytest.mark.slow_for("cuda", "mlx-False")
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot truncate a mapped file")
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
 @pytest.mark.parametrize("compiles", [None, False])

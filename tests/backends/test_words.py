@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.mirror import members
 from making import make_checkpoint
 from making_adapters import write_random
 
 from backends import test_architectures as families
 from backends.conftest import probes, relative_error
-from backends.test_mirror import members
 from mlx_llama.core.backends.selection import Backend, select
 from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.ops import Ops
@@ -134,6 +134,7 @@ def test_all_words_are_numpys(backend, request):
     assert words == set(members(Ops))
 
 
+@pytest.mark.slow
 def test_all_words_by_kernels_are_numpys(call):
     by_kernels = set()
     for case in CASES:

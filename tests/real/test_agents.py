@@ -15,8 +15,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from doors.server.conftest import Inside
 from scripting import Script
+from server.conftest import Inside
 
 from mlx_llama import load
 from real.checkpoints import lock
@@ -166,6 +166,7 @@ def run_cline(program: Path, url: str, home: Path) -> tuple[str, str]:
     return json.dumps(tool), result["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", CALLS)
 def test_a_turn_with_a_tool_call(agent, programs, server, tmp_path):
     code = f"PELICAN-{os.urandom(4).hex()}"

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from doors.server.conftest import Live
+from server.conftest import Live
 
 SHAPES = json.loads((Path(__file__).parents[1] / "data/client_shapes.json").read_text())
 AREAS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/")  # "/": all others

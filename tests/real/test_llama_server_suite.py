@@ -188,20 +188,24 @@ def count_passed(all_outcomes: list[dict[str, str]]) -> int:
     return kinds["passed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SIX, *OTHERS])
 def test_llama_servers_tests_pass(name, outcomes_of):
     check_outcomes(name, outcomes_of(name, False), DIFFERENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIX)
 def test_llama_servers_tests_pass_with_their_own_flags(name, outcomes_of):
     check_outcomes(name, outcomes_of(name, True), OWN_DIFFERENT)
 
 
+@pytest.mark.slow
 def test_most_of_the_six_files_pass(outcomes_of):
     """The others need another model, or are in DIFFERENT."""
     assert count_passed([outcomes_of(name, False) for name in SIX]) >= 116
 
 
+@pytest.mark.slow
 def test_most_of_the_six_files_pass_with_their_own_flags(outcomes_of):
     assert count_passed([outcomes_of(name, True) for name in SIX]) >= 107

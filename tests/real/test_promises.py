@@ -24,6 +24,7 @@ REPEAT = (
 )
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch(name, open_real):
     """Rows at once, joining in turn, and from a prefix: the same tokens as alone, on cpu the same
     bits.
@@ -36,6 +37,7 @@ def test_rows_of_a_batch(name, open_real):
         assert result.is_kept, result.report()
 
 
+@pytest.mark.slow_for("*-cuda", "*-mlx", "gemma3")
 def test_ways_to_fill_the_cache(name, open_real):
     """Chunks, single tokens, trims, prefixes, saved states: the logits of one call over all
     tokens.
@@ -46,6 +48,7 @@ def test_ways_to_fill_the_cache(name, open_real):
         assert way.within and (way.same_bits or not llm.model.is_batch_invariant), way
 
 
+@pytest.mark.slow_for("cuda", "mlx")
 def test_speculation(open_real):
     """Drafts from the prompt change no token, and some are accepted."""
     llm = open_real("smollm2")
@@ -59,6 +62,7 @@ def test_speculation(open_real):
         assert text != REPEAT or guessed.accepted > 2
 
 
+@pytest.mark.slow_for("cuda", "mlx")
 def test_a_chat_goes_on_from_its_prefix(open_real):
     llm = open_real("smollm2")
     chat = llm.chat(max_tokens=24, temperature=0.0)
@@ -69,6 +73,7 @@ def test_a_chat_goes_on_from_its_prefix(open_real):
     assert cold.generate(chat.messages[:-1], max_tokens=24, temperature=0.0).tokens == second.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits, most", [(16, 1.0005), (8, 1.01)])
 def test_narrow_keys_and_values(name, bits, most, open_real):
     """Perplexity beside that with keys and values as wide as the activations."""
@@ -78,6 +83,7 @@ def test_narrow_keys_and_values(name, bits, most, open_real):
     assert next(sizes) < next(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits, most, distance", [(16, 1.0005, 1e-3), (8, 1.05, 0.3)])
 def test_narrow_activations(name, golden, bits, most, distance):
     """The cpu backend's fixed-point activations, beside transformers' likeliest tokens and
@@ -92,6 +98,7 @@ def test_narrow_activations(name, golden, bits, most, distance):
         assert (logits.argmax(-1) == argmax).mean() > (0.97 if bits == 16 else 0.7)
 
 
+@pytest.mark.slow_for("cuda")
 def test_gemma_answers_in_its_own_dtype(backend):
     """Its activations exceed float16 (transformers' issue 36822)."""
     llm = load(fetch("gemma3"), backend=backend.name, device=device_of(backend))
@@ -101,6 +108,7 @@ def test_gemma_answers_in_its_own_dtype(backend):
     assert done.tokens == read_golden("gemma3").greedy[0][:2]
 
 
+@pytest.mark.slow
 def test_cache_files_between_backends(widen, smollm2, tmp_path):
     """A prompt that one backend computed and saved goes on on each, with the same tokens as
     cold.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mlx_llama import load
 from mlx_llama.core.answers.repetition import REPETITION_LIMIT
 
@@ -18,6 +20,7 @@ ORDINARY = [
 ]
 
 
+@pytest.mark.slow
 def test_loops_are_ended_and_long_answers_are_not(smollm2):
     llm = load(smollm2, backend="cpu", ctx_size=1024)
     prompts = [[{"role": "user", "content": text}] for text in (*ENDLESS, *ORDINARY)]

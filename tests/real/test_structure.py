@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from core.generation.random_schemas import random_schema
+from cases.schemas import random_schema
 
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
@@ -75,6 +75,7 @@ def test_schemas(first, count, llm):
         jsonschema.validate(json.loads(done.text), schema)
 
 
+@pytest.mark.slow_for("l", "m")
 @pytest.mark.parametrize("template", ["qwen2.5", "llama-3.1", "mistral-nemo"])
 def test_forced_calls(template, smollm2):
     """SmolLM2's own template has no tools; these have. Arguments fit the parameters."""

@@ -14,6 +14,23 @@ from real.golden import ANSWER
 from real.texts import CHATS, GREEDY, LOGITS, make_tokenizer_texts
 
 
+@pytest.mark.slow_for(
+    "*-1",
+    "*-3",
+    "*-4",
+    "*-5",
+    "*-7",
+    "*-cuda-6",
+    "*-mlx-2",
+    "*-mlx-6",
+    "gemma3-*-6",
+    "gemma3-cpu-2",
+    "gemma3-cuda-0",
+    "gemma3-cuda-2",
+    "gemma3-mlx-0",
+    "smollm2-cuda-2",
+    "smollm2-mlx-0",
+)
 @pytest.mark.parametrize("number", range(len(LOGITS)))
 def test_logits(name, number, golden, open_real):
     """Within 1e-5 of transformers', with the same likeliest token at every position."""
@@ -50,6 +67,7 @@ def test_token_ids(name, golden):
         assert tokenizer.encode(text, add_bos=tokenizer.adds_bos, parse_special=True) == ids, text
 
 
+@pytest.mark.slow_for("*-48", "*-cuda-6", "*-mlx-6", "gemma3-cpu", "gemma3-cuda", "gemma3-mlx")
 @pytest.mark.parametrize("count", [6, ANSWER])
 def test_greedy_answers(name, count, golden, open_real):
     """Texts, and questions through the chat template, computed together."""

@@ -28,6 +28,7 @@ def plain(smollm2, tmp_path_factory):
     return path, perplexity(load(smollm2, backend="cpu"))
 
 
+@pytest.mark.slow_for("BF16", "F16", "F32", "IQ4", "Q4_K", "Q5", "Q6", "Q8_0")
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format(format, plain, tmp_path):
     path, wanted = plain
@@ -36,6 +37,7 @@ def test_every_format(format, plain, tmp_path):
     assert 0.98 < perplexity(load(path, backend="cpu")) / wanted < FORMATS[format]
 
 
+@pytest.mark.slow
 def test_a_folder_for_mlx_keeps_the_codes_and_a_file_made_of_it_the_values(name, golden, tmp_path):
     """mlx-lm and this package read from it what transformers reads from the file."""
     import mlx.core as mx

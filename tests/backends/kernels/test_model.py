@@ -24,6 +24,7 @@ from mlx_llama.core.errors import ContextError
 # ---- against NumPy
 
 
+@pytest.mark.slow_for("head 128", "head 36")
 @pytest.mark.parametrize("case", MODELS)
 def test_every_model_is_numpys_at_float32(case):
     llama = model(case)
@@ -42,6 +43,7 @@ def test_every_model_is_numpys_at_float32(case):
     assert relative_error(llama.forward(TOKENS[:, 20:], 20, mixed), wanted) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits,bound", [(16, 1e-3), (8, 0.2)])
 @pytest.mark.parametrize("case", ["Q4_K_M", "Q8_0 tied"])
 def test_fixed_point_activations_stay_within_a_bound(case, bits, bound):
@@ -88,6 +90,7 @@ def test_plain_numpy_gives_the_same_answers_and_a_notice(how, monkeypatch):
 # ---- the same bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, bits", [("odd widths", 32), ("many formats", 16), ("Q4_K_M", 16), ("Q4_K_M", 32)]
 )
@@ -103,6 +106,7 @@ def test_the_bits_do_not_depend_on_threads_or_cuts(case, bits):
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)  # tokens in one pass
 
 
+@pytest.mark.slow_for("Q4_K_M-8")
 @pytest.mark.parametrize(
     "case,bits,name",
     [
@@ -170,6 +174,7 @@ def test_infinite_activations_of_one_run_do_not_reach_the_next(monkeypatch):
 # ---- several threads of the caller
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_sessions_in_several_threads_get_what_they_get_alone(threads):
     """Two models and six sessions at once, prompts and single tokens mixed."""
@@ -279,6 +284,7 @@ def test_a_dropped_model_frees_its_threads_and_memory():
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_failed_load_leaves_no_threads(monkeypatch):
     gc.collect()
     before = set(threading.enumerate())

@@ -107,6 +107,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow_for("*e")
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_as_none(folder, model, damage):
     first = load(model)
@@ -122,6 +123,7 @@ def test_a_damaged_file_is_as_none(folder, model, damage):
     assert file.read_bytes() == before and is_mapped(load(model))  # written anew
 
 
+@pytest.mark.slow
 def test_a_file_cut_while_it_is_mapped_is_as_none(folder, model, monkeypatch):
     """Its missing pages must not be touched: that would kill the process."""
     first = load(model)
@@ -141,6 +143,7 @@ def test_a_file_cut_while_it_is_mapped_is_as_none(folder, model, monkeypatch):
     assert not file.exists()
 
 
+@pytest.mark.slow
 def test_a_model_file_that_changed_has_other_panels(folder, model, tmp_path):
     first = load(model)
     status = model.stat()
@@ -153,18 +156,21 @@ def test_a_model_file_that_changed_has_other_panels(folder, model, tmp_path):
     assert len(cached(folder)) == 2
 
 
+@pytest.mark.slow
 def test_a_file_of_another_user_is_as_none(folder, model):
     load(model)
     cached(folder)[0].chmod(0o666)
     assert not is_mapped(load(model))
 
 
+@pytest.mark.slow
 def test_small_pages_are_not_used_in_place(folder, model, monkeypatch):
     load(model)
     monkeypatch.setattr(machine, "has_huge_pages", lambda address, nbytes: False)
     assert not is_mapped(load(model))
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_goes_first(folder, tmp_path, monkeypatch):
     models = []
     for number in range(3):
@@ -189,6 +195,7 @@ def test_the_least_recently_used_goes_first(folder, tmp_path, monkeypatch):
         load(models[0])
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_only_time(folder, model, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
@@ -207,6 +214,7 @@ def test_clear_removes_what_this_package_wrote(folder, model):
     assert [file.name for file in folder.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_a_model_may_go_before_its_panels_are_saved(folder, model, monkeypatch):
     """The writer's machine code stays."""
     may_write, room = threading.Event(), cache_folder.make_room
@@ -221,6 +229,7 @@ def test_a_model_may_go_before_its_panels_are_saved(folder, model, monkeypatch):
     assert code() is None and is_mapped(load(model))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages of files are Linux's")
 def test_a_process_saves_panels_before_it_ends(tmp_path, model):
     """Without any help of this test: where the folder's files come in huge pages, the second

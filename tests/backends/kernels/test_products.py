@@ -185,6 +185,7 @@ def each(tested: Iterable[str] = KINDS):
     return pytest.mark.parametrize("name,kind", [of_target(*pair) for pair in pairs])
 
 
+@pytest.mark.slow
 @each()
 @pytest.mark.parametrize("whole", [False, True], ids=["odd", "whole"])
 def test_product(name, kind, whole):

@@ -147,6 +147,15 @@ EVENTS = st.one_of(
 )
 
 
+@pytest.mark.slow_for(
+    "('Q4_K_M', 16",
+    "('head 128",
+    "('head 20",
+    "('head 36",
+    "('head 80",
+    "('many formats', 8",
+    "('odd widths",
+)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
@@ -227,6 +236,7 @@ def test_codes_are_as_exact_as_those_of_llama_cpps_cache():
     assert error == pytest.approx(relative_rms(wanted, x), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[4], CASES[5]], ids=str)
 def test_probes_and_verification_read_few_bits(case):
     llama = model(*case)
@@ -267,6 +277,7 @@ def test_rows_share_the_pages_of_a_prefix_until_they_write():
     assert cache.nbytes == 0
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_take_the_memory_of_a_few(monkeypatch):
     made = []
     init = pages.Page.__init__

@@ -102,6 +102,7 @@ def test_intel_targets_need_all_their_instructions(missing, wanted, monkeypatch)
 # ---- NEON, on any machine
 
 
+@pytest.mark.slow_for("aarch64")
 @pytest.mark.parametrize("triple", ARM)
 def test_a_program_for_neon_calls_no_library(triple):
     arm = build_target("neon", triple, host=False)
@@ -285,6 +286,7 @@ print(count, model.forward([[1, 2, 3]], 0, model.make_cache(4)).sum(), "llvmlite
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(toy, folder):
     runs = [
         run_python(
@@ -297,6 +299,7 @@ def test_a_second_process_compiles_nothing(toy, folder):
         assert [run[2] for run in runs] == ["True", "False"]  # LLVM's library is 55 MB
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64",
     reason="elsewhere LLVM loads machine code",

@@ -214,6 +214,7 @@ def measure_busy_seconds(seconds: float) -> float:
     return time.process_time() - begin
 
 
+@pytest.mark.slow
 def test_idle_threads_sleep(machine):
     team = Team(machine, 4)
     team.run(Work(machine, 4), CONTEXT)

@@ -3,11 +3,9 @@ machine.
 """
 
 import pytest
+from cases.engine import alone, make, serve
 
 from mlx_llama.core.engine.scheduler import STEPS, TILE, Chunks
-
-from .test_scheduler import serve
-from .toy import alone, make
 
 
 @pytest.mark.parametrize("step, token", [(0.1, 0.004), (0.02, 0.0001), (0.3, 0.02), (0.001, 0.01)])

@@ -8,14 +8,21 @@ import sys
 import threading
 
 import pytest
-
-from core.threads import on_threads
-
-from .toy import POSITION_NBYTES, alone, alone_tokens, check_rows, make, make_prompts, request
+from cases.engine import (
+    POSITION_NBYTES,
+    alone,
+    alone_tokens,
+    check_rows,
+    make,
+    make_prompts,
+    request,
+)
+from cases.threads import on_threads
 
 PROMPT = [3, 1, 4]
 
 
+@pytest.mark.slow_for("False")
 def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead, ctrl_c):
     """Ctrl-C between any two lines of a tick: rows, queues and the others' tokens are right."""
     prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]

@@ -11,12 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from making import fail_at
-
-from mlx_llama import LLM
-from mlx_llama.core.errors import ContextError, OptionsError, SessionError
-
-from .toy import (
+from cases.engine import (
     EOS,
     ToyError,
     ToyTokenizer,
@@ -27,6 +22,10 @@ from .toy import (
     make_prompts,
     request,
 )
+from making import fail_at
+
+from mlx_llama import LLM
+from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 
 PROMPT = [3, 1, 4]
 

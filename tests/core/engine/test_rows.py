@@ -6,12 +6,11 @@ import os.path
 from unittest.mock import Mock
 
 import pytest
+from cases.engine import POSITION_NBYTES, ToyBackend, ToyModel
 from hypothesis import given, strategies as st
 
 from mlx_llama.core.engine.rows import MIN_COPY, Rows, common_prefix
 from mlx_llama.core.errors import ContextError
-
-from .toy import POSITION_NBYTES, ToyBackend, ToyModel
 
 BLOCK = 256 * POSITION_NBYTES
 

@@ -14,16 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
-from transformers import AutoModelForCausalLM
-
-from mlx_llama import load
-from mlx_llama.core.engine import scheduler as scheduling
-from mlx_llama.core.engine.request import Sequence
-from mlx_llama.core.errors import ContextError, OptionsError
-from mlx_llama.core.system import machine
-
-from .toy import (
+from cases.engine import (
     EOS,
     POSITION_NBYTES,
     ToyBackend,
@@ -36,7 +27,16 @@ from .toy import (
     make,
     make_prompts,
     request,
+    serve,
 )
+from hypothesis import given, strategies as st
+from transformers import AutoModelForCausalLM
+
+from mlx_llama import load
+from mlx_llama.core.engine import scheduler as scheduling
+from mlx_llama.core.engine.request import Sequence
+from mlx_llama.core.errors import ContextError, OptionsError
+from mlx_llama.core.system import machine
 
 PROMPT = [3, 1, 4]
 MIXED = [
@@ -52,10 +52,6 @@ RULED = [
     {"logprobs": 5},
     {"regex": "[A-W]{1,4}(end|fin)", "temperature": 0.8, "seed": 3},
 ]
-
-
-def serve(loop, prompts, **options):
-    return [loop.submit(request(prompt, **options)) for prompt in prompts]
 
 
 def finish_all(handles):
@@ -278,6 +274,7 @@ def test_a_row_that_drafts_delays_itself_alone():
 # Memory
 
 
+@pytest.mark.slow
 def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead):
     backend, loop = make(runs_ahead, eos=(), memory=5 * 512 * POSITION_NBYTES)
     prompts = make_prompts(64, seed=3, longest=200)
@@ -436,6 +433,7 @@ def test_a_thread_without_work_looks_after_its_memory(monkeypatch):
     loop.close()
 
 
+@pytest.mark.slow
 def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
     backend, loop = make(runs_ahead)
     prompts = make_prompts(20, longest=40)
@@ -897,6 +895,7 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0):
     pytest.fail("the loop does not end")
 
 
+@pytest.mark.slow_for("*-2", "*-3")
 @pytest.mark.parametrize("first", [1, 2, 3])  # every third call; 2 and 3 are slow tests
 @pytest.mark.parametrize("error", [ToyError("broken"), MemoryError()], ids=["error", "memory"])
 def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, first, runs_ahead):
@@ -944,6 +943,7 @@ def test_bad_requests_are_refused_at_once_and_others_go_on(prompt, options, erro
 # Real models
 
 
+@pytest.mark.slow_for("cuda")
 def test_greedy_tokens_are_those_of_transformers(toy, where):
     ours = load(toy, **where)
     peer = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)

@@ -9,6 +9,7 @@ import pytest
 FUZZER = Path(__file__).resolve().parents[2] / "fuzz_headers.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
 def test_damaged_headers_end_in_errors_of_ours(kind):
     command = [sys.executable, str(FUZZER), "--format", kind, "--count", "2000"]

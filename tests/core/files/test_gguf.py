@@ -81,6 +81,7 @@ def test_tensors_are_what_the_reference_dequantises(kind, tmp_path):
     assert opened.dtype == expected == opened.config.dtype
 
 
+@pytest.mark.slow_for("Q8_0-{'num")
 @pytest.mark.parametrize(
     "fields",
     [

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from backends.conftest import mlx_lm_logits
+from cases.gguf_files import ROPES, gguf_fields, gguf_tensors
 from gguf import GGUFReader
 from making import SENTENCES, config_fields, make_checkpoint, random_tensors
 from making_gguf import make_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from core.files.test_gguf_export import ROPES, gguf_fields, gguf_tensors
 from mlx_llama import load
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -100,6 +100,7 @@ def test_low_bit_files_keep_their_own_width(kind, tmp_path):
 TOKENS = list(range(10, 30))
 
 
+@pytest.mark.slow
 def test_mlx_lm_opens_a_mixed_folder(tmp_path):
     types = {"down_proj": "Q5_K", "embed_tokens": "Q8_0", "v_proj": "Q5_0", "o_proj": "F16"}
     kinds = lambda name: types.get(name.split(".")[-2], "Q4_K")  # noqa: E731

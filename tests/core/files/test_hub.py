@@ -2,21 +2,18 @@
 
 import functools
 import json
-import os
 import shutil
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from cases.hub import COMMIT, cache, put_in_cache  # noqa: F401
 from making import make_checkpoint, refusal
 from making_gguf import make_gguf
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import open_checkpoint
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
 
 IDS = "meta-llama/Llama-3.2-1B HuggingFaceTB/SmolLM2-135M-Instruct 01-ai/Yi-6B org/name".split()
 PATHS = "./org/name ../name /abs/path ~/name org/name/ org/name/sub name / org//name org/..".split()
@@ -74,37 +71,6 @@ def test_an_existing_folder_is_a_path(tmp_path, monkeypatch):
     assert not hub.is_hub_id("org/name")
     assert open_checkpoint("org/name").path.samefile(tmp_path / "org" / "name")
     assert not hub.is_hub_id(tmp_path / "org" / "name")
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty hub cache, offline. huggingface_hub reads its environment at import, so both are
-    set.
-    """
-    from huggingface_hub import constants
-
-    root = tmp_path / "hub"
-    root.mkdir()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(root))
-    return root
-
-
-def put_in_cache(cache, name="toy/llama", commit=COMMIT, ref="main", **fields):
-    """A model as huggingface_hub leaves it: blobs, links to them per commit, and a ref."""
-    repository = cache / ("models--" + name.replace("/", "--"))
-    made = make_checkpoint(cache.parent / "made", **fields)
-    snapshot = repository / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (repository / "blobs").mkdir(exist_ok=True)
-    for file in made.iterdir():
-        blob = repository / "blobs" / f"{commit[:4]}-{file.name}"
-        shutil.move(file, blob)
-        os.symlink(os.path.relpath(blob, snapshot), snapshot / file.name)
-    (repository / "refs").mkdir(exist_ok=True)
-    (repository / "refs" / ref).write_text(commit)
-    return snapshot
 
 
 refused = functools.partial(refusal, open_checkpoint)

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 import sentencepiece
 import tokenizers
+from cases.texts import KINDS, VOCABULARIES, load_folder, load_vocabulary
 from making import make_tokenizer, sentencepiece_model
 
 from mlx_llama.core.files.gguf import GGUFFile
-
-from .cases import KINDS, VOCABULARIES, load_folder, load_vocabulary
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cases.texts import TEMPLATES, THOUGHT_TEMPLATES, TOOL_TEMPLATES, load_folder, plain
 from making import make_tokenizer, refusal
 from transformers import AutoTokenizer
 
@@ -31,8 +32,6 @@ from mlx_llama.core.text.adapting import (
 )
 from mlx_llama.core.text.template import BUILTIN, ChatTemplate, check_messages, encode_messages
 from mlx_llama.core.text.tools import read_tools
-
-from .cases import TEMPLATES, THOUGHT_TEMPLATES, TOOL_TEMPLATES, load_folder, plain
 
 # Kimi's and others' rule, in Qwen3.5's words
 FIRST_ONLY = (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
+from cases.texts import TEXTS, VOCABULARIES, any_text, has_wide_space, load_vocabulary
 from hypothesis import assume, given, strategies as st
 from making import (
     CHAT_TEMPLATE,
@@ -24,8 +25,6 @@ from making_gguf import add_byte_level, add_sentencepiece
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, read_gguf_template
 from mlx_llama.core.text.tokenizer import byte_alphabet
-
-from .cases import TEXTS, VOCABULARIES, any_text, has_wide_space, load_vocabulary
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 KINDS = ("llama", "gpt2")

@@ -7,11 +7,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from cases.texts import check_pieces, split
 
 from mlx_llama.core.text.thoughts import find_thoughts
 from mlx_llama.core.text.thoughts.harmony import HARMONY
-
-from .test_thoughts import check_pieces, split
 
 CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"place":"Rome"}'
 CASES = [

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import sentencepiece
+from cases.texts import KINDS, TEXTS, any_text, load_folder
 from hypothesis import assume, given
 from making import (
     LLAMA3_SPECIALS,
@@ -24,8 +25,6 @@ from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.text import hf_tokenizer
 from mlx_llama.core.text.hf_tokenizer import has_tokenizer
 from mlx_llama.core.text.tokenizer import encode_by_library
-
-from .cases import KINDS, TEXTS, any_text, load_folder
 
 anything = any_text("▁", "▁▁")
 

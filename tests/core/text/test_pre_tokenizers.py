@@ -2,12 +2,11 @@
 
 import pytest
 import tokenizers
+from cases.texts import has_wide_space, load_vocabulary
 from tokenizers import Regex, models, pre_tokenizers
 
 from mlx_llama.core.text import gguf_tokenizer
 from mlx_llama.core.text.pre_tokenizers import PRE_TOKENIZERS
-
-from .cases import has_wide_space, load_vocabulary
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))

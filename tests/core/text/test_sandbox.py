@@ -1,10 +1,9 @@
 """Templates that try to escape, and templates that fail: each ends in one line."""
 
 import pytest
+from cases.texts import USER, run_hostile
 
 from mlx_llama.core.text import sandbox
-
-from .cases import USER, run_hostile
 
 
 @pytest.mark.parametrize(

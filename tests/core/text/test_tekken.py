@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cases.texts import conversation
 from making import config_fields, make_checkpoint, random_tensors
 
-from core.text.cases import conversation
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
@@ -92,6 +92,7 @@ def test_ids_are_those_of_transformers_conversion(tmp_path):
     assert tokenizer.named["pad_token"] == "<pad>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tekken_240718.json", "tekken_240911.json"])
 def test_ids_of_mistrals_files_are_those_of_mistral_common(name, tmp_path):
     """Mistral Nemo's and Pixtral's files, which list no special tokens."""

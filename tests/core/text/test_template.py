@@ -7,6 +7,16 @@ from types import SimpleNamespace
 
 import jinja2
 import pytest
+from cases.texts import (
+    DATA,
+    KINDS,
+    TEMPLATES,
+    TOOL_TEMPLATES,
+    USER,
+    conversation,
+    load_template,
+    plain,
+)
 from hypothesis import assume, given, strategies as st
 from making import (
     CHAT_TEMPLATE,
@@ -35,8 +45,6 @@ from mlx_llama.core.text.template import (
 from mlx_llama.core.text.tools import read_tools
 from mlx_llama.quantize.gguf_export import write_gguf
 from mlx_llama.quantize.mlx_folder import write_mlx
-
-from .cases import DATA, KINDS, TEMPLATES, TOOL_TEMPLATES, USER, conversation, load_template, plain
 
 CONVERSATIONS = {
     "one": [("user", "Hello world")],

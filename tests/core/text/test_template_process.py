@@ -11,15 +11,14 @@ import time
 
 import psutil
 import pytest
+from cases.texts import TEMPLATES, USER, conversation, plain, run_hostile
+from cases.threads import on_threads
 from making import CHAT_TEMPLATE
 
-from core.threads import on_threads
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text import template_process
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.template_process import PROCESS
-
-from .cases import TEMPLATES, USER, conversation, plain, run_hostile
 
 # A case for each way to take time or memory: Python's loops, single calls that are deaf to Ctrl-C,
 # recursion, constants while compiling, one allocation, growth, the output
@@ -67,6 +66,7 @@ def helper():
     return psutil.Process(PROCESS._process.pid)
 
 
+@pytest.mark.slow_for("*e")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless_work_is_stopped(name, monkeypatch):
     monkeypatch.setattr(template_process, "MAX_SECONDS", 0.2)
@@ -76,6 +76,7 @@ def test_endless_work_is_stopped(name, monkeypatch):
     assert helper().is_running()  # the successor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hashing", "many variables"])
 def test_the_limits_are_five_seconds_and_half_a_gigabyte(name):
     """Here without shortening: a rendering takes no more than them, and says so."""
@@ -114,6 +115,7 @@ def test_memory_is_watched_where_the_system_does_not_limit_it(monkeypatch):
     PROCESS.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_the_system_limits_time_where_nobody_watches(monkeypatch):
     monkeypatch.setattr(template_process, "_watch", lambda *_: None)

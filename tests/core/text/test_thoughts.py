@@ -5,23 +5,14 @@ them.
 from __future__ import annotations
 
 import pytest
+from cases.texts import THOUGHT_TEMPLATES, TOOL_TEMPLATES, check_pieces, split
 from hypothesis import given, strategies as st
 
-from mlx_llama.core.text.thoughts import FORMATS, Thought, ThoughtParser, find_thoughts
+from mlx_llama.core.text.thoughts import FORMATS, find_thoughts
 from mlx_llama.core.text.thoughts.marks import Marks
-
-from .cases import THOUGHT_TEMPLATES, TOOL_TEMPLATES
 
 MARKS = [form for form in FORMATS if isinstance(form, Marks)]
 GRANITE = MARKS[0]
-
-
-def split(parser: ThoughtParser, pieces) -> tuple[str, str]:
-    parts = [part for piece in pieces for part in parser.push(piece)]
-    parts += parser.push("", is_last=True)
-    assert all(parts)
-    thoughts = [part.text for part in parts if isinstance(part, Thought)]
-    return "".join(thoughts), "".join(part for part in parts if isinstance(part, str))
 
 
 # Inputs of vLLM's tests of reasoning parsers: (answer, thought, text), and those of an answer whose
@@ -41,13 +32,6 @@ CASES = [
     (" begins with a space", "", " begins with a space"),
 ]
 OPENED = [(f"Let me see</think>{REST}", "Let me see", REST), (f"</think>{REST}", "", REST)]
-
-
-def check_pieces(make_parser, answer, wanted):
-    """Split an answer that arrives in pieces of each size."""
-    for size in range(1, len(answer) + 1):
-        pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
-        assert split(make_parser(), pieces) == wanted, size
 
 
 @pytest.mark.parametrize("answer, thought, text", CASES + OPENED)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import tokenizers
+from cases.texts import KINDS, any_text, load_folder
 from hypothesis import assume, given, strategies as st
 from making import llama2_json, make_tokenizer
 from tokenizers import pre_tokenizers
@@ -12,8 +13,6 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.text.tokenizer import Piece, byte_alphabet, decode_byte_level
-
-from .cases import KINDS, any_text, load_folder
 
 anything = any_text("▁", "▁▁")
 

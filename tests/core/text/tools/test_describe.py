@@ -4,41 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Literal
 
 import pytest
+from cases.tools import add, weather
 from pydantic import BaseModel
 from transformers.utils import get_json_schema
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.tools import Tool, read_tools
-
-
-def weather(place: str, days: int = 3, unit: Literal["celsius", "fahrenheit"] = "celsius"):
-    """Forecast the weather.
-
-    Looks it up.
-
-    Args:
-        place: City and country,
-            such as "Paris, France".
-        days: Days to look ahead.
-        unit: Scale of the temperatures.
-
-    Returns:
-        The forecast: one line a day.
-    """
-    return {"place": place, "days": days, "unit": unit}
-
-
-def add(a: float, b: float) -> str:
-    """Add two numbers.
-
-    Args:
-        a: First number
-        b: Second number
-    """
-    return str(a + b)
 
 
 def tags(names: list[str], flags: dict[str, bool], strict: bool):

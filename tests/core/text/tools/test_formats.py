@@ -7,9 +7,10 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from cases.texts import TEMPLATES, TOOL_TEMPLATES, USER, conversation
+from cases.tools import add, weather
 from making import refusal
 
-from core.text.cases import TEMPLATES, TOOL_TEMPLATES, USER, conversation
 from mlx_llama.core.answers.grammar import Grammars, Rule
 from mlx_llama.core.errors import OptionsError, TemplateError
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
@@ -35,7 +36,6 @@ from mlx_llama.core.text.tools.formats import (
 )
 
 from .reading import read
-from .test_describe import add, weather
 
 # Templates
 

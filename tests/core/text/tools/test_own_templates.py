@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases.texts import TEMPLATES, TOOL_TEMPLATES
 
-from core.text.cases import TEMPLATES, TOOL_TEMPLATES
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.thoughts import find_thoughts
@@ -117,6 +117,7 @@ def test_every_format_has_a_template():
     assert {find_format(source, tokenizer) for source in OURS.values()} == set(FORMATS)
 
 
+@pytest.mark.slow_for("more")
 @pytest.mark.parametrize("name", [*OURS, *THEIRS])
 @pytest.mark.parametrize("numbers", [range(40), range(40, 100)], ids=["some", "more"])
 def test_calls_of_the_template_are_read(numbers, name):
