@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from .conversations import AnswerFields
 from .fields import Body, Count, Noted, Notes
-from .replies import DONE, FINGERPRINT, Events, Writer, desk_of, write_timings, write_usage
+from .replies import DONE, FINGERPRINT, Events, Writer, admission_of, write_timings, write_usage
 from .tooling import Reader
 
 
@@ -53,7 +53,7 @@ class OpenAIWriter(Writer):
         super().__init__(request, body)
         self.shows_progress = body.return_progress
         is_asked = "verbose" in body.model_fields_set
-        self.shows_prompt = body.verbose if is_asked else desk_of(request).settings.is_verbose
+        self.shows_prompt = body.verbose if is_asked else admission_of(request).settings.is_verbose
 
     def head(self, kind: str) -> dict[str, Any]:
         """Write the fields that every object has."""

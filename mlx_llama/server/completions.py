@@ -16,11 +16,11 @@ from mlx_llama.core.answers.entries import Entry, pair_prompt
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.text.infill import Infill
 
-from .answers import Ask
+from .admission import PromptRequest
 from .choices import CommonFields, OpenAIWriter
 from .faults import bad_field
 from .fields import Body, Likeliest, Notes, Text, TokenIds, name_type, spell
-from .replies import Events, choices_of, desk_of, reply
+from .replies import Events, admission_of, choices_of, reply
 from .schemas import serves
 from .tooling import LEAST_LOGPROB, Piece, Reader, list_entries, write_likeliest
 
@@ -102,7 +102,7 @@ class CompletionRequest(CommonFields):
         if values.get("echo") is True and values.pop("post_sampling_probs", False):
             notes.note("post_sampling_probs")  # no sampler chose the prompt
 
-    def ask(self, prompt: Any, **more: Any) -> Ask:
+    def ask(self, prompt: Any, **more: Any) -> PromptRequest:
         echoed = self.logprobs if self.echo else None
         counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
         return super().ask(prompt, prompt_logprobs=max(counts, default=None), **more)
@@ -247,7 +247,7 @@ async def complete(request: Request, body: CompletionRequest) -> Response:
     # llama-server's clients expect its fields at the path without a version, OpenAI's theirs
     is_bare = request.url.path == "/completions"
     writer = (DoubleWriter if is_bare else CompletionWriter)(request, body)
-    limit = desk_of(request).settings.max_choices
+    limit = admission_of(request).settings.max_choices
     prompts = split_prompts(body.prompt, limit, body.n, "n")
     ask = body.ask(None, field="suffix" if body.suffix else "prompt")
     if body.suffix:

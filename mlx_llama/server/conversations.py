@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, Tag, create_model, model_validator
 from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.options import FIELDS
 
-from .answers import Ask
+from .admission import PromptRequest
 from .faults import MEDIA, bad_field
 from .fields import (
     BY_TYPE,
@@ -459,14 +459,14 @@ class AnswerFields(OptionFields, UnavailableFields):
         del values["reasoning"]
         notes.note("reasoning")
 
-    def ask(self, prompt: Any, **more: Any) -> Ask:
+    def ask(self, prompt: Any, **more: Any) -> PromptRequest:
         """Translate for core. prompt: messages as templates take them, or a text to continue.
         more: further fields. Raises Refusal.
         """
         switches: Any = {"reuses": self.cache_prompt, "ignores_eos": self.ignore_eos}
         switches |= {"lora": self.lora, **more}
         field = switches.pop("field", self.prompt_field)
-        return Ask(prompt, field, self.requested_options(), **switches)
+        return PromptRequest(prompt, field, self.requested_options(), **switches)
 
 
 class Conversing(AnswerFields):
@@ -525,7 +525,7 @@ class Conversing(AnswerFields):
         options, form = super().requested_options(), self.form()
         return form | options | {name: rule for name, rule in form.items() if rule is not None}
 
-    def ask(self, prompt: Any, **more: Any) -> Ask:
+    def ask(self, prompt: Any, **more: Any) -> PromptRequest:
         documents = {"documents": self.documents} if self.documents else {}
         ask = super().ask(
             prompt,

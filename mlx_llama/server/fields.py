@@ -388,7 +388,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
         raw = await request.body()
     except ClientDisconnect:
         raise client_gone() from None
-    settings, desk = request.app.state.settings, request.app.state.desk
+    settings, admission = request.app.state.settings, request.app.state.admission
     take_note = None if settings.is_strict else functools.partial(note, request)
     values = parse_object(raw, kind.list_field, take_note)
     names = request.scope["names"] = name_options(values, kind)
@@ -408,7 +408,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
             for name, place in names.items()
             if place.split(".")[0] not in faulty
         }
-        faults = await desk.find_faults(
+        faults = await admission.find_faults(
             values.get("model") if "model" in kind.model_fields else None, options
         )
         refusal.add(faults[:MOST_FAULTS])

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_llama.core.system import machine
 
-from .answers import Answers
+from .admission import Answers
 from .connections import CROWDED
 from .faults import Fault, Refusal, unavailable
 from .metrics import Metrics

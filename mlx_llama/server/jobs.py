@@ -19,13 +19,13 @@ from starlette.responses import Response
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolDelta
 
-from .answers import Answers, Failure
+from .admission import Answers, Failure
 from .conversations import Message
 from .faults import bad_field, unavailable
 from .fields import Notes, TextOr, TokenIds
 from .guard import log, write_receipt
 from .openai import ChatFields, write_piece
-from .replies import DONE, NEVER, PING_SECONDS, Json, check_model, desk_of, dump, event, submit
+from .replies import DONE, NEVER, PING_SECONDS, Json, admission_of, check_model, dump, event, submit
 from .schemas import serves
 from .settings import Settings
 from .tooling import Reader, list_logprobs
@@ -233,7 +233,7 @@ async def stream_job(request: Request, job_id: str) -> Response:
     lines, accepted = "application/x-ndjson", request.headers.get("accept", "")
     as_lines = request.query_params.get("format") == "jsonl" or lines in accepted
     how: Any = {"media_type": lines, "ping": NEVER} if as_lines else {"ping": PING_SECONDS}
-    seconds, events = desk_of(request).settings.send_timeout, _write(job, first, as_lines)
+    seconds, events = admission_of(request).settings.send_timeout, _write(job, first, as_lines)
     return EventSourceResponse(events, sep="\n", send_timeout=seconds, **how)
 
 

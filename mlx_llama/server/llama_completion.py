@@ -19,7 +19,7 @@ from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import AnswerFields
 from .faults import TEXT_ONLY
 from .fields import BY_TYPE, HIDDEN, Body, Count, Noted, Text, look_up, note, spell, unavailable
-from .replies import PING_SECONDS, Events, Writer, choices_of, desk_of, reply, write_timings
+from .replies import PING_SECONDS, Events, Writer, admission_of, choices_of, reply, write_timings
 from .schemas import serves
 from .tooling import Piece, Reader, list_entries
 
@@ -192,8 +192,8 @@ class LlamaWriter(Writer):
 async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
     """Continue a text."""
     writer = LlamaWriter(request, body)
-    limit = desk_of(request).settings.max_choices
-    prompts = await desk_of(request).run(lambda llm: body.split(llm, limit), "prompt")
+    limit = admission_of(request).settings.max_choices
+    prompts = await admission_of(request).run(lambda llm: body.split(llm, limit), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
     ask = body.ask(None, decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)

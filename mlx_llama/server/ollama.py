@@ -19,7 +19,7 @@ from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall
 
-from .answers import Ask
+from .admission import PromptRequest
 from .conversations import (
     Conversing,
     FunctionTool,
@@ -30,7 +30,7 @@ from .conversations import (
 from .faults import TEXT_ONLY, Refusal, write_ollama
 from .fields import HIDDEN, Body, ModelName, Notes, known_names, spell, unavailable
 from .llama_cpp import describe_model
-from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
+from .replies import Events, Json, Writer, admission_of, check_model, dump, reply
 from .schemas import serves
 from .tooling import Piece, Reader
 
@@ -167,7 +167,7 @@ def _write_end(reader: Reader) -> dict[str, Any]:
     }
 
 
-async def _reply(request: Request, body: OllamaFields, ask: Ask) -> Response:
+async def _reply(request: Request, body: OllamaFields, ask: PromptRequest) -> Response:
     writer = OllamaWriter(request, body)
     if not ask.prompt:  # a request to load the model
         return Json(writer.line("", (), "") | {"done": True, "done_reason": "load"})
@@ -196,9 +196,9 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
 
 def _facts(request: Request) -> dict[str, Any]:
     """Return the model's facts, and its `details` as Ollama writes them."""
-    desk = desk_of(request)
-    llm = desk.keeper.llm
-    facts = describe_model(llm, desk.settings) if llm else desk.keeper.facts
+    admission = admission_of(request)
+    llm = admission.holder.llm
+    facts = describe_model(llm, admission.settings) if llm else admission.holder.facts
     family = llm.model.config.architecture.removesuffix("ForCausalLM").lower() if llm else ""
     is_gguf = str(facts.get("model_path", "")).endswith(".gguf")
     details = {"format": "gguf" if is_gguf else "safetensors", "family": family}
@@ -220,7 +220,7 @@ async def tags(request: Request) -> Response:
         "digest": "",
         "details": facts["details"],
     }
-    names = [name if ":" in name else f"{name}:latest" for name in desk_of(request).listed]
+    names = [name if ":" in name else f"{name}:latest" for name in admission_of(request).listed]
     return Json({"models": [{"name": name, "model": name, **shared} for name in names]})
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from mlx_llama.core.answers.completion import Token
 from mlx_llama.core.text.thoughts import Thought
 
-from .answers import Ask
+from .admission import PromptRequest
 from .choices import CommonFields, OpenAIWriter
 from .conversations import (
     MESSAGES,
@@ -104,7 +104,7 @@ class ChatFields(OpenAIFields):
             return format_options(form.type, named.schema_, named.strict)
         return format_options(form.type, form.schema_)
 
-    def messages_ask(self) -> Ask:
+    def messages_ask(self) -> PromptRequest:
         """Translate the conversation. Raises Refusal."""
         return self.ask(plain_messages(self.messages))
 

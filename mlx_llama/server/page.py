@@ -19,11 +19,11 @@ from starlette.responses import Response
 from mlx_llama.api.session_file import parse_session
 from mlx_llama.core.errors import LlamaError
 
-from .answers import refuse
+from .admission import refuse
 from .faults import bad_field, not_found
 from .fields import Body
 from .formulas import TooIntricate, add_formulas
-from .replies import Json, desk_of
+from .replies import Json, admission_of
 from .schemas import serves
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -69,7 +69,7 @@ def _files() -> dict[str, str | bytes]:
 @router.get("/page/{name}")
 async def page_file(request: Request) -> Response:
     """Return a file of the page."""
-    if not desk_of(request).settings.serves_page:
+    if not admission_of(request).settings.serves_page:
         raise not_found("the page is off: start the server with --page")
     names = {"/": "index.html", "/favicon.ico": "icon.svg", "/sw.js": "sw.js"}
     name = request.path_params.get("name") or names[request.url.path]
@@ -111,7 +111,7 @@ class SeeAlsoRequest(Body):
 @serves(router, SeeAlsoRequest, "/page/see-also")
 async def see_also(request: Request, body: SeeAlsoRequest) -> Response:
     """Find the passages beside an answer of the model in the package, as Markdown."""
-    text = await desk_of(request).run(lambda llm: llm.look_up(body.question))
+    text = await admission_of(request).run(lambda llm: llm.look_up(body.question))
     return Json({"text": text})
 
 

@@ -14,7 +14,7 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import ToolCall, ToolDelta, ToolParser, find_format, read_tools
 
-from .answers import Answers, choose_template
+from .admission import Answers, choose_template
 from .faults import Fault, Refusal
 
 LEAST_LOGPROB = -9999.0  # OpenAI's number for minus infinity

@@ -21,7 +21,7 @@ from .slots import Slots
 State = Literal["loading", "ready", "idle", "failed", "closed"]
 
 
-class Keeper:
+class ModelHolder:
     """Holds a model for the event loop that calls `start`.
 
     load: returns the model; called in a thread. idle: seconds without use until the model is
