@@ -61,7 +61,7 @@ class PromptRequest:
     """A prompt and its options, from any API."""
 
     prompt: Any  # a text to continue, messages for the template, token ids, or an Infill
-    field: str  # of the body with the prompt
+    field: str  # the body's field with the prompt
     # by their names in the table; defaults come from the server, the checkpoint and the table
     options: dict[str, Any]
     toolbox: Toolbox = Toolbox()
@@ -73,7 +73,7 @@ class PromptRequest:
     # drop the oldest turns of messages that outgrew the context; None: as the server does
     truncates: bool | None = None
     lora: AdapterScales | None = None  # chooses the adapter; None: it was not sent
-    # of the chat template, such as enable_thinking
+    # for the chat template, such as enable_thinking
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -92,7 +92,7 @@ class Batch:
 
 
 class Answers:
-    """Answers to an HTTP request, one per prompt, computed concurrently. `close` cancels the rest."""
+    """Answers to an HTTP request, one per prompt, computed together. `close` cancels the rest."""
 
     def __init__(self, admission: Admission, llm: LLM, seconds: float):
         self._desk, self.llm, self.settings = admission, llm, admission.settings
@@ -105,7 +105,7 @@ class Answers:
         timeout = Failure(504, "timeout", message=text)
         self._timer = self._loop.call_later(seconds, self.stop, timeout)
         self.asks: Sequence[PromptRequest] = ()
-        self.tasks: list[Task] = []  # of the asks that are queued
+        self.tasks: list[Task] = []  # one per queued prompt
         self.is_closed = False
 
     @property
@@ -217,7 +217,7 @@ class Admission:
         self.settings, self.holder, self.metrics = settings, holder, metrics
         self._open: dict[Answers, int] = {}  # and their number of requests
         self._entering = 0  # requests that wait for the model to reload
-        self._rows = 0  # of the last loaded model
+        self._rows = 0  # those of the last loaded model
         self._durations: deque[float] = deque(maxlen=32)
         # Compiling a schema may take seconds: do not delay requests without one.
         self._plain = anyio.CapacityLimiter(PREPARING)
@@ -529,8 +529,9 @@ def _read_chat(
     messages, beginning = _split_beginning(_pick_fields(template.source, ask))
     if llm.template is None:
         ask.note("chat_template: chatml")
-    talk = llm.tokenizer, template, messages, ask.toolbox, options
-    return Conversation(*talk, _pick_variables(template.source, ask)), beginning
+    variables = _pick_variables(template.source, ask)
+    talk = Conversation(llm.tokenizer, template, messages, ask.toolbox, options, variables)
+    return talk, beginning
 
 
 def choose_template(llm: LLM, ask: PromptRequest) -> ChatTemplate:

@@ -100,7 +100,7 @@ class Message(Body):
     content: TextOr[list[OpenPart]] = ""
     name: Noted[str] = Field("", max_length=256, description="for templates that show it")
     reasoning_content: Noted[str] = Field(
-        "", description="of an assistant's message, for templates that show it"
+        "", description="an assistant's thought, for templates that show it"
     )
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=4096)
@@ -428,7 +428,7 @@ UnavailableFields: Any = create_model(
     "UnavailableFields",
     __base__=Body,
     **dict[str, Any](
-        (name, (Annotated[Any, NOTED, unavailable(*values), HIDDEN], values[0]))
+        (name, (Annotated[Any, NOTED, unavailable(values), HIDDEN], values[0]))
         for name, values in _SWITCHES_OFF.items()
     ),
 )
@@ -526,10 +526,11 @@ class Conversing(AnswerFields):
         return form | options | {name: rule for name, rule in form.items() if rule is not None}
 
     def ask(self, prompt: Any, **more: Any) -> PromptRequest:
+        choice, many = self.choice()
         documents = {"documents": self.documents} if self.documents else {}
         ask = super().ask(
             prompt,
-            toolbox=build_toolbox([tool.described() for tool in self.tools], *self.choice()),
+            toolbox=build_toolbox([tool.described() for tool in self.tools], choice, many),
             truncates=None if self.truncation is None else self.truncation == "auto",
             variables={**self.chat_template_kwargs, **documents},
             **more,

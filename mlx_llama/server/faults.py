@@ -151,7 +151,7 @@ _RULES = {  # what a value must do; the constraint is all but the verb
     "string_too_short": "have at least {min_length} characters",
     "string_unicode": "be valid Unicode",
 }
-TYPE_NAMES = {  # of JSON, by pydantic's and Python's
+TYPE_NAMES = {  # pydantic's and Python's names -> JSON's
     **{"int": "integer", "float": "number", "bool": "boolean", "string": "string", "str": "string"},
     **{"list": "array", "tuple": "array", "dict": "object", "model": "object", "none": "null"},
 }

@@ -5,6 +5,7 @@ table.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -106,9 +107,9 @@ class Body(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True
     )
-    list_field: ClassVar[str] = ""  # of a body that may be a bare list
+    list_field: ClassVar[str] = ""  # the only field of a body that may be a bare list
     nullable: ClassVar[Sequence[str]] = ()  # fields whose null differs from an absent one
-    schema_places: ClassVar[Sequence[str]] = ()  # of formats: further places of a schema
+    schema_places: ClassVar[Sequence[str]] = ()  # within formats
 
     @classmethod
     def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
@@ -193,7 +194,8 @@ def spell(**names: str) -> ConfigDict:
     """
 
     def list_names(field: str) -> AliasChoices:
-        return AliasChoices(*names.get(field, "").split(), *_COMMON.get(field, "").split(), field)
+        listed = f"{names.get(field, '')} {_COMMON.get(field, '')} {field}"
+        return AliasChoices(*listed.split())
 
     return ConfigDict(alias_generator=AliasGenerator(validation_alias=list_names))
 
@@ -209,7 +211,7 @@ _COMMON = {
 }
 
 
-def unavailable(*values: Any, reason: str | None = None) -> AfterValidator:
+def unavailable(values: Sequence[Any] = (), reason: str | None = None) -> AfterValidator:
     """Check a field of a feature that is not available: `values` switch it off. reason: why a
     request with another one is refused.
     """
@@ -248,7 +250,7 @@ SchemaValue = Annotated[
 class AdapterScale(Body):
     """The scale of an adapter."""
 
-    id: int = Field(ge=0, description="of GET /lora-adapters")
+    id: int = Field(ge=0, description="number in GET /lora-adapters")
     scale: float = Field(0.0, description="0: off; otherwise the scale that it was loaded with")
 
 
@@ -420,7 +422,8 @@ def _known_names(kind: type[Body]) -> frozenset[str]:
     """Return the names of a body's fields, and of those within them."""
     schema = kind.model_json_schema()
     objects = [schema, *schema.get("$defs", {}).values()]
-    return frozenset(known_names(kind)).union(*(part.get("properties", ()) for part in objects))
+    inner = (name for part in objects for name in part.get("properties", ()))
+    return frozenset(itertools.chain(known_names(kind), inner))
 
 
 def suggest_field(kind: type[Body], place: str) -> str:

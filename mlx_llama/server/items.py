@@ -28,7 +28,7 @@ class InputPart(Part):
     """A text part of an item, from a question or an earlier answer."""
 
     type: Literal["input_text", "output_text"]
-    annotations: Noted[list[Any]] = Field([], max_length=0)  # of an answer that is sent back
+    annotations: Noted[list[Any]] = Field([], max_length=0)  # an answer that is sent back has them
     logprobs: Noted[list[Any]] = Field([], description="has no effect")
 
 
@@ -196,8 +196,14 @@ class KeptResponses:
                 f"{name!r:.100} is not kept here: only the latest {MOST_RESPONSES} are, for an "
                 "hour; send the conversation as input"
             )
-            how = 404 if field == "response_id" else 400, "previous_response_not_found"
-            raise bad_field(field, "a response that is kept", text, name, *how)
+            raise bad_field(
+                field,
+                "a response that is kept",
+                text,
+                name,
+                status=404 if field == "response_id" else 400,
+                code="previous_response_not_found",
+            )
         return self._kept[name]
 
     def find_item(self, name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from .tooling import Reader, list_logprobs
 
 router = APIRouter(tags=["jobs"])
 
-# of all jobs; an event takes some 300 bytes, and so does each of its top logprobs
+# In all jobs together; an event takes some 300 bytes, and so does each of its top logprobs
 MOST_EVENTS = 500_000
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 

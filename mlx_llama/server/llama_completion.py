@@ -46,9 +46,9 @@ class LlamaCompletionRequest(AnswerFields):
     model_config = spell(logprobs="n_probs", n_cmpl="n")
 
     # thoughts stay in the text
-    reasoning_format: Noted[Annotated[Any, unavailable("none"), HIDDEN]] = "none"
+    reasoning_format: Noted[Annotated[Any, unavailable(["none"]), HIDDEN]] = "none"
     multimodal_data: Annotated[Any, unavailable(reason=_IMAGES), HIDDEN] = None
-    image_data: Annotated[Any, unavailable([], reason=_IMAGES), HIDDEN] = []
+    image_data: Annotated[Any, unavailable([[]], reason=_IMAGES), HIDDEN] = []
     nodes: Annotated[Any, unavailable(reason=""), HIDDEN] = None
     prompt: Annotated[
         Text | Annotated[PromptObject, Tag("as:object")] | Annotated[list[_Mixed], Tag("as:array")],

@@ -18,8 +18,8 @@ class MessagesWriter(Writer):
     """Writes messages: blocks of thoughts, text and calls."""
 
     prefix = "msg_"
-    index: int | None = None  # of the open block; None before the first token
-    kind = ""  # of the open block
+    index: int | None = None  # the open block; None before the first token
+    kind = ""  # the open block's
 
     def encode(self, value: Any) -> bytes:
         return event(value, value["type"])

@@ -47,12 +47,12 @@ class ModelHolder:
         self.error: Exception | None = None
         self.done = self.total = 0  # bytes of weights, while loading
         self.loads = 0
-        self._preemptions = 0  # of unloaded models
+        self._preemptions = 0  # in models that were unloaded
         self.name = ""
         # scales by name; requests may use the names as the model's
         self.adapters: dict[str, float] = {}
         self.adapter: str | None = None  # answers requests that name none; None: no adapter
-        self.slots = Slots(0)  # of the loaded model
+        self.slots = Slots(0)  # for the loaded model
 
     def start(self) -> None:
         """Start loading, and watching for idleness."""

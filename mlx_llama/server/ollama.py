@@ -47,7 +47,7 @@ class OllamaFields(Conversing):
     content: ClassVar[str] = "message"  # field of an answer with the text
 
     stream: bool = True
-    images: Annotated[Any, unavailable([], reason=_IMAGES), HIDDEN] = []
+    images: Annotated[Any, unavailable([[]], reason=_IMAGES), HIDDEN] = []
 
     @classmethod
     def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
@@ -70,7 +70,7 @@ class OllamaFields(Conversing):
 class OllamaMessage(Message):
     """A message; images are left out of a tool's result."""
 
-    images: Annotated[Any, unavailable([], reason=_IMAGES), HIDDEN] = []
+    images: Annotated[Any, unavailable([[]], reason=_IMAGES), HIDDEN] = []
 
     @classmethod
     def adapt(cls, values: dict[str, Any], notes: Notes) -> None:

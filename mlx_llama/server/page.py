@@ -36,7 +36,7 @@ KINDS = {
     ".svg": "image/svg+xml",
 }
 MAX_TEXT = 1 << 20  # characters rendered at once
-MOST_DRAWN = 200_000  # of them as Markdown: a table takes 3 seconds
+MOST_DRAWN = 200_000  # as Markdown: a table takes 3 seconds
 MOST_CODE = 50_000  # characters of a highlighted block
 
 HEADERS = {

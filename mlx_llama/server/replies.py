@@ -139,7 +139,7 @@ class Writer:
 
     media_type = "text/event-stream"
     last = b""  # after the last event
-    prefix = ""  # of the answer's id
+    prefix = ""  # begins the answer's id
     ping = PING_SECONDS  # seconds of silence before a comment; 0 or less: no comments
     shows_progress = False  # call `progress` while prompts are processed
     splits = True  # split answers into thoughts, text and calls

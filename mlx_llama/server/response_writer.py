@@ -35,11 +35,11 @@ class ResponseWriter(Writer):
         self.kept: KeptResponses = request.app.state.kept_responses
         self.conversation = body.items(self.kept)
         self.output: list[dict[str, Any]] = []  # finished items
-        self.number = -1  # of the last event
-        self.kind = ""  # of the open item, if there is one
-        self.text = ""  # of the open item
+        self.number = -1  # the last event's
+        self.kind = ""  # the open item's, if there is one
+        self.text = ""  # the open item's
         self.call: ToolCall | None = None  # the open call
-        self.logprobs: list[dict[str, Any]] = []  # of the open message
+        self.logprobs: list[dict[str, Any]] = []  # the open message's
         # text and logprobs of tokens since the last piece
         self.waiting: list[tuple[str, list[dict[str, Any]]]] = []
 

@@ -74,7 +74,7 @@ class ResponsesRequest(OpenAIFields):
     prompt_field: ClassVar = "input"
     format_field: ClassVar = "text.format"
 
-    background: Annotated[Any, unavailable(False, reason=_BACKGROUND), HIDDEN] = False
+    background: Annotated[Any, unavailable([False], reason=_BACKGROUND), HIDDEN] = False
     conversation: Annotated[Any, unavailable(reason=_CONVERSATION), HIDDEN] = None
     prompt: Annotated[Any, unavailable(reason=_PROMPT), HIDDEN] = None
     input: Annotated[

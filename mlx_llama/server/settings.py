@@ -22,8 +22,8 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()  # names besides localhost, `host` and IP addresses
     key_file: str | None = None  # for https
     certificate_file: str | None = None
-    tags: tuple[str, ...] = ()  # of the model, for clients
-    options: Mapping[str, Any] = field(default_factory=dict)  # of generation: defaults by name
+    tags: tuple[str, ...] = ()  # describe the model to clients
+    options: Mapping[str, Any] = field(default_factory=dict)  # default generation options by name
 
     truncates: bool = False  # drop the oldest turns of a conversation that outgrew the context
     queue: int = 64  # requests that wait for a row; more get 503
@@ -37,13 +37,13 @@ class Settings:
     max_connections: int = 200  # fits macOS's 256 open files of a process
     max_header: int = 32 << 10
     max_body: int = 8 << 20
-    compile_seconds: float = 2.0  # of a schema, regular expression or grammar
+    compile_seconds: float = 2.0  # for a schema, regular expression or grammar
     max_choices: int = 16  # answers per request
     max_jobs: int = 256  # running and ended
     job_seconds: float = 600.0  # until an ended job is forgotten
 
     serves_slots: bool = True
-    slot_folder: str | None = None  # of saved caches
+    slot_folder: str | None = None  # for saved caches
     serves_metrics: bool = True
     serves_page: bool = True
     logs_prompts: bool = False
