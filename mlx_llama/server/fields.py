@@ -163,12 +163,10 @@ class Body(BaseModel):
         except ValidationError:
             if notes.is_strict or NOTED not in cls.model_fields[name].metadata:
                 raise
-            notes.path.pop()
-            notes.note(name)
-            notes.path.append(name)
-            raise PydanticUseDefault from None
         finally:
             notes.path.pop()
+        notes.note(name)
+        raise PydanticUseDefault
 
 
 @functools.cache

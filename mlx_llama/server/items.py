@@ -87,12 +87,9 @@ class InputItem(Body):
 
     @model_validator(mode="after")
     def _check_type(self):
-        needed, missing = _ITEMS[self.type], []
-        for name in needed:
-            value = getattr(self, name)
-            if value is None or (value == "" and name not in _MAY_BE_EMPTY):
-                missing.append(name)
-        if missing:
+        needed = _ITEMS[self.type]
+        absent = {name: (None,) if name in _MAY_BE_EMPTY else (None, "") for name in needed}
+        if missing := [name for name in needed if getattr(self, name) in absent[name]]:
             raise ValueError(f"{self.type} needs {', '.join(missing)}")
         fields = {name for names in _ITEMS.values() for name in names}
         if foreign := sorted((fields & self.model_fields_set) - set(needed)):
@@ -118,13 +115,12 @@ _PASSED_OVER = (
 def is_passed_over(item: Any, notes: Notes) -> bool:
     """True for an item that has no text for the model; it is noted."""
     kind = item.get("type") if isinstance(item, dict) else None
-    passed = isinstance(kind, str) and (
-        (kind in _PASSED_OVER and not (kind == "reasoning" and find_thought(item)))
-        or (kind.endswith("_call") and kind not in ("function_call", "custom_tool_call"))
-    )
-    if passed := passed and kind not in _RUN_BY_CLIENTS:
+    if not isinstance(kind, str) or kind in ("function_call", "custom_tool_call", *_RUN_BY_CLIENTS):
+        return False
+    has_text = kind == "reasoning" and bool(find_thought(item))
+    if is_passed := not has_text and (kind in _PASSED_OVER or kind.endswith("_call")):
         notes.note(f"input[].{kind:.40}")
-    return passed
+    return is_passed
 
 
 def find_thought(item: Mapping[str, Any]) -> str:

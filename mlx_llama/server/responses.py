@@ -61,9 +61,6 @@ class ResponsesTool(FunctionBody):
 
 
 LOGPROBS = "message.output_text.logprobs"
-_BACKGROUND = "responses are not computed in the background: POST /v1/jobs is"
-_CONVERSATION = "use previous_response_id, or send the conversation as input"
-_PROMPT = "prompts are not kept: send instructions and input"
 
 
 class ResponsesRequest(OpenAIFields):
@@ -74,9 +71,17 @@ class ResponsesRequest(OpenAIFields):
     prompt_field: ClassVar = "input"
     format_field: ClassVar = "text.format"
 
-    background: Annotated[Any, unavailable([False], reason=_BACKGROUND), HIDDEN] = False
-    conversation: Annotated[Any, unavailable(reason=_CONVERSATION), HIDDEN] = None
-    prompt: Annotated[Any, unavailable(reason=_PROMPT), HIDDEN] = None
+    background: Annotated[
+        Any,
+        unavailable([False], "responses are not computed in the background: POST /v1/jobs is"),
+        HIDDEN,
+    ] = False
+    conversation: Annotated[
+        Any, unavailable([], "use previous_response_id, or send the conversation as input"), HIDDEN
+    ] = None
+    prompt: Annotated[
+        Any, unavailable([], "prompts are not kept: send instructions and input"), HIDDEN
+    ] = None
     input: Annotated[
         Annotated[Text, Field(min_length=1)]
         | Annotated[list[InputItem], MESSAGES, Tag("as:array")],
@@ -110,9 +115,9 @@ class ResponsesRequest(OpenAIFields):
             del values["tool_choice"]
         include = values.get("include")
         if isinstance(include, list) and not notes.is_strict:
-            for _ in [name for name in include if name != LOGPROBS]:
+            values["include"] = [name for name in include if name == LOGPROBS]
+            for _ in include[len(values["include"]) :]:
                 notes.note("include[]")
-            include = values["include"] = [name for name in include if name == LOGPROBS]
         has_logprobs = isinstance(include, list) and LOGPROBS in include
         if not has_logprobs and values.pop("top_logprobs", None):
             notes.note("top_logprobs")
