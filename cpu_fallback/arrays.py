@@ -1,5 +1,5 @@
-"""The words of sampling (core/sample.py) in NumPy. The fast paths of a decoded token: a greedy row
-is one argmax, and noise is computed for the candidates that filters left.
+"""The words of core/sample.py and core/plain.py in NumPy. The fast paths of a decoded token: a
+greedy row is one argmax, and noise is computed for the candidates that filters left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core import rng, sample
+from mlx_llama.core import plain, rng, sample
 from mlx_llama.core.sample import Masks, Values
 
 from .runtime import launch  # noqa: F401, a word
@@ -34,14 +34,8 @@ class SamplingBatch(sample.SamplingBatch):
         vocabulary: Any = None,
     ) -> np.ndarray:
         if masks is None and self.is_greedy:
-            return np.array([[_choose(scores)] for scores in logits], np.int32)
+            return choose(logits)
         return super().__call__(logits, positions, recent, masks, vocabulary)
-
-
-def _choose(scores: np.ndarray) -> int:
-    """The index of the largest score; -1 if it is not finite. NaN counts as the largest."""
-    best = int(scores.argmax())
-    return best if math.isfinite(scores.item(best)) else -1
 
 
 def scope(device: str) -> AbstractContextManager[object]:
@@ -58,10 +52,19 @@ float32, int32 = (partial(np.asarray, dtype=dtype) for dtype in (np.float32, np.
 to_bits, from_bits = methodcaller("view", np.int32), methodcaller("view", np.float32)
 largest = partial(np.maximum.reduce, axis=-1, keepdims=True)
 smallest = partial(np.minimum.reduce, axis=-1, keepdims=True)
+clip, tanh, expm1 = np.clip, np.tanh, np.expm1
 
 
 def best(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return largest(x), x.argmax(axis=-1, keepdims=True)
+
+
+def choose(x: np.ndarray) -> np.ndarray:
+    tokens = []
+    for scores in x:
+        best = int(scores.argmax())  # NaN counts as the largest
+        tokens.append((best if math.isfinite(scores.item(best)) else -1,))
+    return np.array(tokens, np.int32)
 
 
 def arange(count: int, like: np.ndarray) -> np.ndarray:
@@ -94,8 +97,14 @@ def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return x[np.arange(len(x))[:, None], ids]
 
 
+take = gather
+
+
 def scatter_add(x: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:
     added = x.copy()
+    if ids.shape == (1, 1):  # most biases; ufunc.at takes five times as long
+        added[0, ids[0, 0]] += values[0, 0]
+        return added
     rows = np.arange(len(x))[:, None] * x.shape[1]
     np.add.at(added.reshape(-1), (rows + ids).reshape(-1), values.reshape(-1))
     return added
@@ -139,3 +148,29 @@ def add_noise(
         words = rng.threefry2x32(key, tokens, positions[i])
         row[kept] += rng.gumbel_table()[rng.table_index(words)]
     return scores
+
+
+def cast_as(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+    return x
+
+
+def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
+def swish(x: np.ndarray | int, exponent: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-exponent))
+
+
+sigmoid, gelu = partial(swish, 1), partial(plain.gelu, sys.modules[__name__])
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - largest(x))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def top(x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    places = np.argsort(-x, axis=-1, kind="stable")[:, :count]
+    return take(x, places), places

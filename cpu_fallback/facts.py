@@ -14,7 +14,7 @@ from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
 
-from .kernels import compilation
+from .kernels import find_target
 
 if TYPE_CHECKING:
     from .kernels.target import Target
@@ -27,7 +27,7 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     memory = {"memory_bytes": machine.free_memory(), "memory_is": "free"}
     facts = partial(BackendFacts, "cpu", True, packages=packages, **memory)
     try:
-        target, reason = compilation.find_target()
+        target, reason = find_target()
     except BackendError as error:
         return BackendFacts("cpu", False, str(error), packages)
     if target is None:

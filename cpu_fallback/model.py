@@ -18,7 +18,7 @@ from mlx_llama.core.system import machine
 
 from . import facts, ops, runtime
 from .cache import Cache
-from .kernels import compilation
+from .kernels import find_target
 from .weights import Weights
 
 
@@ -40,7 +40,7 @@ class Llama(BaseLlama):
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         target, reason = None, "`compile=False` asks for it"
         if options.compile is not False:
-            target, reason = compilation.find_target()
+            target, reason = find_target()
         if target is None and options.compile:
             raise BackendError(
                 f"`compile`: compiled kernels are unavailable here ({reason}): leave it out"

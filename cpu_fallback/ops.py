@@ -15,10 +15,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from mlx_llama.core import plain
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import ExpertStacks
 
+from . import arrays
 from .cache import View
 
 Matrix = np.ndarray | AffineWeight
@@ -29,6 +31,11 @@ Adapters = Mapping[int, Any]
 
 # float32 rows widened at a time; they stay in a core's L2 cache until multiplied
 BLOCK_BYTES = 1 << 19
+
+add, scale, last_position = plain.add, plain.scale, plain.last_position
+scale_heads, split_heads = plain.scale_heads, plain.split_heads
+gated_linear = partial(plain.gated_linear, sys.modules[__name__])
+add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
 
 def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -71,33 +78,12 @@ def linear(x: np.ndarray, weight: Matrices, bias: np.ndarray | None = None) -> n
     return out.reshape(*x.shape[:-1], out.shape[1])
 
 
-def gated_linear(
-    x: np.ndarray, weight: Matrices, bias: np.ndarray | None = None, activation: str = "silu"
-) -> np.ndarray:
-    return gate(linear(x, weight, bias), activation)
-
-
+@np.errstate(over="ignore")  # x / infinity is 0, as it should be for large negative gates
 def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
-    half = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :half], gate_up[..., half:]
-    if activation == "clamped_swiglu":
-        gate, up = gate.clip(max=SWIGLU_LIMIT), up.clip(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
-    # gate / infinity is 0, as it should be for large negative gates, where exp overflows.
-    with np.errstate(over="ignore"):
-        # gelu by the tanh approximation: gate (1 + tanh(u)) / 2 = gate / (1 + exp(-2 u))
-        exponent = gate
-        if activation == "clamped_swiglu":
-            exponent = np.float32(SWIGLU_ALPHA) * gate
-        elif activation != "silu":
-            cubic = np.float32(0.044715) * gate * gate * gate
-            exponent = np.float32(1.5957691216) * (gate + cubic)
-        return gate / (1 + np.exp(-exponent)) * up
+    return plain.gate(arrays, gate_up, activation)
 
 
-def xielu(x: np.ndarray, positive: float, negative: float, beta: float, eps: float) -> np.ndarray:
-    below = np.expm1(np.minimum(x, np.float32(eps))) - x
-    curve = np.where(x > 0, np.float32(positive) * x * x, np.float32(negative) * below)
-    return curve + np.float32(beta) * x
+xielu, softcap = partial(plain.xielu, arrays), partial(plain.softcap, arrays)
 
 
 def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertStacks) -> np.ndarray:
@@ -121,15 +107,9 @@ def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertSta
 experts = partial(mix_experts, sys.modules[__name__])
 
 
+@np.errstate(over="ignore")  # as for `gate`
 def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, np.ndarray]:
-    """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
-    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : spec.used]
-    if spec.scoring == "sigmoid":
-        with np.errstate(over="ignore"):  # as in `gate`
-            return chosen, 1 / (1 + np.exp(-np.take_along_axis(scores, chosen, axis=-1)))
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares = np.take_along_axis(powers, chosen, axis=-1)
-    return chosen, shares / (shares if spec.normalises else powers).sum(axis=-1, keepdims=True)
+    return plain.choose_experts(arrays, scores, spec)
 
 
 def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) -> np.ndarray:
@@ -138,21 +118,6 @@ def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) ->
             down, up = adapters[number]
             product[b] += (x[b] @ down.T) @ up.T
     return product
-
-
-def add_rms_norm(
-    x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray, eps: float
-) -> tuple[np.ndarray, np.ndarray]:
-    total = x if delta is None else x + delta
-    return total, rms_norm(total, weight, eps)
-
-
-def scale(x: np.ndarray, factor: float) -> np.ndarray:
-    return x * np.float32(factor)
-
-
-def softcap(x: np.ndarray, cap: float) -> np.ndarray:
-    return np.tanh(x / np.float32(cap)) * np.float32(cap)
 
 
 def norm_heads(
@@ -165,17 +130,6 @@ def norm_heads(
         units = part.reshape(*part.shape[:-1], -1, len(weight))
         normed.append(rms_norm(units, weight, spec.eps).reshape(part.shape))
     return np.concatenate([*normed, value], axis=-1)
-
-
-def scale_heads(query: np.ndarray, weight: np.ndarray, spec: LayerSpec) -> np.ndarray:
-    return query * weight
-
-
-def split_heads(heads: np.ndarray, spec: LayerSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    B, T, _ = heads.shape
-    H, G = spec.heads, spec.key_value_heads
-    parts = heads.reshape(B, T, H + 2 * G, spec.head_dim).transpose(0, 2, 1, 3)
-    return parts[:, :H], parts[:, H : H + G], parts[:, H + G :]
 
 
 def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:

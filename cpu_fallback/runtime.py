@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from mlx_llama.core.backends.defaults import bandwidth, primitives  # noqa: F401
@@ -12,7 +9,7 @@ from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
-from .kernels import compilation
+from .kernels import find_target
 
 NAME = "cpu"
 LIMITS = Limits(NAME, dtypes=("auto", "float32"), most_threads=1024, activation_bits=(8, 16, 32))
@@ -35,7 +32,7 @@ def pick_device(device: str | None = None) -> str:
 
 
 def device_name(device: str) -> str:
-    target, _ = compilation.find_target()
+    target, _ = find_target()
     return f"CPU, compiled for {target.name}" if target else "NumPy on the CPU"
 
 
@@ -75,15 +72,3 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def free_memory(device: str) -> int | None:
     return machine.free_memory()
-
-
-def measure_kernels(
-    threads: int | None, save: bool, advance: Callable[[str], None]
-) -> dict[str, Any] | None:
-    target, reason = compilation.find_target()
-    if target is None:
-        raise BackendError(f"no compiled kernels to measure: {reason}")
-    from .kernels import candidates
-
-    figures = candidates.measure(target, threads or machine.physical_cores(), advance)
-    return figures | {"saved": candidates.save(figures) if save else None}

@@ -1,4 +1,4 @@
-"""The words of sampling (core/sample.py) in torch, and the options of rows in packed words.
+"""The words of core/sample.py and core/plain.py in torch, and the options of rows in packed words.
 
 Every operation treats each row alone and in an order that no other row changes, so a row draws the
 same bits alone and in any batch.
@@ -15,6 +15,7 @@ from operator import methodcaller
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mlx_llama.core import rng, sample
@@ -39,6 +40,23 @@ to_bits, from_bits = methodcaller("view", torch.int32), methodcaller("view", tor
 largest, smallest, best = (
     partial(function, dim=-1, keepdim=True) for function in (torch.amax, torch.amin, torch.max)
 )
+clip, tanh, expm1, cast_as = torch.clamp, torch.tanh, torch.expm1, Tensor.type_as
+halves, gelu = methodcaller("chunk", 2, -1), partial(F.gelu, approximate="tanh")
+sigmoid, softmax = torch.sigmoid, partial(torch.softmax, dim=-1)
+top = torch.topk
+
+
+def take(x: Tensor, places: Tensor) -> Tensor:
+    return x.gather(-1, places)
+
+
+def swish(x: Tensor, exponent: Tensor) -> Tensor:
+    return F.silu(x) if exponent is x else x * torch.sigmoid(exponent)
+
+
+def choose(x: Tensor) -> Tensor:
+    largest, tokens = best(x)
+    return torch.where(largest.abs() < torch.inf, int32(tokens), -1)
 
 
 def send(array: np.ndarray, device: torch.device) -> Tensor:

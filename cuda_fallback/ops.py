@@ -6,7 +6,9 @@ kernels/ops.py has the vocabulary of decoded tokens.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
+from mlx_llama.core import plain
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import ExpertStacks
 
-from . import kernels
+from . import arrays, kernels
 from .cache import View
 from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
@@ -27,6 +30,11 @@ Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
 Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
 Adapters = tuple[Tensor, Tensor]
+
+add, scale, last_position = plain.add, plain.scale, plain.last_position
+scale_heads = plain.scale_heads
+gated_linear = partial(plain.gated_linear, sys.modules[__name__])
+add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
 
 def embed(tokens: Tensor, weight: Matrix) -> Tensor:
@@ -45,30 +53,16 @@ def linear(x: Tensor, weight: Matrices, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias
 
 
-def gated_linear(
-    x: Tensor, weight: Matrices, bias: Tensor | None = None, activation: str = "silu"
-) -> Tensor:
-    return gate(linear(x, weight, bias), activation)
-
-
 def gate(gate_up: Tensor, activation: str) -> Tensor:
     if by_kernel := kernels.find_kernels(gate_up.device).decode:
         return by_kernel.gate(gate_up, activation)
-    gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "clamped_swiglu":
-        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
-        return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+    return plain.gate(arrays, gate_up, activation)
 
 
 def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-    """As in core.ops, in float32."""
-    if by_kernel := kernels.find_kernels(x.device).decode:
-        return by_kernel.xielu(x, positive, negative, beta, eps)
-    wide = x.float()
-    below = torch.expm1(wide.clamp(max=eps)) - wide
-    curve = torch.where(wide > 0, positive * wide * wide, negative * below)
-    return (curve + beta * wide).to(x.dtype)
+    by_kernel = kernels.find_kernels(x.device).decode
+    apply = by_kernel.xielu if by_kernel else partial(plain.xielu, arrays)
+    return apply(x, positive, negative, beta, eps)
 
 
 def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
@@ -110,15 +104,7 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     return out.to(x.dtype).view(x.shape)
 
 
-def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
-    """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
-    scores = scores.float()
-    largest, chosen = torch.topk(scores, spec.used, dim=-1)
-    if spec.scoring == "sigmoid":
-        return chosen, torch.sigmoid(largest)
-    if spec.normalises:
-        return chosen, torch.softmax(largest, dim=-1)
-    return chosen, torch.softmax(scores, dim=-1).gather(-1, chosen)
+choose_experts = partial(plain.choose_experts, arrays)
 
 
 def scale_inputs(rows: Tensor, shares: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
@@ -162,20 +148,9 @@ def adapt(product: Tensor, x: Tensor, adapters: Adapters, view: View) -> Tensor:
     return product
 
 
-def add_rms_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    total = x if delta is None else x + delta
-    return total, rms_norm(total, weight, eps)
-
-
-def scale(x: Tensor, factor: float) -> Tensor:
-    return x * factor
-
-
 def softcap(x: Tensor, cap: float) -> Tensor:
     """As in core.ops, in float32."""
-    return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
+    return plain.softcap(arrays, x.float(), cap).to(x.dtype)
 
 
 def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: LayerSpec) -> Tensor:
@@ -188,11 +163,8 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: La
     return torch.cat([query, key.reshape(value.shape), value], dim=-1)
 
 
-def scale_heads(query: Tensor, weight: Tensor, spec: LayerSpec) -> Tensor:
-    return query * weight
-
-
 def split_heads(heads: Tensor, spec: LayerSpec) -> tuple[Tensor, Tensor, Tensor]:
+    # one call in place of plain's three slices
     H, G = spec.heads, spec.key_value_heads
     B, T, _ = heads.shape
     parts = heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2)

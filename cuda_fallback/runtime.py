@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlx_llama.core.backends.defaults import measure_kernels, primitives  # noqa: F401
+from mlx_llama.core.backends.defaults import primitives  # noqa: F401
 from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine

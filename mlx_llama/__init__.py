@@ -17,7 +17,10 @@ and are in mlx_llama.errors. All types that signatures name can be imported from
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+from .api import ON_QUESTION
 
 if TYPE_CHECKING:
     from . import errors
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from .api.llm import LLM, Prompt, load
     from .api.session import Messages, Session, Stream
     from .api.tool_use import Toolbox, ToolLoop, ToolStream
-    from .core.answers.completion import Completion, Token
+    from .core.answers.completion import Aside, Completion, Token
     from .core.answers.entries import Entry
     from .core.answers.hooks import LogitsProcessor, OnPiece, OnProgress
     from .core.answers.schema import Schema
@@ -55,7 +58,6 @@ if TYPE_CHECKING:
     from .core.text.thoughts import Thought
     from .core.text.tokenizer import Tokenizer
     from .core.text.tools import ToolCall, ToolDelta
-    from .guide.guide import Guide
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -65,8 +67,8 @@ _HOMES = {
     "core.errors": "LlamaError BackendError CheckpointError ConfigError ContextError "
     "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
-    "api.cache_file": "Identity", "core.answers.completion": "Completion Token",
-    "core.answers.entries": "Entry", "guide.guide": "Guide",
+    "api.cache_file": "Identity", "core.answers.completion": "Aside Completion Token",
+    "core.answers.entries": "Entry",
     "core.answers.hooks": "LogitsProcessor OnPiece OnProgress",
     "api.llm": "LLM Prompt load",
     "core.options": "Defaults GenerationOptions Options Resolved",
@@ -79,9 +81,9 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # those that a user starts from, then those that signatures name
 __all__ = [
-    "load", "LLM", "Session", "Stream", "Completion", "errors", "BackendError", "ChatTemplate",
-    "CheckpointError", "ConfigError", "ContextError", "Defaults", "Entry",
-    "GenerationOptions", "Guide", "Handle", "Identity", "IncompleteAnswerError", "Infill",
+    "load", "LLM", "Session", "Stream", "Completion", "errors", "Aside", "BackendError",
+    "ChatTemplate", "CheckpointError", "ConfigError", "ContextError", "Defaults", "Entry",
+    "GenerationOptions", "Handle", "Identity", "IncompleteAnswerError", "Infill",
     "LlamaError", "LoadOptions", "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece",
     "OnProgress", "Options", "OptionsError", "OutOfMemoryError", "Prompt", "RequestBuilder",
     "Resolved", "Schema", "SessionError", "TemplateError", "Thought", "Token", "TokenLogprobs",
@@ -102,3 +104,12 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     # For help() and Tab: what programs call.
     return ["load", "LLM", "errors", "__version__"]
+
+
+def _find_passages(llm: LLM, question: str) -> list[Aside]:
+    from .guide.guide import find_passages  # imported at the first question
+
+    return find_passages(llm, question)
+
+
+ON_QUESTION[os.path.join(os.path.dirname(os.path.realpath(__file__)), "guide")] = _find_passages

@@ -17,7 +17,7 @@ from .core.errors import CheckpointError, OptionsError
 from .core.files import hub, hub_cache
 from .core.files.checkpoint import find_model
 from .core.system import cache_folder
-from .core.system.sizes import format_bytes
+from .core.system.machine import format_bytes
 
 EXAMPLES = """
 pull Qwen/Qwen3-4B-GGUF:Q4_K_M

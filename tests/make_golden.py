@@ -3,8 +3,7 @@
     python tests/make_golden.py
 
 The NumPy path writes the tokens. tests/guide/test_guide.py compares the greedy ones with
-transformers, which continues "begun", and all of them with each backend. Read the texts before
-committing them.
+transformers, and all of them with each backend. Read the texts before committing them.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ from pathlib import Path
 from mlx_llama import load
 
 CHATS = (
-    "Hello!|Who are you?|Which backends are there?|Tell me a story about a llama.|"
-    "what is temperature?"
+    "Hello!|Who are you?|Which backends are there?|Tell me a story.|what is temperature?"
 ).split("|")
 TEXTS = ("Once upon a time", "")
-# that the guide begins its answer with
-BEGUN = {"Tell me a story about a llama.": "Once upon a time there was a little llama"}
 PENALTIES = dict(presence_penalty=0.5, frequency_penalty=0.3, logit_bias={"300": 1.5})
 SAMPLED = [
     dict(seed=1, temperature=0.8),
@@ -39,8 +35,7 @@ def main() -> None:
         done = llm.generate(
             [{"role": "user", "content": text}] if chat else text, max_tokens=60, **options
         )
-        begun = {"begun": BEGUN[text]} if text in BEGUN else {}
-        return {"prompt": text, "chat": chat, **begun, "tokens": done.tokens, "text": done.text}
+        return {"prompt": text, "chat": chat, "tokens": done.tokens, "text": done.text}
 
     greedy = [run(text, chat) for text, chat in prompts]
     sampled = [

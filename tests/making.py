@@ -368,7 +368,7 @@ def config_checkpoint(
     """
     from mlx_llama.core.files.checkpoint import Checkpoint
     from mlx_llama.core.files.fit import select
-    from mlx_llama.core.files.folder import find_weights
+    from mlx_llama.core.files.safetensors import find_weights
 
     encoded = {name: encode_tensor(tensors[name], dtype) for name in config.tensor_shapes()}
     write_safetensors(folder / "model.safetensors", encoded)

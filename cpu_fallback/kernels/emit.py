@@ -332,10 +332,12 @@ class Function:
         raws = [self.raw(value, type_) for value, type_ in zip(arguments, types, strict=True)]
         return Value(self, self.builder.call(function.ir, raws))
 
-    def call_address(self, address: Value, types: list[ir.Type], *arguments: Value) -> None:
-        """Call the function without a result at an address."""
-        callee = self.builder.inttoptr(address.raw, ir.FunctionType(void, types).as_pointer())
-        self.builder.call(callee, [value.raw for value in arguments])
+    def call_address(
+        self, address: Value, types: list[ir.Type], *arguments: Value, result: ir.Type = void
+    ) -> Value:
+        """Call the function at an address."""
+        callee = self.builder.inttoptr(address.raw, ir.FunctionType(result, types).as_pointer())
+        return Value(self, self.builder.call(callee, [value.raw for value in arguments]))
 
     def intrinsic(self, name: str, result: ir.Type, *arguments: Value) -> Value:
         """Call an LLVM intrinsic or an external function."""

@@ -1,4 +1,4 @@
-"""Kernels that fill panels (layouts.py) from rows of a file.
+"""Kernels that fill panels (layouts.py) from rows of a file, and look up rows of an embedding.
 
 A kernel reads 16 bytes of each of a panel's 16 rows and transposes them to four vectors, whose
 lanes are the rows. Stores are whole cache lines, in order.
@@ -9,8 +9,25 @@ from __future__ import annotations
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import Function, Rows, Value, Variable, f16, i8, i16, i32, i32s, i64, kernel, vector
+from .codes import dequantise, unpack_subs
+from .emit import (
+    LANES,
+    Function,
+    Rows,
+    Value,
+    Variable,
+    f16,
+    f32,
+    i8,
+    i16,
+    i32,
+    i32s,
+    i64,
+    kernel,
+    vector,
+)
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
+from .target import Target
 
 _EVERY_BYTE = 0x01010101
 
@@ -235,3 +252,30 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
             vectors[at] = part if vectors[at] is None else vectors[at] | part
     for at, packed in enumerate(vectors):
         f.store(packed, out, 64 * at, 64)
+
+
+@kernel
+def embed(
+    f: Function,
+    rows,  # int64 [16], addresses of rows, all of them valid
+    count,  # of rows to dequantise, 1 to 16
+    blocks,  # of the layout, of a row
+    out,  # float32, row t at t * out_bytes
+    out_bytes,
+    *,
+    target: Target,
+    layout: LowBitLayout,
+    format: str,
+) -> None:
+    """Dequantise rows of a GGUF format: fill a block of a panel, then read it by column."""
+    block, columns = f.allocate_stack(layout.block_bytes), f.allocate_stack(4 * LANES * GROUP)
+    with f.loop(blocks) as b:
+        fill_block(f, layout, format, rows, b, block)
+        subs = unpack_subs(f, layout, block)
+        with f.loop(layout.groups) as g:
+            for column, weight in dequantise(f, target, layout, block, subs, g, 1):
+                f.store(weight, columns, 4 * LANES * column)
+            first = (b * layout.groups + g) * (4 * GROUP)
+            with f.loop(count) as t, f.loop(GROUP) as column:
+                value = f.load(f32, columns + column * (4 * LANES) + t * 4)
+                f.store(value, out + t * out_bytes + first + column * 4)

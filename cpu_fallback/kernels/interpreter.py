@@ -6,7 +6,7 @@ from functools import partial
 
 from llvmlite import ir
 
-from . import embedding, filling, team
+from . import filling, team
 from .emit import Function, Module, Value, Variable, i64, kernel
 from .operations import operations
 from .recipe import Recipe
@@ -20,7 +20,7 @@ def write_module(recipe: Recipe) -> Module:
         filling.fill(module, *source, public=True)
     filling.checksum(module, public=True)
     if recipe.embedding:
-        embedding.embed(module, recipe.target, *recipe.embedding, public=True)
+        filling.embed(module, recipe.target, *recipe.embedding, public=True)
     functions = [write(module, name) for name, write in operations(recipe).items()]
     for name in ("run", "run_clocked"):
         _write_interpreter(module, name, functions, clocked=name == "run_clocked")

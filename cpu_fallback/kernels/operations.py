@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..pages import PAGE
-from . import attention, layouts, norms, packing, paging, products, rope, routing, unpacked
+from . import attention, layouts, norms, packing, paging, products, routing, unpacked
 from .emit import Function, Module, Value, Variable, f32, i64
 from .layouts import GROUP, ActivationLayout, Layout
 from .recipe import Recipe, expert_tiles, tiles
@@ -223,7 +223,7 @@ def _experts(
 
 def _rotate(f: Operation, head_dim: int, cache_bits: int | None, rotary_dim: int) -> None:
     layout = paging.page_layout(head_dim, cache_bits)
-    rotate, store = rope.rotate(f.module, rotary_dim), paging.store(f.module, head_dim, cache_bits)
+    rotate, store = norms.rotate(f.module, rotary_dim), paging.store(f.module, head_dim, cache_bits)
     table_at, query_table_at = f.table_at, f.query_table_at
     heads, key_heads, rotates = f.heads, f.key_heads, f.rotates.compare("!=", 0)
     shared = heads // key_heads

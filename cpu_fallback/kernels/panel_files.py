@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_llama.core.files import float8, packed, quantized
+from mlx_llama.core.files import packed, quantized
 from mlx_llama.core.system import cache_folder, machine, progress
 from mlx_llama.core.system.files import open_file
 
@@ -76,7 +76,7 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
 @cache
 def _hash_sources() -> bytes:
     """SHA-256 of the code that decides the contents of panels."""
-    modules = (filling, layouts, panels, float8, packed, quantized)
+    modules = (filling, layouts, panels, packed, quantized)
     sources = [Path(module.__file__).read_bytes() for module in modules]
     return hashlib.sha256(b"".join(sources)).digest()
 

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from . import embedding, filling, team
+from . import filling, team
 from .interpreter import write_module
 from .operations import operations
 from .recipe import Recipe
@@ -32,7 +32,7 @@ class Code:
         public: list[tuple] = [(team.start,), (team.serve,), (filling.checksum,)]
         public += [(filling.fill, *source) for source in recipe.sources]
         if recipe.embedding:
-            public.append((embedding.embed, recipe.target, *recipe.embedding))
+            public.append((filling.embed, recipe.target, *recipe.embedding))
         names = [kernel.name(*constants) for kernel, *constants in public]
         key, write = repr(recipe), partial(write_module, recipe)
         everything = ["run", "run_clocked", *names]

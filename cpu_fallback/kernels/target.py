@@ -16,7 +16,7 @@ import platform
 import stat
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -210,12 +210,16 @@ class Compiled:
 
 
 def compile_module(
-    for_target: Target, key: str, names: list[str], write: Callable[[], ir.Module]
+    for_target: Target,
+    key: str,
+    names: list[str],
+    write: Callable[[], ir.Module],
+    externals: Mapping[str, int] | None = None,
 ) -> Compiled:
     """Load the machine code of `write()`, compiled or from the cache on disk.
 
     key: names all that the code depends on besides this package's sources, the compiler and the
-    target. names: of the public functions.
+    target. names: of the public functions. externals: addresses of its own external symbols.
     """
     digest = _digest(for_target, key)
     folder = cache_folder()
@@ -225,12 +229,14 @@ def compile_module(
         code = emit_object_code(for_target, write())
         if file:
             _write(file, digest, code)
-    return _load(for_target, code, names)
+    yields = ctypes.cast(_yield_function(), ctypes.c_void_p).value
+    return _load(for_target, code, names, {"mlx_llama_yield": yields, **(externals or {})})
 
 
-def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
+def _load(
+    for_target: Target, code: bytes, names: list[str], externals: Mapping[str, int]
+) -> Compiled:
     """Load an object file: as an image on x86-64 Linux, else by LLVM."""
-    externals = {"mlx_llama_yield": ctypes.cast(_yield_function(), ctypes.c_void_p).value}
     if sys.platform == "linux":
         with contextlib.suppress(ValueError, OSError, struct.error):
             image = Image(code, externals)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from ..arrays import (  # noqa: F401, the same words
     arange,
     best,
+    choose,
     concatenate,
     cumulative_share,
     float32,

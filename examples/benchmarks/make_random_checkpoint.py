@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.families import BY_MODEL_TYPE
 from mlx_llama.core.files.tensor import NUMBERS
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import BY_MODEL_TYPE
 
 
 def describe_blocks(sizes: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:

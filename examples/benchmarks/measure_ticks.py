@@ -71,7 +71,7 @@ class StubModel:
         with CallView(cache, *tokens.shape, index_pos, rows):
             pass
 
-    def step(self, tokens, index_pos, cache, sampling, *, rows=None):
+    def step(self, tokens, index_pos, cache, sampling, *, rows=None, masks=None):
         with CallView(cache, *tokens.shape, index_pos, rows):
             self.count += 1
         return self.drawn[self.count % 512, : len(tokens)]

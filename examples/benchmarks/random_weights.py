@@ -15,11 +15,11 @@ import ml_dtypes
 import numpy as np
 from make_random_checkpoint import SHAPES, write_tokenizer
 
-from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.fit import split
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.quantize import gguf_export
 from mlx_llama.quantize.gguf_types import choose_type
 

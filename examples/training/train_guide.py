@@ -936,13 +936,14 @@ def read_questions(folder: Path, backend: str) -> None:
     import numpy as np
 
     from mlx_llama import load
+    from mlx_llama.guide.guide import read_subject
     from mlx_llama.guide.manual import LIKELIEST, QUESTIONS, ROOTS
     from mlx_llama.guide.questions import Questions
 
-    guide = load(folder, backend=backend).guide
+    llm = load(folder, backend=backend)
     lines = []
     for text in Questions(QUESTIONS.read_text(encoding="utf-8")).texts:
-        likely = guide.read(text).likely
+        likely = read_subject(llm, text).likely
         best = sorted(likely, key=likely.get, reverse=True)[:LIKELIEST]
         lines.append([(token, round(likely[token] * ROOTS)) for token in best])
     np.save(QUESTIONS.with_suffix(".npy"), np.array(lines, np.uint16))

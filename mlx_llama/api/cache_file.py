@@ -21,11 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from mlx_llama.core.errors import CheckpointError, SessionError, show
-from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.identity import checkpoint_hash
-from mlx_llama.core.files.writing import encode, replace_when_done
+from mlx_llama.core.files.checkpoint import Checkpoint, checkpoint_hash
+from mlx_llama.core.files.tensor import encode
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.files import open_file, writing
+from mlx_llama.core.system.files import open_file, replace_when_done, writing
 
 from .session_file import expand_path
 

@@ -8,7 +8,6 @@ import inspect
 import os
 import re
 import textwrap
-import weakref
 from collections import abc
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import numpy as np
 from typing_extensions import Unpack
 
-from mlx_llama.core.answers.completion import Completion
+from mlx_llama.core.answers.completion import Aside, Completion
 from mlx_llama.core.answers.hooks import Hooks, split_hooks, takes_two
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import Model
@@ -25,11 +24,10 @@ from mlx_llama.core.backends.load_options import TABLE, LoadOptions, list_adapte
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.drafts import compare_vocabularies
-from mlx_llama.core.engine.home import Home
-from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.loop import Loop, Worker
 from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
-from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, check_name, open_checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.options import ALIASES, Defaults, Options, Resolved
@@ -45,8 +43,8 @@ from mlx_llama.core.text.template import (
     missing_template,
 )
 from mlx_llama.core.text.tools import ToolParser, read_tools
-from mlx_llama.guide.guide import Guide
 
+from . import ON_QUESTION
 from .cache_file import Identity, read_cache, write_cache
 from .session import Messages, Session, Stream
 from .tool_use import ROUNDS, Conversation, Toolbox, ToolLoop, ToolStream
@@ -75,24 +73,21 @@ class LLM:
         model: Model,
         template: ChatTemplate | None,
         context: int,
-        home: Home | None = None,
         **limits: Any,
     ):
-        """home, limits: see Loop."""
+        """limits: see Loop."""
         self.checkpoint = checkpoint
         self.backend = backend
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
         eos = checkpoint.eos_token_ids
-        self.loop = Loop(backend, model, self.tokenizer, eos, context, home=home, **limits)
+        self.loop = Loop(backend, model, self.tokenizer, eos, context, **limits)
         chosen = (template.notice,) if template and template.notice else ()
         self.engine.notices = (*self.tokenizer.notices, *chosen)
         # the first continued text gets the notice PLAIN
         self.tells_plain = template is not None
-        self._home = home
-        if home:
-            weakref.finalize(self, home.close)
+        self.on_question: abc.Callable[[LLM, str], list[Aside]] | None = None
 
     @property
     def engine(self) -> RequestBuilder:
@@ -153,10 +148,10 @@ class LLM:
             talks = [self._ask(text, system, f"[{i}]") for i, text in enumerate(question)]
             completions = self.batch(talks, **options)
             for text, completion in zip(question, completions, strict=True):
-                completion.see_also = self.look_up(text)
+                completion.asides = self.look_up(text)
             return completions
         completion = self.generate(self._ask(question, system), **options)
-        completion.see_also = self.look_up(question)
+        completion.asides = self.look_up(question)
         return completion
 
     async def aask(
@@ -166,25 +161,12 @@ class LLM:
         import asyncio  # takes 30 ms
 
         completion = await self.agenerate(self._ask(question, system), **options)
-        completion.see_also = await asyncio.to_thread(self.look_up, question)
+        completion.asides = await asyncio.to_thread(self.look_up, question)
         return completion
 
-    def look_up(self, question: str) -> str:
-        """Passages of the package's pages about a question, with their addresses. "" if there are
-        none, and for any model but the guide, which is too small to know the pages.
-        """
-        return self.guide.look_up(question) if self.guide else ""
-
-    @cached_property
-    def guide(self) -> Guide | None:
-        """The search of the pages; None for any model but the one in the package."""
-        if self.checkpoint.path != GUIDE_PATH:
-            return None
-
-        def encode(text: str) -> list[int]:
-            return self.encode([{"role": "user", "content": text}])[-self.engine.context :]
-
-        return Guide(self.encode, encode, lambda tokens: self.logits(tokens)[-1])
+    def look_up(self, question: str) -> list[Aside]:
+        """The texts to show beside the answer to a question; none without `on_question`."""
+        return self.on_question(self, question) if self.on_question else []
 
     def _ask(self, question: Any, system: str | None, place: str = "") -> list[dict[str, str]]:
         self.require_template()
@@ -474,8 +456,9 @@ class LLM:
                 self.model.forward([list(tokens)], 0, cache, all_positions=True)
             )[0]
 
-        self.loop.check_process()
-        return self._home.call_or_leave(compute) if self._home else compute()
+        logits = self.loop.compute(compute)
+        self.engine.files.check()
+        return logits
 
     def encode(
         self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None, **variables: Any
@@ -594,17 +577,21 @@ def load_model(options: LoadOptions) -> LLM:
             variant = replace(options, batch_invariant=False)
             return loaded, backend.build(smaller, variant) if smaller else None
 
-    home = Home() if backend.runtime.HAS_ONE_THREAD else None
+    models = [checkpoint, smaller] if smaller else [checkpoint]
+    files = FileWatch(*(model.tensors for model in models), guard=backends.find_guard())
+    worker = Worker() if backend.runtime.HAS_ONE_THREAD else None
     try:
-        loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
+        loaded, draft = worker.call_until_interrupt(load_both) if worker else load_both()
         limits: Any = {"cache_memory": options.cache_memory, "max_rows": options.max_rows}
-        llm = LLM(checkpoint, backend, loaded, template, context, home, draft=draft, **limits)
-        llm.engine.files = FileWatch(*(x.tensors for x in (checkpoint, smaller) if x))
+        limits |= {"draft": draft, "worker": worker}
+        llm = LLM(checkpoint, backend, loaded, template, context, **limits)
+        llm.engine.files = files
         llm.engine.notices = (*llm.engine.notices, *notices)
+        llm.on_question = ON_QUESTION.get(str(checkpoint.path))
         return llm
     except BaseException:
-        if home:
-            home.close()
+        if worker:
+            worker.close()
         raise
 
 

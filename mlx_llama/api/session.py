@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from mlx_llama.core.answers.completion import Completion
+from mlx_llama.core.answers.completion import Aside, Completion
 from mlx_llama.core.answers.hooks import Hooks, split_hooks
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.loop import Loop
@@ -132,7 +132,7 @@ class Session:
     rounds: int = ROUNDS  # maximum number of answers to a question
     # all, with tool calls and results; old turns leave the context, never this list
     messages: list[dict[str, Any]] = field(default_factory=list)
-    look_up: Callable[[str], str] = lambda question: ""  # `see_also` of a question
+    look_up: Callable[[str], list[Aside]] = lambda question: []  # see LLM.look_up
 
     def __post_init__(self) -> None:
         rest, self.hooks = split_hooks(self.options)  # for questions without hooks
@@ -338,7 +338,7 @@ class Session:
 
         def end() -> None:
             completion = answer.completion
-            completion.see_also = see_also
+            completion.asides = asides
             added = list(answer.messages[len(asked) :]) if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
                 # Calls come last if they were those of the last permitted answer.
@@ -367,8 +367,8 @@ class Session:
             answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
         else:
             answer = prepare(asked, self.toolbox, notices)
-        see_also = self.look_up(asked[-1]["content"])
-        answer.completion.see_also = see_also  # may be read before the answer
+        asides = self.look_up(asked[-1]["content"])
+        answer.completion.asides = asides  # may be read before the answer
         conditions, before = (prompt.tokens, resolved.options), self._asked
         self.is_repeating = not begun and before is not None and _is_same(before, conditions)
         turn = self._turn

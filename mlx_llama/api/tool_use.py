@@ -14,7 +14,6 @@ from mlx_llama.core.answers.thinking import Thinking, set_switches
 from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
 from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.options import GenerationOptions, Resolved
-from mlx_llama.core.text.known_templates import GUIDE, digest
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import Pieces, TextPieces, Thought
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -28,7 +27,6 @@ from mlx_llama.core.text.tools import (
     find_format,
     mentions_tools,
 )
-from mlx_llama.guide.story import begin_story
 
 ROUNDS = 8  # maximum number of answers to a question
 
@@ -134,10 +132,6 @@ class Conversation:
         has_rule = bool(box.forced) or Rule.of(options) is not None
         tokens, thinking = Thinking.begin(tokenizer, template.source, tokens, options, has_rule)
         if form is None or not box.offered:
-            is_guide = digest(template.source) == GUIDE and not has_rule
-            is_asked = is_guide and bool(messages) and messages[-1]["role"] == "user"
-            if is_asked and (story := begin_story(messages[-1]["content"])):
-                thinking = Thinking.force(tokenizer.encode(story, add_bos=False))
             return ToolPrompt(tokens, thinking=thinking, notices=notices)
         rule, many = None, box.many and not form.calls_once
         if box.forced or options.schema:

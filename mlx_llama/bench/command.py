@@ -21,13 +21,15 @@ import re
 
 import numpy as np
 
+from cpu_fallback.kernels import find_target
 from mlx_llama import cli
 from mlx_llama.api.llm import context_size, single_adapter
 from mlx_llama.cli import flags
 from mlx_llama.core.backends.load_options import MOST_ROWS, LoadOptions
 from mlx_llama.core.backends.selection import select
-from mlx_llama.core.errors import ContextError, OptionsError
+from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.system import machine
 
 from . import plot, report
 from .host import measure_host
@@ -202,18 +204,24 @@ def _run_kernels(args: argparse.Namespace, output: str) -> int:
     backend = select(args.backend or "cpu", args.device)
     threads = backend.check(LoadOptions(dtype=args.dtype, threads=args.threads)).threads
     advance = cli.announce("measuring")
+    if backend.name != "cpu":
+        raise OptionsError(
+            f"--kernels measures the cpu backend's kernels, and {backend.name} chooses its "
+            "own: use --backend cpu"
+        )
+    target, reason = find_target()
+    if target is None:
+        raise BackendError(f"no compiled kernels to measure: {reason}")
+    from . import candidates  # which needs llvmlite
+
+    figures = candidates.measure(target, threads or machine.physical_cores(), advance)
     try:
-        figures = backend.runtime.measure_kernels(threads, args.save, advance)
+        figures["saved"] = candidates.save(figures) if args.save else None
     except OSError as error:
         raise OptionsError(
             f"--save: {error.filename}: {error.strerror}: leave it out, or install the package "
             "where you may write"
         ) from None
-    if figures is None:
-        raise OptionsError(
-            f"--kernels measures the cpu backend's kernels, and {backend.name} chooses its "
-            "own: use --backend cpu"
-        )
     print(report.as_json(figures) if output == "json" else report.kernels(figures))
     return 0
 

@@ -137,8 +137,9 @@ class Chat:
         completion = stream.completion
         for notice in completion.notices:
             self.say(f"({commands.spell(notice)})")
-        if completion.pages_lead:
-            self.say(f"{completion.see_also}\n")
+        for aside in completion.asides:
+            if aside.is_first:
+                self.say(f"{aside.text}\n")
         is_stopped = is_thinking = False
         try:
             with Interrupt() as interrupt, self.view() as view:
@@ -169,8 +170,9 @@ class Chat:
             self.say(logprobs)
         for remark in describe_end(completion, self.session.engine):
             self.say(f"({commands.spell(remark)})")
-        if completion.see_also and not completion.pages_lead:
-            self.say(completion.see_also)
+        for aside in completion.asides:
+            if not aside.is_first:
+                self.say(aside.text)
         if self.stats:
             self.say(commands.spell(completion.summary()))
         if is_stopped or interrupt.is_asked:  # Ctrl-C during the last step stopped nothing

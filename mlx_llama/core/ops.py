@@ -157,14 +157,3 @@ class Ops(Protocol):
 
     def last_position(self, x: Array) -> Array:
         """The last position alone: [B, 1, E] of x [B, T, E], or [B, H, 1, D] of [B, H, T, D]."""
-
-
-# Words of all arrays that have + and slices
-
-
-def add(x: Array, delta: Array | None) -> Array:
-    return x if delta is None else x + delta
-
-
-def last_position(x: Array) -> Array:
-    return x[..., -1:, :]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from . import rng
+from . import plain, rng
 from .ops import Array
 from .options import GenerationOptions
 
@@ -27,7 +27,7 @@ Masks = Callable[[], np.ndarray]
 Values = Mapping[str, Array]  # of SamplingBatch.arrange
 
 
-class Words(Protocol):
+class Words(plain.Words, Protocol):
     """The words of sampling, one function each, as in a module. B rows, V tokens; a column is
     [B, 1]. Scores are float32 [B, V]. Arrays have operators and slices. Kernels may replace words.
     """
@@ -36,8 +36,6 @@ class Words(Protocol):
     launch: Callable[..., None]  # starts to compute arrays without waiting
     send: Callable[[np.ndarray, Any], Array]  # a copy on a device
     send_all: Callable[[dict[str, np.ndarray], Any], Values]  # copies of a batch's options
-    where: Callable[..., Array]  # (condition, x, y); a number takes the other's dtype
-    float32: Callable[[Array], Array]
     int32: Callable[[Array], Array]
     to_bits: Callable[[Array], Array]  # int32 of the bits of float32
     from_bits: Callable[[Array], Array]  # float32 of the bits of int32
@@ -47,6 +45,8 @@ class Words(Protocol):
     smallest: Callable[[Array], Array]  # of each row, a column
     # each row's largest and its first place, columns; a NaN is the largest
     best: Callable[[Array], tuple[Array, Array]]
+    # the place of each row's largest, int32, a column; -1 if any is NaN or it is infinite
+    choose: Callable[[Array], Array]
     sort: Callable[[Array], Array]  # each row, in descending order
     log_softmax: Callable[[Array], Array]  # over each row
     gather: Callable[[Array, Array], Array]  # x[i, ids[i, j]]; ids: [B, n], -1 for any
@@ -307,7 +307,7 @@ def sample(
     if features.is_random:
         scores = scores * 1.0 if features.rates_sampled else scores  # a copy to rate them by
         noisy = words.add_noise(noisy, positions, values, vocabulary.first if is_share else 0)
-    tokens = vocabulary.choose(words, noisy) if is_share else _choose(words, noisy)
+    tokens = vocabulary.choose(words, noisy) if is_share else words.choose(noisy)
     if features.logprobs is None:
         return tokens
     if features.rates_sampled:
@@ -366,12 +366,6 @@ def _exclude_top(words: Any, scores: Array, positions: Array, values: Values) ->
     least = words.smallest(words.where(likely, scores, math.inf))
     is_on = words.random24(values, positions, rng.CHANCE, 1) < values["xtc_chance"]
     return words.where(likely & (scores > least) & is_on, -math.inf, scores)
-
-
-def _choose(words: Any, scores: Array) -> Array:
-    """The token of each row's largest score, int32 [B, 1]; -1 if any is NaN or it is infinite."""
-    best, tokens = words.best(scores)
-    return words.where(abs(best) < math.inf, words.int32(tokens), -1)
 
 
 def pack_logprobs(words: Any, tokens: Array, logits: Array, count: int) -> Array:

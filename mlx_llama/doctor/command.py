@@ -12,7 +12,7 @@ from mlx_llama.cli import flags
 from mlx_llama.cli.spelling import spell_command, spell_flags, spell_options
 from mlx_llama.core.backends.load_options import Limits, default_threads
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.system.sizes import format_bytes
+from mlx_llama.core.system.machine import format_bytes
 
 if TYPE_CHECKING:
     from mlx_llama.core.backends.interface import BackendFacts

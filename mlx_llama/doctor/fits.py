@@ -13,7 +13,7 @@ from mlx_llama.core.backends.selection import import_file
 from mlx_llama.core.engine.rows import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models import rope
-from mlx_llama.core.system.sizes import format_bytes
+from mlx_llama.core.system.machine import format_bytes
 
 from .diagnosis import Command, Diagnosis, Fit
 

@@ -1,4 +1,4 @@
-"""The words of sampling (core/sample.py) in MLX, lazily."""
+"""The words of core/sample.py and core/plain.py in MLX, lazily."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import methodcaller
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core import rng, sample
+from mlx_llama.core import plain, rng, sample
 from mlx_llama.core.sample import Values
 
 
@@ -25,11 +25,18 @@ where, zeros_like, concatenate = mx.where, mx.zeros_like, partial(mx.concatenate
 float32, int32 = (partial(mx.array.astype, dtype=dtype) for dtype in (mx.float32, mx.int32))
 to_bits, from_bits = methodcaller("view", mx.int32), methodcaller("view", mx.float32)
 largest, smallest = (partial(function, axis=-1, keepdims=True) for function in (mx.max, mx.min))
-gather = partial(mx.take_along_axis, axis=1)
+gather = take = partial(mx.take_along_axis, axis=1)
+clip, tanh, expm1, halves = mx.clip, mx.tanh, mx.expm1, methodcaller("split", 2, axis=-1)
+sigmoid, softmax = mx.sigmoid, partial(mx.softmax, axis=-1)
 
 
 def best(x: mx.array) -> tuple[mx.array, mx.array]:
     return largest(x), mx.argmax(x, axis=-1, keepdims=True)
+
+
+def choose(x: mx.array) -> mx.array:
+    largest, tokens = best(x)
+    return mx.where(abs(largest) < mx.inf, int32(tokens), -1)
 
 
 def send(array: np.ndarray, device: mx.Device) -> mx.array:
@@ -101,3 +108,19 @@ def add_noise(scores: mx.array, positions: mx.array, values: Values, first: int 
 @functools.lru_cache(maxsize=1)
 def _noise_table() -> mx.array:
     return mx.array(rng.gumbel_table())
+
+
+def cast_as(x: mx.array, like: mx.array) -> mx.array:
+    return x.astype(like.dtype)
+
+
+def swish(x: mx.array, exponent: mx.array) -> mx.array:
+    return x * mx.sigmoid(exponent)
+
+
+gelu = partial(plain.gelu, sys.modules[__name__])
+
+
+def top(x: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    places = mx.argpartition(-x, kth=count - 1, axis=-1)[..., :count]
+    return take(x, places), places

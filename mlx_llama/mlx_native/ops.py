@@ -6,17 +6,20 @@ The stream x is [B, T, E], or [B, E] in a decode step, which saves primitives.
 from __future__ import annotations
 
 import math
+import sys
+from functools import partial
 
 import mlx.core as mx
 
+from mlx_llama.core import plain
 from mlx_llama.core.backends.positions import CACHE_GROUP
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertStacks, add, last_position  # noqa: F401, the same words
+from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.ops import ExpertStacks
 
+from . import arrays
 from .cache import View
-from .dense import DenseMatrix
 from .kernels.packing import Parts
-from .quantized import LowBitMatrix, QuantizedStack
+from .quantized import DenseMatrix, LowBitMatrix, QuantizedStack
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
 Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
@@ -25,6 +28,11 @@ Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by numbe
 SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm
 # a.T [1 + adapters, K, R] and b.T [1 + adapters, R, N] by number, zeros for none
 Adapters = tuple[mx.array, mx.array]
+
+add, scale, last_position = plain.add, plain.scale, plain.last_position
+scale_heads, split_heads = plain.scale_heads, plain.split_heads
+gated_linear = partial(plain.gated_linear, sys.modules[__name__])
+add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
 
 def embed(tokens: mx.array, weight: mx.array | LowBitMatrix) -> mx.array:
@@ -43,29 +51,8 @@ def linear(x: mx.array, weight: Matrices, bias: mx.array | None = None) -> mx.ar
     return product if bias is None else product + bias
 
 
-def gated_linear(
-    x: mx.array, weight: Matrices, bias: mx.array | None = None, activation: str = "silu"
-) -> mx.array:
-    return gate(linear(x, weight, bias), activation)
-
-
-def gate(gate_up: mx.array, activation: str) -> mx.array:
-    gate, up = mx.split(gate_up, 2, axis=-1)
-    if activation == "silu":
-        return gate * mx.sigmoid(gate) * up
-    if activation == "clamped_swiglu":
-        gate, up = mx.minimum(gate, SWIGLU_LIMIT), mx.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
-        return gate * mx.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
-    # gelu by the tanh approximation: gate (1 + tanh(u)) / 2 = gate sigmoid(2 u)
-    return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
-
-
-def xielu(x: mx.array, positive: float, negative: float, beta: float, eps: float) -> mx.array:
-    """As in core.ops, in float32."""
-    wide = x.astype(mx.float32)
-    below = mx.expm1(mx.minimum(wide, eps)) - wide
-    curve = mx.where(wide > 0, positive * wide * wide, negative * below)
-    return (curve + beta * wide).astype(x.dtype)
+gate, xielu = partial(plain.gate, arrays), partial(plain.xielu, arrays)
+softcap, choose_experts = partial(plain.softcap, arrays), partial(plain.choose_experts, arrays)
 
 
 def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
@@ -88,17 +75,6 @@ def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
         outputs = outputs[mx.argsort(order)]
     outputs = outputs.reshape(-1, spec.used, x.shape[-1])
     return (outputs * shares[..., None]).sum(axis=-2).astype(x.dtype).reshape(x.shape)
-
-
-def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.array]:
-    """The `used` experts of largest score, uint32 [T, used], and their shares, float32."""
-    scores = scores.astype(mx.float32)
-    chosen = mx.argpartition(-scores, kth=spec.used - 1, axis=-1)[..., : spec.used]
-    if spec.scoring == "sigmoid":
-        return chosen, mx.sigmoid(mx.take_along_axis(scores, chosen, axis=-1))
-    if spec.normalises:
-        return chosen, mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
-    return chosen, mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
 
 
 def _multiply_stack(
@@ -124,21 +100,6 @@ def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.
     return product + (rows @ down @ up).reshape(product.shape)
 
 
-def add_rms_norm(
-    x: mx.array, delta: mx.array | None, weight: mx.array, eps: float
-) -> tuple[mx.array, mx.array]:
-    total = x if delta is None else x + delta
-    return total, rms_norm(total, weight, eps)
-
-
-def scale(x: mx.array, factor: float) -> mx.array:
-    return x * factor
-
-
-def softcap(x: mx.array, cap: float) -> mx.array:
-    return mx.tanh(x / cap) * cap
-
-
 def norm_heads(
     heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: LayerSpec
 ) -> mx.array:
@@ -149,16 +110,6 @@ def norm_heads(
     query, key, value = mx.split(parts, [H * unit, (H + G) * unit], axis=axis)
     normed = [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value]
     return mx.concatenate(normed, axis=axis).reshape(shape)
-
-
-def scale_heads(query: mx.array, weight: mx.array, spec: LayerSpec) -> mx.array:
-    return query * weight
-
-
-def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, mx.array]:
-    H, G = spec.heads, spec.key_value_heads
-    parts = _heads_first(heads, spec)
-    return parts[:, :H], parts[:, H : H + G], parts[:, H + G :]
 
 
 def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:

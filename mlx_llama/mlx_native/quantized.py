@@ -1,4 +1,6 @@
-"""Packed low-bit matrices, with one level of scales or, on a GPU, with two."""
+"""Matrices: of floating-point numbers, and packed low-bit ones with one level of scales or, on a
+GPU, with two.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,25 @@ from .kernels.two_level import SUPER_GROUP, Layout, Parts
 HALF_GROUP = 16  # MLX's kernels have groups of 32, 64 and 128; groups of 16 take two products
 _SLAB = 1 << 20  # weights that a thread repacks at a time
 _BLOCK = 1 << 26  # weights dequantised at a time
+
+
+@dataclass(frozen=True)
+class DenseMatrix:
+    """A matrix [N, K], stored as its transpose, which saves a primitive of each product."""
+
+    columns: mx.array  # [K, N], in either order in memory
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.columns.shape[1], self.columns.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes
+
+    def matmul(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
+        """x @ w.T + bias. x: [..., K]; bias: [N]; returns [..., N]."""
+        return x @ self.columns if bias is None else mx.addmm(bias, x, self.columns)
 
 
 def lays_for_gpu(device: mx.Device) -> bool:

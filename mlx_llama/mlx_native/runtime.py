@@ -9,7 +9,6 @@ import time
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.defaults import measure_kernels  # noqa: F401
 from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine

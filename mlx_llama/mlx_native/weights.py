@@ -14,8 +14,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 
 from . import facts, ops, quantized, runtime
-from .dense import DenseMatrix
-from .quantized import LowBitMatrix, QuantizedStack
+from .quantized import DenseMatrix, LowBitMatrix, QuantizedStack
 from .ranks import Ranks, Vocabulary
 
 # On Linux MLX's CPU device crashes when memory is short, so check before anything is read.

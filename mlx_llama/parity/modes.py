@@ -15,9 +15,9 @@ from mlx_llama.cli.spelling import spell_options
 from mlx_llama.core.backends import selection
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
-from mlx_llama.parity import batches, cache_ways, probes as parity, trace
+from mlx_llama.parity import batches, probes as parity, trace
 from mlx_llama.parity.differences import is_tie
-from mlx_llama.parity.perplexity import measure_perplexity
+from mlx_llama.parity.probes import measure_perplexity
 
 from . import report
 from .job import Job
@@ -104,16 +104,16 @@ def check(job: Job) -> int:
 def verify_cache(job: Job) -> int:
     """Compare every way of filling a cache with a cold run, on each backend."""
     tokens, _ = job.tokens()
-    if len(tokens) < cache_ways.MIN_TOKENS:
+    if len(tokens) < batches.MIN_TOKENS:
         raise OptionsError(
-            f"--verify-cache needs at least {cache_ways.MIN_TOKENS} tokens, there are "
+            f"--verify-cache needs at least {batches.MIN_TOKENS} tokens, there are "
             f"{len(tokens)}: give a longer --prompt"
         )
     tokens = tokens[: job.made_for - 8]
     rows = [
         columns | asdict(way)
         for llm, columns in job.runs()
-        for way in cache_ways.compare_ways(llm, tokens, columns["tolerance"])
+        for way in batches.compare_ways(llm, tokens, columns["tolerance"])
     ]
     columns = "backend dtype way relative tolerance"
     return report.show_rows(job, {"tokens": len(tokens)}, rows, columns, report.describe_way)

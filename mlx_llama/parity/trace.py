@@ -30,8 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from mlx_llama.core.errors import TraceError, show
-from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.identity import checkpoint_hash
+from mlx_llama.core.files.checkpoint import Checkpoint, checkpoint_hash
 from mlx_llama.core.rng import threefry2x32
 from mlx_llama.core.system.files import read_file, reading, write_file, writing
 
@@ -85,7 +84,7 @@ class Trace(BaseModel):
     format: Literal["mlx_llama trace"]
     version: Literal[1]
     model: str  # the checkpoint's name
-    hash: str  # of the checkpoint, see core.files.identity
+    hash: str  # of the checkpoint, see core.files.checkpoint
     tokens: Annotated[list[TokenId], Field(min_length=2)]
     decoded: Annotated[int, Field(ge=1)]  # number of tokens at the end that run one by one
     greedy: list[TokenId]  # decoded by the engine after the prompt

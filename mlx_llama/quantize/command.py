@@ -121,7 +121,7 @@ def find_importance(args: argparse.Namespace) -> Importance | None:
     from mlx_llama.core.system import progress
     from mlx_llama.core.system.files import read_text, reading
 
-    from .calibrate import WINDOW, WINDOWS, measure_importance, read_docs
+    from .importance import WINDOW, WINDOWS, measure_importance, read_docs
 
     is_docs = args.calibrate == "docs"
     if is_docs:

@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError, show
-from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.families.windows import choose_layers
-from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.gguf import row_order
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight
-from mlx_llama.core.files.tensor import Tensor
+from mlx_llama.core.files.tensor import Tensor, encode
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import FAMILIES
+from mlx_llama.core.models.families.family import choose_layers
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.files import read_file, read_json
+from mlx_llama.core.system.files import read_file, read_json, replace_when_done
 from mlx_llama.core.text import sentencepiece_model as spm
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 from mlx_llama.core.text.tekken import read_tekken
 
+from . import writing
 from .gguf_quantize import Search, quantize
 from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .importance import Importance
@@ -138,7 +138,7 @@ def write_gguf(
     notices = writing.notice_requantised(checkpoint, kept_blocks) + notices
 
     nbytes = sum(item.nbytes for item in plan.values())
-    with writing.replace_when_done(Path(out), nbytes, folder=False) as path:
+    with replace_when_done(Path(out), nbytes, folder=False) as path:
         try:
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()
@@ -211,7 +211,7 @@ class _TensorPlan(writing.TensorPlan):
 
         def convert(start: int, rows: np.ndarray) -> None:
             if self.kind == "BF16":
-                rows = writing.encode(rows, dtype).view(np.uint16)
+                rows = encode(rows, dtype).view(np.uint16)
             elif self.written == np.uint8:
                 rows = quantize(rows, self.kind, importance, search)
                 layout = GGUF_FORMATS[self.kind]

@@ -16,11 +16,11 @@ import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
-from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.files import gguf_folder, writing
+from mlx_llama.core.files import gguf_folder
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import FP8_NUMBERS, AffineWeight, pack_stream
-from mlx_llama.core.files.tensor import DTYPES, NUMBERS, Tensor
+from mlx_llama.core.files.tensor import DTYPES, NUMBERS, Tensor, encode
+from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.quantization import (
     FLOAT_MODES,
     QUANTIZED_BITS as BITS,
@@ -28,8 +28,10 @@ from mlx_llama.core.models.quantization import (
     Packing,
 )
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.files import read_file, read_json, reading
+from mlx_llama.core.system.files import read_file, read_json, reading, replace_when_done
 from mlx_llama.core.text.template import NAMED_FILE, NAMES
+
+from . import writing
 
 MODES = ("affine", *FLOAT_MODES)
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file
@@ -85,7 +87,7 @@ def floating_point(weights: np.ndarray, mode: str, dtype: str) -> tuple[np.ndarr
     largest = np.abs(groups).max(axis=-1)
     with np.errstate(all="ignore"):
         top = np.float32(6 if bits == 4 else 448)
-        wanted = writing.encode(largest / top, dtype).astype(np.float32)
+        wanted = encode(largest / top, dtype).astype(np.float32)
         if mode == "nvfp4":
             stored = np.minimum(wanted, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
             scales = FP8_NUMBERS[stored]
@@ -187,7 +189,7 @@ def write_mlx(
         blocks = f"groups of {packing.group_size}"
         notices += writing.notice_unquantised(odd, checkpoint, plan[odd[0]].dtype, blocks)
 
-    with writing.replace_when_done(Path(out), nbytes, folder=True) as folder:
+    with replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
         for file, content in companions.items():
             (folder / file).parent.mkdir(exist_ok=True)
@@ -287,7 +289,7 @@ class _TensorPlan(writing.TensorPlan):
     ) -> tuple[np.ndarray, ...]:
         """Rows of the arrays, for the tensor's rows from `start` on. Raises CheckpointError."""
         if not self.is_quantised:
-            return (writing.encode(values - np.float32(self.offset), self.dtype),)
+            return (encode(values - np.float32(self.offset), self.dtype),)
         assert self.packing is not None
         bits, group_size, mode = self.packing
         if not self.keeps_codes:
@@ -302,12 +304,12 @@ class _TensorPlan(writing.TensorPlan):
             rows = tensor.rows(start, start + len(values))
             codes, scales = rows.codes, rows.scales
             biases = (0 if rows.biases is None else rows.biases) - np.float32(rows.offset) * scales
-            if not np.isfinite(writing.encode(biases, self.dtype)).all():
+            if not np.isfinite(encode(biases, self.dtype)).all():
                 raise CheckpointError(
                     f"tensor {tensor.name}: its scales are too large for {self.dtype} with {bits} "
                     f"bits in groups of {group_size}; choose others"
                 )
-        scaling = (writing.encode(x, self.dtype) for x in (scales, biases))
+        scaling = (encode(x, self.dtype) for x in (scales, biases))
         return pack_stream(codes, bits), *scaling
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu_fallback.kernels.compilation import find_target
+from cpu_fallback.kernels import find_target
 from cpu_fallback.kernels.emit import LANES, Function, Module, Rows, Value, Variable, f32s, i32, i64
 from cpu_fallback.kernels.target import Target, compile_module
 from mlx_llama.quantize.gguf_quantize import IQ4_MIDPOINTS, IQ4_NUMBERS, Search, descend, fit_min

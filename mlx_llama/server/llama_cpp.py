@@ -15,7 +15,7 @@ from mlx_llama.api.cache_file import read_cache, write_cache
 from mlx_llama.api.llm import LLM
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.thinking import has_switch
-from mlx_llama.core.files.card import read_examples
+from mlx_llama.core.files.hub import read_examples
 
 from .admission import make_counter, render_chat
 from .faults import Fault, Refusal, bad_field
@@ -129,6 +129,7 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
         "thinking_switch": bool(llm.template and has_switch(llm.template.source)),
         "bos_token": named.get("bos_token", ""),
         "eos_token": named.get("eos_token", ""),
+        "has_asides": llm.on_question is not None,  # texts beside its answers
         "examples": read_examples(llm.checkpoint.path),  # questions to try, by the card
         "build_info": FINGERPRINT,
         "backend": llm.backend.name,

@@ -110,9 +110,9 @@ class SeeAlsoRequest(Body):
 
 @serves(router, SeeAlsoRequest, "/page/see-also")
 async def see_also(request: Request, body: SeeAlsoRequest) -> Response:
-    """Find the passages beside an answer of the model in the package, as Markdown."""
-    text = await admission_of(request).run(lambda llm: llm.look_up(body.question))
-    return Json({"text": text})
+    """Find the texts beside the answer to a question, in Markdown."""
+    asides = await admission_of(request).run(lambda llm: llm.look_up(body.question))
+    return Json({"asides": [aside._asdict() for aside in asides]})
 
 
 @functools.cache

@@ -20,8 +20,8 @@ from making import make_checkpoint, refusal
 from mlx_llama.api import cache_file
 from mlx_llama.api.cache_file import Identity, read_cache, write_cache
 from mlx_llama.core.errors import SessionError
-from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.system import files
 
 WIDTHS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -116,7 +116,7 @@ def test_a_failure_keeps_the_old_file(saved, checkpoint, monkeypatch):
         write_cache(path, make_state(checkpoint.config, 9), identity)
     assert os.listdir(path.parent) == [path.name]
     assert read_cache(path, identity)["keys"].tobytes() == state["keys"].tobytes()
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=9))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: SimpleNamespace(free=9))
     with pytest.raises(SessionError, match="the disk has 0.00 GB free"):
         write_cache(path, state, identity)
 

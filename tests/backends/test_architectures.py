@@ -30,8 +30,8 @@ from making import make_tokenizer
 
 from backends.conftest import in_chunks, mlx_lm_logits, relative_error, transformers_logits
 from mlx_llama.core.backends.selection import select
-from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.models.families import FAMILIES as ENTRIES
 from mlx_llama.quantize.gguf_export import write_gguf
 from mlx_llama.quantize.mlx_folder import write_mlx
 

@@ -16,7 +16,7 @@ import pytest
 from launching import run_python
 
 from backends.kernels.models import answer, load
-from cpu_fallback.kernels import compilation
+from cpu_fallback import kernels
 from cpu_fallback.kernels.target import available
 
 HOME = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ def emulate(*command: str, processor: str = "cortex-a76") -> str:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in (compilation.VARIABLE, "PYTEST_ADDOPTS")
+        if name not in (kernels.VARIABLE, "PYTEST_ADDOPTS")
     }
     done = run_python(*command, cwd=HOME, env=kept | settings, timeout=900)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
@@ -141,7 +141,7 @@ def logits(case: str, bits: int, cache: int | None) -> np.ndarray:
 def test_a_forward_has_the_bits_of_x86(tmp_path, monkeypatch):
     """Every sum has one order on all processors, and integer products are exact."""
     emulate("-c", FORWARD, str(tmp_path / "neon.npz"))
-    monkeypatch.setenv(compilation.VARIABLE, available()[-1])
+    monkeypatch.setenv(kernels.VARIABLE, available()[-1])
     with np.load(tmp_path / "neon.npz") as neon:
         for name, *step in STEPS:
             np.testing.assert_array_equal(neon[name], logits(*step), err_msg=name)

@@ -10,7 +10,7 @@ import pytest
 from cases.mirror import members
 from machine import ALL, missing, open_backend
 
-from mlx_llama.core import options
+from mlx_llama.core import options, plain
 from mlx_llama.core.backends import interface
 from mlx_llama.core.backends.weights import BaseWeights
 from mlx_llama.core.errors import LlamaError
@@ -73,13 +73,14 @@ def test_a_vocabulary_has_the_words_of_the_forward(backend, kernels):
 
 
 @pytest.mark.parametrize("kernels", ["", "kernels."])
-def test_arrays_have_the_words_of_sampling(backend, kernels):
+def test_arrays_have_the_words_of_sampling_and_of_the_forward(backend, kernels):
     """By kernels, too, but for those that only SamplingBatch says."""
     if kernels and backend.name != "cuda":
         pytest.skip("kernels replace no word of sampling")
     words = importlib.import_module(f"{backend.model.__package__}.{kernels}arrays")
     of_batches = {"scope", "launch", "send", "send_all"} if kernels else set()
-    assert all(hasattr(words, name) for name in Words.__annotations__.keys() - of_batches)
+    forward = set() if kernels else plain.Words.__annotations__.keys()
+    assert all(hasattr(words, name) for name in Words.__annotations__.keys() - of_batches | forward)
     for name, wanted in members(Words).items():
         assert parameters(getattr(words, name)) == parameters(wanted), name
 

@@ -14,7 +14,9 @@ import pytest
 from making import make_checkpoint
 from making_gguf import make_gguf
 
+from cpu_fallback import facts as cpu_facts
 from mlx_llama import load
+from mlx_llama.core.backends import selection
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files import watch
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -113,6 +115,57 @@ def test_truncated_while_it_answers(compiles, kind, backend, tmp_path):
     )
     assert done.returncode == 0, (done.returncode, done.stderr)
     assert done.stdout.splitlines() == 5 * [CHANGED.format(weights.name, "truncated")]
+
+
+def batch(llm):
+    completions = llm.batch([[5, 6, 7], [5, 6]])
+    assert not any(completion.tokens for completion in completions)
+    raise CheckpointError(" ".join({completion.error for completion in completions}))
+
+
+seen: list = []  # pieces of answers, and logits
+CALLS = {
+    "generate": lambda llm: llm.generate([5, 6], on_piece=lambda text, kind: seen.append(text)),
+    "batch": batch,
+    "logits": lambda llm: llm.logits([5, 6]),
+    "prompt_logprobs": lambda llm: llm.prompt_logprobs([5, 6]),
+    "logits_processor": lambda llm: llm.generate(
+        [5, 6], logits_processor=lambda tokens, logits: seen.append(logits)
+    ),
+}
+
+
+@pytest.mark.skipif(not selection.find_guard(), reason="the signal would end the tests")
+@pytest.mark.parametrize("kept", [0, 5000, -1])  # -1: all but a byte, so that no page is missing
+@pytest.mark.parametrize("compiles", [None, False])
+def test_truncated_within_a_step(compiles, kept, backend, tmp_path, monkeypatch):
+    """The process lives, nothing that was computed with missing weights is given out, and another
+    model goes on.
+    """
+    if compiles is False and backend.name != "cpu":
+        pytest.skip("as with None")
+    monkeypatch.setattr(cpu_facts, "SMALL_TABLE", 0)  # it stays mapped, as one over 64 MB does
+    how = {"backend": backend.name, "device": "cpu", "dtype": "float32", "compile": compiles}
+    folder = make_checkpoint(tmp_path / "m", tie_word_embeddings=False)
+    other = load(folder, **how)
+    expected = other.generate([5, 6], max_tokens=5, temperature=0).tokens
+    for name, call in CALLS.items():
+        path = tmp_path / name / "model.safetensors"
+        llm = load(shutil.copytree(folder, path.parent), **how)
+
+        def within(function, path=path, size=path.stat().st_size):
+            def compute(*arguments, **options):  # the file was whole when this step began
+                os.truncate(path, size + kept if kept < 0 else kept)
+                return function(*arguments, **options)
+
+            return compute
+
+        monkeypatch.setattr(llm.model, "forward", within(llm.model.forward))
+        monkeypatch.setattr(llm.model, "step", within(llm.model.step))
+        with pytest.raises(CheckpointError) as caught:
+            call(llm)
+        assert str(caught.value) == CHANGED.format(path.name, "truncated") and not seen
+    assert other.generate([5, 6], max_tokens=5, temperature=0).tokens == expected
 
 
 UNWATCHED = """

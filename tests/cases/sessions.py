@@ -10,7 +10,8 @@ def check_consistency(session):
     for row, tokens in loop.scheduler.rows.kept.items():
         length = loop.scheduler.cache.lengths[row]
         assert 0 < length <= len(tokens)
-        assert loop.call(loop.scheduler.cache.state, row)["tokens"].tolist() == tokens[:length]
+        state = loop.compute(lambda: loop.scheduler.cache.state(row))
+        assert state["tokens"].tolist() == tokens[:length]
 
 
 def rendered(llm, session, question):

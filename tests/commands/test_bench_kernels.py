@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from llvmlite import binding as llvm
 
-from cpu_fallback.kernels import candidates, target as targets
+from cpu_fallback.kernels import target as targets
 from mlx_llama import load
-from mlx_llama.bench import command as bench
+from mlx_llama.bench import candidates, command as bench
 from mlx_llama.core.files.quantized import GGUF_FORMATS
 
 FLAGS = ("--kernels", "--backend", "cpu")

@@ -89,10 +89,10 @@ def test_a_prompt_that_is_no_text(run):
 
 @pytest.mark.slow
 def test_threads_and_activation_bits_reach_the_model(guide_q8, run):
-    from cpu_fallback.kernels import compilation
+    from cpu_fallback import kernels
 
-    if compilation.find_target()[0] is None:
-        pytest.skip(f"the compiled path is unavailable here: {compilation.find_target()[1]}")
+    if kernels.find_target()[0] is None:
+        pytest.skip(f"the compiled path is unavailable here: {kernels.find_target()[1]}")
     arguments = ["--model", str(guide_q8), "--backend", "cpu", "-p", "Who are you?", "-m", "20"]
     plain, other = run(*arguments), run(*arguments, "--threads", "1", "--activation-bits", "32")
     assert other.code == 0 and other.out == plain.out, other.err

@@ -74,7 +74,7 @@ def test_a_signal_while_writing_leaves_nothing_behind(signal, code, out, argumen
 import sys, time
 from mlx_llama import cli
 from mlx_llama.quantize import command as quantize
-from mlx_llama.core.files import writing
+from mlx_llama.quantize import writing
 
 def convert_slabs(*_, **__):
     print("writing", flush=True)

@@ -173,7 +173,7 @@ def test_every_page_is_linked_from_the_readme():
 def test_what_is_supported_is_listed():
     from making_gguf import LOW_BIT, PLAIN
 
-    from mlx_llama.core.families import FAMILIES
+    from mlx_llama.core.models.families import FAMILIES
     from mlx_llama.core.models.rope_fields import ROPE_TYPES
 
     models, backends = read(ROOT / "docs" / "models.md"), read(ROOT / "docs" / "backends.md")

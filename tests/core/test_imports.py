@@ -124,7 +124,7 @@ NEUTRAL = tuple(
     for module in (
         "llama ops models files backends.defaults backends.interface backends.load_options "
         "backends.logprobs backends.model backends.positions backends.profile backends.shards "
-        "backends.weights options rng sample errors system"
+        "backends.weights options plain rng sample errors system"
     ).split()
 )
 
@@ -149,6 +149,12 @@ def test_core_imports_no_framework_no_backend_and_no_door(graph):
     for module, names in core.items():
         outside = [name for name in names if not is_in(name, ("mlx_llama.core",))]
         assert not [name for name in outside if is_in(name, forbidden)], (module, outside)
+
+
+def test_core_and_api_do_not_know_the_guide(graph):
+    for module, names in graph.items():
+        if is_in(module, ("mlx_llama.core", "mlx_llama.api")):
+            assert not [name for name in names if is_in(name, ("mlx_llama.guide",))], module
 
 
 def test_backends_import_neutral_core_and_no_other_backend(graph):

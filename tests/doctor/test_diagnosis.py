@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_llama.core.system.sizes import format_bytes
+from mlx_llama.core.system.machine import format_bytes
 from mlx_llama.doctor.diagnosis import Diagnosis
 
 

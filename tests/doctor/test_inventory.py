@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cpu_fallback.kernels.compilation import find_target
+from cpu_fallback.kernels import find_target
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.system.gpus import Gpus

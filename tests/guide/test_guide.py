@@ -16,13 +16,12 @@ from machine import device_of
 from mlx_llama import load
 from mlx_llama.chat.commands import CACHE_FLAG
 from mlx_llama.chat.dialogue import Chat
-from mlx_llama.core.answers.completion import UNSURE
 from mlx_llama.core.errors import TemplateError
-from mlx_llama.core.families import FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
+from mlx_llama.core.models.families import FAMILIES as ARCHITECTURES
+from mlx_llama.guide.guide import UNSURE, read_subject
 from mlx_llama.guide.manual import QUESTIONS, ROOTS
 from mlx_llama.guide.questions import Questions
-from mlx_llama.guide.story import DECLINE, begin_story
 
 ROOT = Path(__file__).resolve().parents[2]
 # Greedy tokens are those of transformers. Sampled ones are from the NumPy path, and equal on all
@@ -71,7 +70,7 @@ def messages(case):
 @pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
 def test_the_golden_tokens_are_those_of_transformers(case):
     """Also with transformers' tokenizer and template, since it is an ordinary Hugging Face
-    folder. It continues the beginning of a story.
+    folder.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -85,74 +84,9 @@ def test_the_golden_tokens_are_those_of_transformers(case):
     else:
         inputs = tokenizer(case["prompt"], return_tensors="pt")["input_ids"]
     length = inputs.shape[1]
-    begun = tokenizer.encode(case.get("begun", ""), add_special_tokens=False)
-    inputs = torch.cat([inputs, torch.tensor([begun], dtype=inputs.dtype)], 1)
     with torch.no_grad():
-        count = 60 - len(begun)
-        out = model.generate(inputs, max_new_tokens=count, do_sample=False, pad_token_id=0)
+        out = model.generate(inputs, max_new_tokens=60, do_sample=False, pad_token_id=0)
     assert out[0, length:].tolist() == case["tokens"]
-
-
-ANIMALS = (
-    "hedgehog|fox|llama|walrus|penguin|otter|squirrel|beetle|kangaroo|zebra|hamster|owl|snail|"
-    "giraffe|moose|badger|polar bear|sea lion|rabbit|camel"
-).split("|")
-
-
-@pytest.mark.parametrize("form", ["a {}", "two {}es", "my {} Tom"])
-def test_a_story_is_about_the_animal_that_was_asked_for(form, guide):
-    """Of 20 at temperature 0.8."""
-    handles = [
-        guide.submit(
-            question(f"Tell me a story about {form.format(name)}."), temperature=0.8, seed=seed
-        )
-        for seed, name in enumerate(ANIMALS)
-    ]
-    stories = [handle.finish().text for handle in handles]
-    sentences = [re.split(r"(?<=[.!?])\W+", story) for story in stories]
-    assert all(name in parts[0] for name, parts in zip(ANIMALS, sentences)), stories
-    assert sum(len(parts) >= 6 for parts in sentences) >= 18, stories
-
-
-def question(text):
-    return [{"role": "user", "content": text}]
-
-
-STORY = "Once upon a time there was a little {}"
-# requests, and beginnings of the answers
-BEGINNINGS = [
-    line.split("\t")
-    for line in Path(__file__).with_name("stories.tsv").read_text(encoding="utf-8").splitlines()
-]
-
-
-@pytest.mark.parametrize("asked, beginning", BEGINNINGS)
-def test_the_beginning_of_a_story(asked, beginning):
-    assert begin_story(asked) == beginning
-
-
-def test_it_declines_a_story_about_a_hero_that_it_cannot_make_out(guide):
-    for seed, asked in enumerate(text for text, beginning in BEGINNINGS if beginning == DECLINE):
-        done = guide.ask(asked, temperature=0.8, seed=seed)
-        assert done.text.startswith(DECLINE) and "Once" not in done.text and not done.see_also
-
-
-def test_a_story_begins_with_its_hero_at_every_door(guide, eight_bits, capsys):
-    """In tokens and history, without a pointer to the pages; a cut one is continued."""
-    asked, begun = "Tell me a story about a fox.", STORY.format("fox")
-    done = guide.ask(asked, max_tokens=20, temperature=0)
-    assert done.text.startswith(begun) and not done.see_also and len(done.tokens) == 20
-    assert guide.tokenizer.decode(done.tokens) == done.text
-    assert eight_bits.generate(question(asked), max_tokens=20).text.startswith(begun)
-    chat = guide.chat(max_tokens=3, temperature=0)
-    Chat(chat, say=print).take(asked)
-    assert capsys.readouterr().out.startswith("Once upon a")
-    chat.resume(max_tokens=17).finish()
-    assert chat.messages[-1]["content"] == done.text
-    prompt = guide.encode(question(asked))
-    assert not guide.generate(prompt, max_tokens=9, temperature=0).text.startswith(begun)
-    ruled = guide.generate(question(asked), max_tokens=9, regex="[a-n ]+")
-    assert not ruled.text.startswith("Once")
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +102,8 @@ def answers_of_eight_bits(guide_q8):
 
 @pytest.mark.slow
 def test_at_eight_bits_it_answers_the_same(eight_bits, answers_of_eight_bits):
-    """Most golden texts are equal, and nearly all golden tokens after their golden prefix, the
-    beginnings of stories aside. All backends agree.
+    """Most golden texts are equal, and nearly all golden tokens after their golden prefix. All
+    backends agree.
     """
     same, agreed, total = 0, 0, 0
     for case, wanted in zip(GOLDEN["greedy"], answers_of_eight_bits):
@@ -178,9 +112,8 @@ def test_at_eight_bits_it_answers_the_same(eight_bits, answers_of_eight_bits):
         same += done.tokens == case["tokens"]
         prompt = eight_bits.encode(messages(case))
         likeliest = eight_bits.logits(prompt + case["tokens"][:-1])[len(prompt) - 1 :].argmax(-1)
-        start = len(eight_bits.encode(case.get("begun", ""))) - 1  # without BOS
-        agreed += (likeliest == case["tokens"])[start:].sum()
-        total += len(case["tokens"]) - start
+        agreed += (likeliest == case["tokens"]).sum()
+        total += len(case["tokens"])
     assert same > len(GOLDEN["greedy"]) / 2 and agreed >= 0.98 * total
 
 
@@ -304,7 +237,6 @@ def test_a_passage_of_the_pages_stands_beside_its_answer(llm, eight_bits):
     chat = llm.chat(max_tokens=5)
     assert chat.send(question).see_also == done.see_also
     assert not chat.send("Tell me a story, please.").see_also
-    assert chat.send("How do I save a story about dragons?").see_also  # it begins with "Sorry"
     assert not chat.send("Hello!").see_also and "see_also" not in done.receipt()
     assert not eight_bits.ask(question, max_tokens=5).see_also
 
@@ -319,7 +251,7 @@ def test_an_answer_that_is_probably_wrong_stands_behind_the_pages(guide):
     sure = guide.ask("Which backends are there?", max_tokens=256)
     assert not sure.see_also.startswith(UNSURE) and str(sure).startswith(sure.text)
     declined = guide.ask("does it speak polish", max_tokens=20)
-    assert declined.pages_lead and declined.text.startswith("Sorry")
+    assert declined.asides[0].is_first and declined.text.startswith("Sorry")
     assert "the model decides" in declined.see_also
 
 
@@ -344,7 +276,7 @@ def test_the_subjects_of_the_questions_are_those_of_the_shipped_guide(guide):
     texts = Questions(QUESTIONS.read_text(encoding="utf-8")).texts
     stored = np.load(QUESTIONS.with_suffix(".npy"))
     for row in range(0, len(texts), 400):
-        token, root = max(guide.guide.read(texts[row]).likely.items(), key=lambda item: item[1])
+        token, root = max(read_subject(guide, texts[row]).likely.items(), key=lambda item: item[1])
         assert stored[row, 0, 0] == token, texts[row]
         assert abs(int(stored[row, 0, 1]) / ROOTS - root) < 0.01
 

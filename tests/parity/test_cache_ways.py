@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_llama.parity.cache_ways import compare_ways
+from mlx_llama.parity.batches import compare_ways
 
 TOKENS = [1, *range(300, 340)]
 

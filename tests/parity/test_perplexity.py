@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mlx_llama.core.errors import ContextError
-from mlx_llama.parity.perplexity import measure_perplexity
+from mlx_llama.parity.probes import measure_perplexity
 
 TEXT = " ".join(["Once upon a time there was a little llama who lived on a hill."] * 9)
 

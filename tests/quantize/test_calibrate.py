@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 import mlx_llama
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.files.writing import stack_experts
-from mlx_llama.quantize.calibrate import measure_importance, read_docs
+from mlx_llama.core.models.families import FAMILIES
+from mlx_llama.quantize.importance import measure_importance, read_docs
+from mlx_llama.quantize.writing import stack_experts
 
 NAMES = {
     "attn_q": "self_attn.q_proj",

@@ -10,10 +10,10 @@ from launching import run_python
 from making import config_fields, edit_json, make_checkpoint, random_tensors, write_hole
 
 from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system import progress
+from mlx_llama.core.system import files, progress
+from mlx_llama.quantize import writing
 from mlx_llama.quantize.gguf_export import write_gguf
 from mlx_llama.quantize.mlx_folder import write_mlx
 
@@ -84,7 +84,7 @@ def test_an_interruption_leaves_nothing_behind(toy, tmp_path):
 def test_a_disk_too_small_is_said_before_anything_is_written(toy, tmp_path, monkeypatch):
     from types import SimpleNamespace
 
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     for write, out in both(open_checkpoint(toy), tmp_path):
         with pytest.raises(CheckpointError, match="GB and the disk has 0.00 GB free"):
             write()
@@ -134,6 +134,7 @@ def test_the_peak_of_memory_is_a_tensor_and_not_the_model(form, tmp_path):
 import sys
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.quantize.mlx_folder import write_mlx
+from mlx_llama.quantize import writing
 from mlx_llama.quantize.gguf_export import write_gguf
 field = lambda name: int(open("/proc/self/status").read().split(name + ":")[1].split()[0]) * 1024
 form, small, large, out = sys.argv[1:]

@@ -14,7 +14,7 @@ from machine import device_of
 
 from mlx_llama import LLM, load
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.parity.perplexity import measure_perplexity
+from mlx_llama.parity.probes import measure_perplexity
 from mlx_llama.quantize.gguf_export import write_gguf
 from real.checkpoints import MODELS, FetchError
 from real.golden import Golden, Judge, read_golden

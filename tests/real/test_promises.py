@@ -11,8 +11,7 @@ from backends.conftest import relative_rms
 from machine import device_of, open_backend, to_run
 
 from mlx_llama import load
-from mlx_llama.parity.batches import compare_batches, make_prompts, promise_of
-from mlx_llama.parity.cache_ways import compare_ways
+from mlx_llama.parity.batches import compare_batches, compare_ways, make_prompts, promise_of
 from real.conftest import fetch, perplexity
 from real.golden import read_golden
 from real.texts import CHATS, GREEDY, LOGITS

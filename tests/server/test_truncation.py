@@ -1,4 +1,4 @@
-"""All chat routes: the beginnings of stories, and conversations that outgrow the context."""
+"""All chat routes: conversations that outgrow the context."""
 
 from __future__ import annotations
 
@@ -125,20 +125,6 @@ def test_an_answer_that_goes_on_drops_no_more_than_it_must(guide, talk):
     begun = [*talk[:4], {"role": "assistant", "content": LONG * 4}]
     done = guide.post(PATHS[0], **ask_all(PATHS[0], begun, truncation="auto"))
     assert done.status_code == 200, done.text
-
-
-STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_story_begins_with_its_hero_unless_it_was_begun(path, guide, llm):
-    asked = [{"role": "system", "content": SYSTEM}, *STORY]
-    fields = {"max_output_tokens" if "responses" in path else "max_tokens": 20}
-    text = text_of(guide.ask(path, **ask_all(path, asked) | fields))
-    assert text.startswith("Once upon a time there was a little fox")
-    assert text == llm.generate(asked, max_tokens=20, temperature=0).text
-    begun = [*asked, {"role": "assistant", "content": "The fox"}]
-    assert not text_of(guide.ask(path, **ask_all(path, begun) | fields)).startswith("Once")
 
 
 ROUNDS = 12

@@ -38,8 +38,8 @@ from functools import cache
 from mlx_llama.__main__ import COMMANDS as DOORS, HOMES
 from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
 from mlx_llama.cli.flags import option_flags
-from mlx_llama.core.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.quantized import GGUF_FORMATS
+from mlx_llama.core.models.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES as ARCHITECTURES
 from mlx_llama.core.models.rope_fields import ROPE_TYPES
 from mlx_llama.core.options import FIELDS
 from mlx_llama.quantize.gguf_types import FORMATS

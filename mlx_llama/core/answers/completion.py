@@ -6,7 +6,7 @@ import html
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import IncompleteAnswerError
@@ -28,9 +28,6 @@ _CUTS = {  # reasons why an answer ends early: what happened, and the remedy
     "error": ("ended with an error", "see its error"),
 }
 SHOWN_CHARACTERS = 40  # of the text, in a repr
-# Either begins `see_also` where it should be read before the answer.
-UNSURE = "I am not sure of my answer. These pages may help:"
-INSTEAD = "These pages may help:"
 
 
 class Token(int):
@@ -42,6 +39,13 @@ class Token(int):
     logprobs: TokenLogprobs | None = None  # None unless the option asks for them
     # log-probabilities of the tokens that `text` completed, end tokens excluded
     entries: tuple[Entry, ...] = ()
+
+
+class Aside(NamedTuple):
+    """A text to show beside an answer."""
+
+    text: str
+    is_first: bool = False  # shown before the answer
 
 
 @dataclass(repr=False)
@@ -85,8 +89,7 @@ class Completion:
     # of each token of the prompt, None for the first; [] unless the request asks for them
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
-    # passages of the package's pages about the question, with their addresses; by the guide alone
-    see_also: str = ""
+    asides: list[Aside] = field(default_factory=list)  # by the model's `on_question`
 
     @property
     def parsed(self) -> Any:
@@ -128,13 +131,14 @@ class Completion:
         return self.read_bytes / len(self.tokens) if self.tokens else 0.0
 
     @property
-    def pages_lead(self) -> bool:
-        """True if `see_also` should be read before the text."""
-        return self.see_also.startswith((UNSURE, INSTEAD))
+    def see_also(self) -> str:
+        """The texts beside the answer."""
+        return "\n\n".join(aside.text for aside in self.asides)
 
     def __str__(self) -> str:
-        parts = [self.text, self.see_also] if self.see_also else [self.text]
-        return "\n\n".join(parts[::-1] if self.pages_lead else parts)
+        first = [aside.text for aside in self.asides if aside.is_first]
+        last = [aside.text for aside in self.asides if not aside.is_first]
+        return "\n\n".join([*first, self.text, *last])
 
     def __repr__(self) -> str:
         text, reason = shorten(self.text, SHOWN_CHARACTERS), self.finish_reason
@@ -151,7 +155,7 @@ class Completion:
 
     def receipt(self) -> dict[str, Any]:
         """All fields but the texts, the rates, and log-probabilities if there are any."""
-        others = ("text", "reasoning", "prompt_logprobs", "schema", "see_also")
+        others = ("text", "reasoning", "prompt_logprobs", "schema", "asides")
         names = [field.name for field in fields(self) if field.name not in others]
         receipt = {name: getattr(self, name) for name in names}
         receipt |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_llama.core.options import GenerationOptions
-from mlx_llama.core.text.thoughts import Marks, State, ThoughtFormat, find_thoughts
+from mlx_llama.core.text.thoughts import State, ThoughtFormat, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .grammar import Constraint
@@ -56,7 +56,6 @@ class Thinking:
     budget: int = -1  # maximum number of tokens of a thought; -1: unlimited
     is_split: bool = True  # into Completion.reasoning; else the thought stays in the text
     precedes_rule: bool = True  # a rule applies to the answer after the thought
-    opening: tuple[int, ...] = ()  # the first tokens, which are forced
 
     @classmethod
     def begin(
@@ -85,16 +84,11 @@ class Thinking:
         precedes = not is_raw and not (is_unwanted and budget < 0)
         return tokens, cls(form, state, budget, not is_raw, precedes)
 
-    @classmethod
-    def force(cls, opening: Sequence[int]) -> Thinking:
-        """No thought, and an answer that begins with these tokens."""
-        return cls(Marks("", ""), "text", is_split=False, opening=tuple(opening))
-
     def follow(self, text: str) -> Thinking:
         """The thoughts of an answer that goes on after `text`, its beginning."""
         parser = self.form.parser(self.state)
         parser.push(text)
-        return replace(self, state=parser.state, opening=())
+        return replace(self, state=parser.state)
 
 
 @dataclass(eq=False)
@@ -119,7 +113,7 @@ class ThoughtConstraint:
         self._starts = [tokenizer.encode(start, parse_special=True) for start in starts]
         # the answer's constraint as long as it is not known whether a thought begins
         self._probe = answer.copy() if answer and form.bypass is None else None
-        self._queue = list(self.thinking.opening)  # tokens that must come next
+        self._queue: list[int] = []  # tokens that must come next
         self._spent = 0  # tokens of the thought
         self.keeps_space = answer is not None and answer.keeps_space
         self.relaxed = answer.relaxed if answer else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 
@@ -11,10 +10,4 @@ def bandwidth(device: Any) -> float | None:
 
 
 def primitives(*arrays: Any) -> int | None:
-    return None
-
-
-def measure_kernels(
-    threads: int | None, save: bool, advance: Callable[[str], None]
-) -> dict[str, Any] | None:
     return None

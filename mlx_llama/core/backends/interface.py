@@ -8,7 +8,7 @@ backend's ops. "Array" is the backend's own array type. Core's docstrings are no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -67,11 +67,6 @@ class Runtime(Protocol):
     def bandwidth(self, device: Any) -> float | None: ...
     # in the arrays' unevaluated graph; None: there is no graph
     def primitives(self, *arrays: Array) -> int | None: ...
-    # Measures candidates for the kernels of decoding; save: enters the best in the table that
-    # ships. None: there are none. Raises BackendError, OSError.
-    def measure_kernels(
-        self, threads: int | None, save: bool, advance: Callable[[str], None]
-    ) -> dict[str, Any] | None: ...
 
 
 class Facts(Protocol):

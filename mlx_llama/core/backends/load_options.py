@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any
 
 from mlx_llama.core.errors import BackendError, OptionsError
-from mlx_llama.core.system.sizes import parse_size
+from mlx_llama.core.system.machine import parse_size
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SHORT_DTYPES = {

@@ -131,7 +131,7 @@ class RequestBuilder:
         thinking, tokenizer = request.thinking, self.tokenizer
         if thinking is None or tokenizer is None:
             return answer
-        if not thinking.precedes_rule if answer else thinking.budget < 0 and not thinking.opening:
+        if not thinking.precedes_rule if answer else thinking.budget < 0:
             return answer
         size = self.model.config.vocab_size
         starts = request.starts_text and not (answer and answer.keeps_space)

@@ -1,20 +1,26 @@
-"""The loop that ticks the scheduler: its thread, Ctrl-C, and forked processes.
+"""The loop that ticks the scheduler: who ticks, Ctrl-C, and forked processes.
 
-Ticks run inline, in the thread that waits for a token, or on a thread of the loop (`start`). Ctrl-C
-is deferred to the end of a tick or of another change of the rows, so that the state stays
-consistent; only the computation of a prompt ends at once.
+Ticks run inline, in the thread that waits for a token, or on the loop's own thread: on mlx, whose
+streams and traces are per thread, from the load on, elsewhere after `start`. Ctrl-C is deferred to
+the end of a tick or of another change of the rows, so that the state stays consistent; only the
+computation of a prompt ends at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import ctypes
+import functools
 import itertools
 import os
 import queue
 import threading
 import time
+import weakref
 from collections import abc, deque
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import MAX_ROWS
@@ -24,13 +30,121 @@ from mlx_llama.core.errors import SessionError
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-from .home import WAKE_SECONDS, Home
 from .request import Handle, Request, Sequence
 from .rows import Rows
 from .scheduler import Scheduler
 
 KEPT_ROWS = 8  # rows of ended requests that stay as prefixes
 REST_SECONDS = 30.0  # a thread without work looks after its memory
+WAKE_SECONDS = 0.5  # a thread that waits checks again after this time
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """A thread that makes calls one after the other. It ends with `close`."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[abc.Callable[[], object] | None] = queue.SimpleQueue()
+        self._process = os.getpid()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._calls,), name="mlx_llama loop", daemon=True
+        )
+        self._thread.start()
+
+    def call(self, function: abc.Callable[[], Result]) -> Result:
+        """Return `function`'s result, or raise its error. Ctrl-C is raised after the call."""
+        with uninterrupted():
+            return self._submit(function).result()
+
+    def call_until_interrupt(self, function: abc.Callable[[], Result]) -> Result:
+        """As `call`, but Ctrl-C also ends the call, at its next line of Python."""
+        future = self._submit(function)
+        try:
+            future.exception()  # waits
+        except BaseException:
+            thread = ctypes.c_ulong(self._thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
+            raise
+        return future.result()
+
+    def call_or_leave(self, function: abc.Callable[[], Result]) -> Result:
+        """As `call`, but Ctrl-C stops waiting for it: a call that has begun ends by itself."""
+        # Ctrl-C inside a Future's Condition may leave its lock held, not inside a SimpleQueue. One
+        # that arrives just before the wait begins is noticed after WAKE_SECONDS.
+        ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        with uninterrupted():
+            future = self._submit(function, ended.put)
+        try:
+            while ended.empty():
+                with contextlib.suppress(queue.Empty):
+                    ended.put(ended.get(timeout=WAKE_SECONDS))
+        except BaseException:
+            future.cancel()
+            raise
+        return future.result()
+
+    def post(self, function: abc.Callable[[], object]) -> None:
+        """Queue a call in this thread's context without waiting for it. It may not raise."""
+        self._calls.put(functools.partial(contextvars.copy_context().run, function))
+
+    def make_queued(self) -> None:
+        """Make the calls that wait, within a call."""
+        for _ in range(self._calls.qsize()):
+            self.make_next(0)
+
+    def make_next(self, timeout: float) -> bool:
+        """Wait for another call and make it, within a call. False: none came in `timeout`."""
+        try:
+            call = self._calls.get(timeout=timeout)
+        except queue.Empty:
+            return False
+        if call is None:  # for `_serve`, after this call
+            self._calls.put(None)
+        else:
+            call()
+        return True
+
+    def close(self) -> None:
+        """End the thread after the calls that are queued."""
+        self._calls.put(None)
+
+    def join(self) -> None:
+        """`close`, and wait for the end."""
+        self.close()
+        self._thread.join()
+
+    def _submit(
+        self, function: abc.Callable[[], Result], end: abc.Callable[[Future], object] | None = None
+    ) -> Future[Result]:
+        """Queue a call, or make it if this is the worker's thread. end: called at its end."""
+        future: Future[Result] = Future()
+        if end:
+            future.add_done_callback(end)
+        # A forked process lacks the thread; the backend's call reports the error there.
+        if threading.get_ident() == self._thread.ident or os.getpid() != self._process:
+            _run(future, function)
+        else:
+            self.post(functools.partial(_run, future, function))
+        return future
+
+
+def _run(future: Future, function: abc.Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _serve(calls: queue.SimpleQueue[abc.Callable[[], object] | None]) -> None:
+    try:
+        while call := calls.get():
+            call()
+            del call  # an idle thread keeps no model alive
+    except KeyboardInterrupt:  # raised just after the call had ended
+        pass
 
 
 class Loop:
@@ -39,8 +153,8 @@ class Loop:
     context: positions of a request, prompt and answer together. draft: a smaller model that guesses
     tokens. cache_memory: bytes of all keys and values; None: half of the memory that is free, at
     most 8 GB. max_rows: requests in one step. kept_rows: ended ones
-    that stay as prefixes for later prompts. home: the thread for all calls of the backend; None:
-    the threads that tick.
+    that stay as prefixes for later prompts. worker: the thread that loaded the model and makes all
+    calls of the backend, and ticks while tokens are awaited; None: the threads that read.
     """
 
     def __init__(
@@ -55,12 +169,14 @@ class Loop:
         cache_memory: int | None = None,
         max_rows: int = MAX_ROWS,
         kept_rows: int = KEPT_ROWS,
-        home: Home | None = None,
+        worker: Worker | None = None,
     ):
         self.engine = RequestBuilder(backend, model, tokenizer, eos, context, draft)
         self.max_rows = max_rows
         self._limits = cache_memory, max_rows, kept_rows
-        self.call = home.call if home else _call_here
+        self._owner = worker  # of the backend's arrays
+        if worker:
+            weakref.finalize(self, worker.close)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -72,10 +188,9 @@ class Loop:
         self._setup = threading.Lock()
         self._ticking = threading.Lock()
         self._ticker: int | None = None  # the thread that ticks or changes rows, and runs callbacks
-        self._thread: threading.Thread | None = None
-        # Ctrl-C inside a Condition or an Event may leave its lock held, not inside a SimpleQueue
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._is_closing = False
+        self._worker = self._owner  # ticks; None: the threads that read do
+        self._is_started = False  # the worker ticks as long as there are requests
+        self._is_running = False  # the worker is in `_run`
 
     def check_process(self) -> None:
         """Start over in a forked process. Raises BackendError where it cannot compute."""
@@ -86,7 +201,9 @@ class Loop:
     @property
     def scheduler(self) -> Scheduler:
         """Queues and rows, made for the first request."""
-        return self._scheduler or self.call(self._make_scheduler)
+        if self._scheduler or not self._owner:
+            return self._scheduler or self._make_scheduler()
+        return self._owner.call(self._make_scheduler)
 
     @property
     def preemptions(self) -> int:
@@ -105,6 +222,13 @@ class Loop:
                 f"a callback cannot {action}: it runs inside the loop that computes its answer; do "
                 "this after the answer"
             )
+
+    def compute(self, function: abc.Callable[[], Result]) -> Result:
+        """Call a function of the model's arrays that concerns no row, in the thread that may. There
+        Ctrl-C stops waiting for it. Raises BackendError in a forked process that cannot compute.
+        """
+        self.check_process()
+        return self._owner.call_or_leave(function) if self._owner else function()
 
     # Requests
 
@@ -129,8 +253,8 @@ class Loop:
             sequence.finish()
             return
         self._arrived.append(sequence)
-        if self._thread is not None:
-            self._wakes.put(None)
+        if self._worker and self._is_started:
+            self._worker.post(self._run)
 
     # Ticks
 
@@ -138,114 +262,118 @@ class Loop:
         """Compute a token of each running request. False: there was nothing to do."""
         self.refuse_callback("run a tick")
         self.check_process()
-        with self._ticking:
-            return self.call(self._tick)
+        return self._call_between_ticks(self._tick)
 
-    def _read_rows(self, read: abc.Callable[[Rows], Any]) -> Any:
-        """Call a function of the rows that changes nothing; in a callback, within its tick."""
-        if self._ticker == threading.get_ident():
-            return read(self.scheduler.rows)
-        return self._change_rows("", read)
-
-    def _change_rows(self, action: str, change: abc.Callable[[Rows], Any]) -> Any:
-        """Call a function of the rows between ticks. action: for the error in a callback."""
-        self.refuse_callback(action)
+    def advance(self, sequence: Sequence, count: float) -> None:
+        """Run a tick unless a request has `count` tokens, or await those that the worker runs."""
+        self.refuse_callback("wait for an answer")
         self.check_process()
-        with self._ticking:
-            return self.call(self._hold, lambda: change(self.scheduler.rows))
+        if (worker := self._worker) is None:
+            self._hold(functools.partial(self._tick_for, sequence, count))
+            return
+        sequence.awaited, sequence.news = count, queue.SimpleQueue()
+        if not sequence.has(count):
+            if not self._is_started:
+                worker.post(self._run)
+            with contextlib.suppress(queue.Empty):
+                sequence.news.get(timeout=WAKE_SECONDS)
+        sequence.news = None
 
-    def _hold(self, function: abc.Callable[[], Any]) -> Any:
-        """Mark this thread, as `_tick` does, for callbacks of requests that the function ends."""
-        self._ticker = threading.get_ident()
-        try:
-            return function()
-        finally:
-            self._ticker = None
+    def sweep(self) -> None:
+        """End cancelled requests now, or after the tick that runs."""
+        if self._ticker == threading.get_ident():
+            return
+        if worker := self._worker:
+            sweep = functools.partial(self._hold, self._sweep)
+            (worker.post if self._is_started or self._ticker else worker.call)(sweep)
+        elif self._ticking.acquire(blocking=False):
+            try:
+                self._hold(self._sweep, contextlib.nullcontext())
+            finally:
+                self._ticking.release()
+
+    def _call_between_ticks(self, function: abc.Callable[[], Result]) -> Result:
+        """Call a function that may change rows in the thread that ticks, or in this one."""
+        hold = functools.partial(self._hold, function)
+        return self._worker.call(hold) if self._worker else hold()
+
+    def _hold(self, function: abc.Callable[[], Result], lock: Any = None) -> Result:
+        """Call a function, which may run callbacks, while no other one ticks or changes rows. lock:
+        in place of the lock that the caller holds.
+        """
+        with lock or self._ticking, uninterrupted():
+            self._ticker = threading.get_ident()
+            try:
+                return function()
+            finally:
+                self._ticker = None
 
     def _tick(self) -> bool:
-        self._ticker = threading.get_ident()
-        try:
+        if self._arrived:
             self._queue_arrived()
-            return self.scheduler.tick()
-        finally:
-            self._ticker = None
+        return (self._scheduler or self.scheduler).tick()
+
+    def _tick_for(self, sequence: Sequence, count: float) -> None:
+        if not sequence.has(count) and not self._tick() and not sequence.has(count):
+            sequence.finish(SessionError("this request was lost: submit it again"))
 
     def _queue_arrived(self) -> None:
         while self._arrived:
             self.scheduler.waiting.append(self._arrived.popleft())
 
-    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None:
-        """Wait for news of a request: run a tick, or await one where another thread ticks."""
-        self.refuse_callback("wait for an answer")
-        self.check_process()
-        if self._thread is not None:
-            sequence.news = queue.SimpleQueue()
-            if not has_news():
-                with contextlib.suppress(queue.Empty):
-                    sequence.news.get(timeout=WAKE_SECONDS)
-            sequence.news = None
-            return
-        with self._ticking:
-            if not has_news() and not self.call(self._tick) and not has_news():
-                sequence.finish(SessionError("this request was lost: submit it again"))
-
-    def sweep(self) -> None:
-        """End cancelled requests now, or in the tick that runs."""
-        if self._ticker != threading.get_ident() and self._ticking.acquire(blocking=False):
-            try:
-                self.call(self._hold, self._sweep)
-            finally:
-                self._ticking.release()
-
     def _sweep(self) -> None:
         self._queue_arrived()
         self.scheduler.sweep()
 
-    # A thread of the loop
+    # The loop's own thread
 
     def start(self) -> None:
-        """Tick on a thread of the loop from now on."""
-        if self._thread is None:
-            self._is_closing = False
-            self._thread = threading.Thread(
-                target=self._run, name="mlx_llama scheduler", daemon=True
-            )
-            self._thread.start()
+        """Tick on the loop's own thread from now on, whether or not someone waits for tokens."""
+        if not self._is_started:
+            self._is_started = True
+            self._worker = self._worker or Worker()
+            self._worker.post(self._run)
 
     def _run(self) -> None:
-        while True:
-            while not (self._is_closing or self._has_work()):
-                try:
-                    self._wakes.get(timeout=REST_SECONDS)
-                except queue.Empty:
-                    with self._ticking:
-                        self.call(self._hold, self._rest)
-            if self._is_closing:
-                return
-            self.tick()
+        """Tick in the worker as long as there is reason to. Its other calls come between ticks."""
+        worker = self._worker
+        if self._is_running or worker is None:  # a call between two ticks
+            return
+        self._is_running = True
+        try:
+            while worker is self._worker:
+                if self._has_work():
+                    self._hold(self._tick)
+                    worker.make_queued()
+                elif not self._is_started:
+                    return
+                elif not worker.make_next(REST_SECONDS):
+                    self._hold(self._rest)
+        finally:
+            self._is_running = False
+
+    def _has_work(self) -> bool:
+        """True if someone waits for tokens; once started, if there are requests."""
+        requests = [*self._arrived]
+        if scheduler := self._scheduler:
+            requests += [*scheduler.waiting, *scheduler.admitted]
+        return (self._is_started and bool(requests)) or any(not s.has(s.awaited) for s in requests)
 
     def _rest(self) -> None:
         if self._scheduler:
             self._scheduler.rows.rest()
 
-    def _has_work(self) -> bool:
-        scheduler = self._scheduler
-        return bool(self._arrived or (scheduler and (scheduler.waiting or scheduler.admitted)))
-
     def close(self) -> None:
-        """Stop the thread, end all requests as interrupted and free the rows. Raises SessionError
-        in a callback.
+        """End all requests as interrupted, free the rows and undo `start`. Raises SessionError in a
+        callback.
         """
         self.refuse_callback("close the model")
         if self._process != os.getpid():
             return
-        self._is_closing = True
-        if self._thread is not None:
-            self._wakes.put(None)
-            self._thread.join()
-            self._thread = None
-        with self._ticking:
-            self.call(self._hold, self._close)
+        worker, self._worker, self._is_started = self._worker, self._owner, False
+        if worker is not None and worker is not self._owner:
+            worker.join()
+        self._call_between_ticks(self._close)
 
     def _close(self) -> None:
         self._queue_arrived()
@@ -253,6 +381,18 @@ class Loop:
             self._scheduler.close()
 
     # Prefixes
+
+    def _read_rows(self, read: abc.Callable[[Rows], Result]) -> Result:
+        """Call a function of the rows that changes nothing; in a callback, within its tick."""
+        if self._ticker == threading.get_ident():
+            return read(self.scheduler.rows)
+        return self._change_rows("", read)
+
+    def _change_rows(self, action: str, change: abc.Callable[[Rows], Result]) -> Result:
+        """Call a function of the rows between ticks. action: for the error in a callback."""
+        self.refuse_callback(action)
+        self.check_process()
+        return self._call_between_ticks(lambda: change(self.scheduler.rows))
 
     def count_known(self, tokens: abc.Sequence[int], adapter: int = 0) -> int:
         """Tokens at the beginning of `tokens` that some row holds, computed by this adapter."""
@@ -273,8 +413,3 @@ class Loop:
         SessionError in a callback.
         """
         self._change_rows("load a cache", lambda rows: rows.install(state, adapter))
-
-
-def _call_here(function: abc.Callable[..., Any], *arguments: Any) -> Any:
-    with uninterrupted():
-        return function(*arguments)

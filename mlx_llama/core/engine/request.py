@@ -93,9 +93,14 @@ class Sequence:
     row: int = NO_ROW  # of the cache
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
-    news: queue.SimpleQueue[None] | None = None  # of a waiting consumer on another thread
+    awaited: float = 0  # tokens of the answer that a consumer on another thread waits for
+    news: queue.SimpleQueue[None] | None = None  # wakes it
     # held to append a token and to cancel
     lock: Any = field(default_factory=make_lock)
+
+    def __post_init__(self) -> None:
+        # The caller's processors change the logits: each step waits for them.
+        self.needs_logits = bool(self.request.hooks.processors)
 
     @property
     def options(self) -> GenerationOptions:
@@ -110,14 +115,9 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def needs_logits(self) -> bool:
-        """True if the caller's processors change the logits; each step then waits for them."""
-        return bool(self.request.hooks.processors)
-
-    @property
     def needs_token(self) -> bool:
         """True if the host may compute masks or penalties from the last token before a step."""
-        return self.dry is not None or self.unconstrained_ahead < 2
+        return self.dry is not None or (self.constraint is not None and self.constraint.free < 2)
 
     @property
     def unconstrained_ahead(self) -> float:
@@ -133,6 +133,11 @@ class Sequence:
     def remaining(self) -> int:
         """Number of tokens that may still be generated."""
         return self.limit + len(self.request.prompt) - len(self.tokens)
+
+    def has(self, count: float) -> bool:
+        """True once the answer has `count` tokens or is over."""
+        is_over = self.is_cancelled or self.status is Status.ENDED
+        return is_over or len(self.writer.completion.tokens) >= count
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
         """Append a token read at busy second `now` (Scheduler); False if the answer ends here.
@@ -176,7 +181,7 @@ class Sequence:
                 for text, kind in ((token.thought, "thought"), (token.text, "text")):
                     if text and not self.is_cancelled:
                         on_piece(text, kind)
-        if news := self.news:
+        if (news := self.news) and self.has(self.awaited):
             news.put(None)
         if self.request.notify:
             self.request.notify()
@@ -197,8 +202,8 @@ class Ticker(Protocol):
     """The loop, as a handle uses it."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
-    # runs or awaits a tick
-    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None: ...
+    # runs or awaits ticks unless it has so many tokens
+    def advance(self, sequence: Sequence, count: float) -> None: ...
     def sweep(self) -> None: ...  # ends cancelled requests soon
 
 
@@ -258,8 +263,7 @@ class Handle(TextPieces):
                 raise
 
     def finish(self) -> Completion:
-        for _ in self.tokens():
-            pass
+        self._await(math.inf)
         return self.completion
 
     @property
@@ -293,22 +297,20 @@ class Handle(TextPieces):
     def __del__(self) -> None:
         self._sequence.is_cancelled = True  # only this: __del__ may run inside a tick
 
-    def _await(self, count: int) -> None:
+    def _await(self, count: float) -> None:
         """Return once there are `count` tokens or the request is over. Raises its error."""
         if not self._reading.acquire(blocking=False):
             raise SessionError(TWO_READERS)
         try:
             self.begin()
-            while not self._has(count):
-                self._loop.advance(self._sequence, lambda: self._has(count))
-            if self._sequence.error and len(self.completion.tokens) < count:
-                raise self._sequence.error
+            sequence = self._sequence
+            while not sequence.has(count):
+                self._loop.advance(sequence, count)
+            if sequence.error and len(self.completion.tokens) < count:
+                raise sequence.error
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C
                 self.cancel()
             raise
         finally:
             self._reading.release()
-
-    def _has(self, count: int) -> bool:
-        return len(self.completion.tokens) >= count or self.done

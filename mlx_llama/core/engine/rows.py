@@ -52,6 +52,7 @@ class Rows:
         self.used: dict[int, Sequence[int]] = {}
         self.kept: dict[int, Sequence[int]] = {}  # least recently used first
         self._freed = 0  # bytes, until they are returned to the system
+        self.has_freed = False  # enough for `settle`
         self._promised = 0
         self._used = self._trimmed = time.monotonic()
         self.look()
@@ -80,9 +81,8 @@ class Rows:
         return self.budget
 
     def settle(self) -> None:
-        """End a tick: return much freed memory to the system."""
-        self._used = time.monotonic()
-        if self._freed > TRIM_BYTES and self._used - self._trimmed > TRIM_SECONDS:
+        """Return much freed memory to the system, at most once in TRIM_SECONDS."""
+        if time.monotonic() - self._trimmed > TRIM_SECONDS:
             self._trim()
 
     def rest(self) -> None:
@@ -90,11 +90,11 @@ class Rows:
         self.look()
         if self.measure and time.monotonic() - self._used > IDLE_SECONDS:
             self.drop_all()
-        if self._freed > TRIM_BYTES:
+        if self.has_freed:
             self._trim()
 
     def _trim(self) -> None:
-        self._freed, self._trimmed = 0, time.monotonic()
+        self._freed, self.has_freed, self._trimmed = 0, False, time.monotonic()
         machine.trim_memory()
 
     def check_fits(self, length: int) -> None:
@@ -224,7 +224,7 @@ class Rows:
 
     def keep(self, row: int) -> None:
         """Keep the row of a request that ended as a prefix."""
-        tokens = self.used.pop(row)
+        tokens, self._used = self.used.pop(row), time.monotonic()
         length = min(self.cache.lengths[row], len(tokens))
         if length == 0 or self.max_kept == 0 or self.has_one_length(length):
             self._free(row)
@@ -272,6 +272,7 @@ class Rows:
 
     def release(self, row: int) -> None:
         """Free a row in use, with its storage."""
+        self._used = time.monotonic()
         self.used.pop(row, None)
         self._free(row)
 
@@ -303,6 +304,7 @@ class Rows:
 
     def _free(self, row: int) -> None:
         self._freed += self._taken(row)
+        self.has_freed = self._freed > TRIM_BYTES
         for cache in (self.cache, self.drafts) if self.drafts else (self.cache,):
             try:
                 cache.reset(row)

@@ -7,10 +7,10 @@ be on the host, has separate steps.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -150,11 +150,12 @@ class Scheduler:
             self.forget_steps()
             raise
         finally:
-            self.rows.settle()
+            if self.rows.has_freed:
+                self.rows.settle()
             self._stopped = time.perf_counter()
 
     def _check_files(self) -> bool:
-        """End all requests if the model's file has changed: no page of it is touched any more."""
+        """End all requests if the model's file has changed."""
         if not (self.running or self.prefilling or self.waiting):
             return False
         try:
@@ -168,12 +169,13 @@ class Scheduler:
 
     def _tick(self) -> bool:
         self.sweep()
-        self._admit()
+        if self.waiting and not self.prefilling:
+            self._admit()
         if not self.running and not self.prefilling:
             self.launched = []
             return bool(self.waiting)
         started, is_stepping = time.perf_counter(), bool(self.running)
-        prompt_tokens = self._prefill()
+        prompt_tokens = self._prefill(self.prefilling) if self.prefilling else 0
         self._launch()
         steps, self.launched = self.launched, []
         if self.runs_ahead:
@@ -181,7 +183,8 @@ class Scheduler:
         for step in steps:
             if not self._read(step):
                 break  # the others were forgotten with it
-        self._chunks.note(time.perf_counter() - started, prompt_tokens, is_stepping)
+        if self.model.is_batch_invariant:  # others have chunks of one size
+            self._chunks.note(time.perf_counter() - started, prompt_tokens, is_stepping)
         if self.runs_ahead:
             self._launch(may_wait=False)  # the device works while consumers look at the tokens
         return True
@@ -198,7 +201,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give the next request a row, if memory has room for its prompt and some of its answer."""
-        if self.prefilling or not self.waiting or len(self.running) >= self.max_rows:
+        if len(self.running) >= self.max_rows:
             return
         self.rows.look()
         sequence, rows = self.waiting[0], self.rows
@@ -282,8 +285,9 @@ class Scheduler:
 
     def sweep(self) -> None:
         """End the requests that were cancelled."""
-        for sequence in [s for s in (*self.waiting, *self.admitted) if s.is_cancelled]:
-            self.end(sequence)
+        for sequence in [*self.waiting, *self.admitted]:
+            if sequence.is_cancelled:
+                self.end(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.status is Status.WAITING:
@@ -295,11 +299,8 @@ class Scheduler:
 
     # Prefill
 
-    def _prefill(self) -> int:
-        """Launch a chunk of the prompt, or the step of the first token. Returns its size."""
-        sequence = self.prefilling
-        if sequence is None:
-            return 0
+    def _prefill(self, sequence: Sequence) -> int:
+        """Launch a chunk of a prompt, or the step of its first token. Returns its size."""
         start, tokens = self.cache.lengths[sequence.row], sequence.tokens
         end = min(start + self._choose_chunk(sequence, start), len(tokens))
         rated = sequence.logprob_prompt_tokens
@@ -361,6 +362,7 @@ class Scheduler:
         packed = sequence.sampling.rate(logits[0], after, count)
         self.runtime.launch(packed, *cache.arrays())
         columns = self.runtime.to_numpy(packed).tolist()
+        self._files.check()
         rates = [unpack(numbers, count) for numbers in columns]
         sequence.writer.completion.prompt_logprobs[start + 1 : end + 1] = rates
 
@@ -369,12 +371,17 @@ class Scheduler:
     def _launch(self, may_wait: bool = True) -> None:
         """Launch idle sequences' steps. may_wait: including those that wait for their logits."""
         self._is_short = False
-        busy = {id(sequence) for step in self.launched for sequence in step.sequences}
-        idle = [sequence for sequence in self.running if id(sequence) not in busy]
-        if not may_wait:
-            idle = [sequence for sequence in idle if not sequence.needs_logits]
+        busy = [id(sequence) for step in self.launched for sequence in step.sequences]
+        idle = [*self.running]
+        if busy or not may_wait:
+            idle = [s for s in idle if id(s) not in busy and (may_wait or not s.needs_logits)]
         for sequences in group(idle, self.runs_ahead):
-            batch = [sequence for sequence in sequences if not self._launch_alone(sequence)]
+            batch = []
+            for sequence in sequences:
+                may_be_alone = sequence.constraint or sequence.speculation.drafter
+                is_alone = may_be_alone and self._launch_alone(sequence)
+                if sequence.status is Status.RUNNING and not is_alone:
+                    batch.append(sequence)
             if len(batch) < len(sequences):
                 batch = [sequence for sequence in batch if sequence.is_running]
             if batch := self._make_room(batch, 1):
@@ -392,21 +399,25 @@ class Scheduler:
                 tokens = self._last.tokens
             else:
                 tokens = np.array([[sequence.tokens[-1]] for sequence in sequences], np.int32)
-        options: dict[str, Any] = {"rows": [sequence.row for sequence in sequences]}
-        if any(sequence.needs_token for sequence in sequences):
-            options["masks"] = lambda: self._compute_masks(sequences)
-        sampling, cache, lengths = self._sampling(sequences), self.cache, self.cache.lengths
-        if (first := sequences[0]).needs_logits:  # it is alone
-            logits = self.model.forward(tokens, lengths[first.row], cache, rows=[first.row])
-            logits = self.runtime.to_numpy(logits)
+        first, cache, masks = sequences[0], self.cache, None
+        rows: list[int] = []
+        starts: list[int] = []
+        for sequence in sequences:
+            rows.append(sequence.row)
+            starts.append(cache.lengths[sequence.row])
+            if masks is None and sequence.needs_token:
+                masks = functools.partial(self._compute_masks, sequences)
+        start = starts if len(starts) > 1 else starts[0]
+        sampling = first.sampling if len(sequences) == 1 else self._share_sampling(sequences)
+        if first.needs_logits:  # it is alone
+            logits = self.runtime.to_numpy(self.model.forward(tokens, start, cache, rows=rows))
             first.writer.count_read(logits.nbytes)
+            self._files.check()
             logits = first.request.hooks.process(first.tokens, logits)
-            sampled = self.model.sample(logits, cache, sampling, **options)
+            sampled = self.model.sample(logits, cache, sampling, rows=rows, masks=masks)
             self.runtime.launch(*cache.arrays())
         else:
-            starts = [lengths[sequence.row] for sequence in sequences]
-            start = starts if len(starts) > 1 else starts[0]
-            sampled = self.model.step(tokens, start, cache, sampling, **options)
+            sampled = self.model.step(tokens, start, cache, sampling, rows=rows, masks=masks)
         self._submit(Step(sequences, sampled))
 
     def _launch_rest(self, sequence: Sequence) -> None:
@@ -420,9 +431,7 @@ class Scheduler:
             sequence.writer.completion.launches += 1
         self.launched.append(step)
 
-    def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
-        if len(sequences) == 1:
-            return sequences[0].sampling
+    def _share_sampling(self, sequences: list[Sequence]) -> SamplingBatch:
         if not self._batch or self._batch[0] != sequences:
             options = [sequence.options for sequence in sequences]
             self._batch = sequences, self.backend.sampling_batch(options)
@@ -536,8 +545,11 @@ class Scheduler:
         return sampled
 
     def _take(self, step: Step, sampled: list[int]) -> None:
-        """Append the tokens of a step, and those that a grammar forces after them."""
-        now, width = self._now(), len(sampled) // len(step.sequences)
+        """Append the tokens of a step, and those that a grammar forces after them. Raises
+        CheckpointError if it computed with a changed file.
+        """
+        self._files.check()
+        now, width = time.perf_counter() - self._idle, len(sampled) // len(step.sequences)
         for row, sequence in enumerate(step.sequences):
             if sequence.status is not Status.RUNNING:  # it ended while the step ran
                 continue
@@ -576,8 +588,12 @@ class Scheduler:
         there is none, the youngest request is preempted.
         """
         lengths, allocated = self.cache.lengths, self.cache.allocated
-        if any(lengths[s.row] + count > allocated[s.row] for s in sequences):
-            self.rows.look()
+        for sequence in sequences:
+            if lengths[sequence.row] + count > allocated[sequence.row]:
+                break
+        else:  # most steps
+            return sequences
+        self.rows.look()
         while sequences:
             try:
                 if self.rows.reserve({s.row: lengths[s.row] + count for s in sequences}):

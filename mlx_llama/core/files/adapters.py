@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
-from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import strip_wrapper
 from mlx_llama.core.system.files import read_json
 
 from .quantized import AffineWeight
@@ -39,6 +39,8 @@ _FETCH, _MERGE = "fetch the adapter again", "merge the adapter with PEFT"
 _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
+_CHAR = r"(?:\\[.dw]|\[\^?[\w-]+\]|[\w.])"
+_ITEM = re.compile(rf"(?:({_CHAR})|\((?:\?:)?((?:{_CHAR}|\|)+)\))([*+?]?)")  # of alpha_pattern
 Scale = Callable[[str, int], float]
 # Unsupported fields of PEFT's config that change the arithmetic, and values for "off"
 _PEFT_REFUSED = (
@@ -287,8 +289,8 @@ def _read_peft(settings: Mapping[str, Any], config: Path) -> Scale:
                 config, "r", settings["r"], f"but {show(module)} has rank {rank}; {_FETCH}"
             )
         name = module.removeprefix(_PEFT_PREFIX)
-        matches = (value for pattern, value in alphas if pattern.matches(name))
-        return next(matches, alpha) / (math.sqrt(rank) if is_stabilised else rank)
+        found = (value for matches, value in alphas if matches(name))
+        return next(found, alpha) / (math.sqrt(rank) if is_stabilised else rank)
 
     return scale
 
@@ -317,49 +319,42 @@ def _fault(config: Path, name: str, value: object, text: str) -> CheckpointError
     return CheckpointError(f"{config}: {name} is {show(value)}, {text}")
 
 
-class _Pattern:
-    """A regular expression of PEFT's, which modules' names or their last parts match
-    (`get_pattern_key` in peft/utils/other.py).
-
-    Keeps the set of positions reached, so that no pattern of an untrusted file takes long. Raises
-    ValueError for other forms than `_ITEM`'s in a sequence.
+def _match(pattern: str) -> Callable[[str], bool]:
+    """A function that matches a module's name, or its last parts, with a pattern of PEFT's
+    (`get_pattern_key` in peft/utils/other.py). It keeps the set of positions reached, so that no
+    pattern of an untrusted file takes long. Raises ValueError for other forms than `_ITEM`'s.
     """
+    body = pattern.removeprefix("^").removesuffix("$")
+    if len(body) > 1000 or _ITEM.sub("", body):
+        raise ValueError(pattern)
+    items = [
+        ([re.compile(part) for part in (group.split("|") if group else [char])], repeat)
+        for char, group, repeat in _ITEM.findall(body)
+    ]
 
-    _CHAR = r"(?:\\[.dw]|\[\^?[\w-]+\]|[\w.])"
-    _ITEM = re.compile(rf"(?:({_CHAR})|\((?:\?:)?((?:{_CHAR}|\|)+)\))([*+?]?)")
-
-    def __init__(self, text: str):
-        body = text.removeprefix("^").removesuffix("$")
-        self._is_whole = text.startswith("^")
-        self._items: list[tuple[list[re.Pattern[str]], str]] = []
-        at = 0
-        while at < len(body):
-            if len(body) > 1000 or (item := self._ITEM.match(body, at)) is None:
-                raise ValueError(text)
-            char, group, repeat = item.groups()
-            choices = [re.compile(choice) for choice in (group.split("|") if group else [char])]
-            self._items.append((choices, repeat))
-            at = item.end()
-
-    def matches(self, name: str) -> bool:
-        ends = {0} if self._is_whole else {0, *(i + 1 for i, c in enumerate(name) if c == ".")}
-        for choices, repeat in self._items:
-            skipped, reached, new = ends if repeat in ("*", "?") else set(), set[int](), ends
+    def matches(name: str) -> bool:
+        dots = [] if pattern.startswith("^") else re.finditer(r"\.", name)
+        ends = {0, *(dot.end() for dot in dots)}
+        for choices, repeat in items:
+            reached, new = ends if repeat in ("*", "?") else set(), ends
             while new:
                 new = {m.end() for i in new for part in choices if (m := part.match(name, i))}
-                new -= reached
-                reached |= new
+                new, reached = new - reached, reached | new
                 if repeat in ("", "?"):
                     break
-            ends = skipped | reached
+            ends = reached
         return len(name) in ends
 
+    return matches
 
-def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> list[tuple[_Pattern, float]]:
+
+def _patterns(
+    settings: Mapping[str, Any], name: str, config: Path
+) -> list[tuple[Callable[[str], bool], float]]:
     """Values by patterns of modules' names."""
     patterns = settings.get(name) or {}
     try:
-        return [(_Pattern(key), _number(patterns, key, 0.0, config)) for key in dict(patterns)]
+        return [(_match(key), _number(patterns, key, 0.0, config)) for key in dict(patterns)]
     except (TypeError, ValueError, re.error):
         expected = "expected numbers by names of modules, which may have ., \\d, [0-9], (a|b), *, +"
         raise _fault(config, name, patterns, f"{expected} and ?: write the names") from None

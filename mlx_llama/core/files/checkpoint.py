@@ -6,28 +6,32 @@ and the names and shapes of all tensors.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mlx_llama.core.errors import CheckpointError, ConfigError, show
-from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.config import LlamaConfig, RopeConfig
+from mlx_llama.core.models.fields import Reader
+from mlx_llama.core.models.quantization import Packing, Quantization
 from mlx_llama.core.system.files import read_json
 from mlx_llama.core.system.forks import cached_property
 
 from . import hub
 from .adapters import Adapter, merge, open_adapters
-from .decoded import notice_decoded
 from .fit import select, split
-from .folder import INDEX, find_single, find_weights
 from .gguf import GGUFFile, is_gguf, list_models, part_names, pick_type
 from .quantized import AffineWeight
-from .tensor import Tensor
+from .safetensors import INDEX, find_single, find_weights
+from .tensor import Tensor, notice_decoded
 
 if TYPE_CHECKING:
     from mlx_llama.core.text.template import ChatTemplate
@@ -276,3 +280,62 @@ def _find_type(folder: Path, kind: str) -> Path:
 def _read_eos_ids(raw: dict[str, Any], folder: Path, vocab: int) -> tuple[int, ...]:
     read = Reader(raw, str(folder / "generation_config.json"))
     return read.tokens("eos_token_id", None, vocab)
+
+
+# Identity of a checkpoint, for files that belong to it: golden traces and prompt caches
+
+_SAMPLED = 64  # rows of each tensor
+
+
+def checkpoint_hash(checkpoint: Checkpoint) -> str:
+    """SHA-256 of the config and of all tensors' names, shapes, formats and up to 64 rows. Sampling
+    takes a moment for a checkpoint of any size, and other weights differ in all rows.
+    """
+    facts = json.dumps(_hashed_fields(checkpoint.config), sort_keys=True, default=str)
+    digest = hashlib.sha256(facts.encode())
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        count = tensor.shape[0]
+        rows = np.unique(np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64))
+        if isinstance(tensor, Tensor):
+            kind, values = tensor.dtype, tensor.bits[rows]
+        else:
+            kind, values = tensor.format, tensor.take(rows)
+        digest.update(f"{name} {list(tensor.shape)} {kind}".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
+    """The config's fields. Later ones count only if set: hashes of the first traces stay valid."""
+    compared = (field for field in fields(config) if field.compare)
+    values = {field.name: (getattr(config, field.name), field.default) for field in compared}
+    values["rope"] = _describe_rope(config.rope), MISSING
+    if isinstance(config.quantization, Quantization):
+        values["quantization"] = _describe_quantization(config.quantization), MISSING
+    return {
+        name: value
+        for name, (value, default) in values.items()
+        if default is MISSING or name == "quantization" or value != default
+    }
+
+
+def _describe_quantization(quantization: Quantization) -> str:
+    """As the first traces have it, with the modes that they lack."""
+
+    def describe(packing: Packing) -> tuple[Any, ...]:
+        return packing[:2] if packing.mode == "affine" else tuple(packing)
+
+    bits, group_size, *mode = describe(quantization.packing)
+    layers = tuple(
+        (module, packing and describe(packing)) for module, packing in quantization.layers
+    )
+    also = f", mode={mode[0]!r}" if mode else ""
+    return f"Quantization(bits={bits}, group_size={group_size}, layers={layers!r}{also})"
+
+
+def _describe_rope(rope: RopeConfig) -> str:
+    """The fields that the first traces have, and later fields that are set."""
+    later = ("short_factor", "long_factor", "dim")
+    values = {field.name: getattr(rope, field.name) for field in fields(rope)}
+    shown = (f"{n}={x!r}" for n, x in values.items() if n not in later or x is not None)
+    return f"RopeConfig({', '.join(shown)})"

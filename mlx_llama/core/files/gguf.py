@@ -6,7 +6,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF
 numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name,
 dimensions, type, offset), padding, the data.
 
-Tensors get their Hugging Face names and row order here, by the table of core/families/names.py.
+Tensors get their Hugging Face names and row order here, by the table of core/models/families/names.py.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, Report, refuse, show
-from mlx_llama.core.families import FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import FAMILIES, find_gguf
 from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import map_file
 
-from .decoded import open_numbers
 from .quantized import GGUF_FORMATS, GGUFWeight
-from .tensor import DTYPES, Pages, Stored, Tensor
+from .tensor import DTYPES, Pages, Stored, Tensor, open_numbers
 
 _MAGIC = b"GGUF"
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import ConfigError
-from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.families.family import Family
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
+from mlx_llama.core.models.families import FAMILIES
+from mlx_llama.core.models.families.family import Family
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary, SentencePieceVocabulary
 from mlx_llama.core.text.sentencepiece_model import set_space_prefix

@@ -1,7 +1,11 @@
-"""GPTQ's and AWQ's matrices as affine groups.
+"""Matrices of other quantisers: GPTQ's and AWQ's as affine groups, 8-bit floats (OCP's E4M3)
+decoded to bfloat16.
 
-A linear layer [N, K] is stored by columns, as four tensors (GPTQ: Frantar et al. 2023, arXiv
-2210.17323; AWQ: Lin et al. 2024, arXiv 2306.00978; layouts: AutoGPTQ, AutoAWQ and AutoRound):
+8-bit floats: w[n, k] = weight[n, k] * scale, with a scale of the matrix, of row n, or of a block:
+`weight_scale_inv` in DeepSeek's files (a factor, despite its name), else `weight_scale`.
+
+GPTQ and AWQ store a linear layer [N, K] by columns, as four tensors (GPTQ: Frantar et al. 2023,
+arXiv 2210.17323; AWQ: Lin et al. 2024, arXiv 2306.00978; layouts: AutoGPTQ, AutoAWQ and AutoRound):
 
     w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]),  g = g_idx[k], or k // group_size
 
@@ -18,18 +22,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.foreign import PackedQuantization
+from mlx_llama.core.models.quantization import PackedQuantization
 from mlx_llama.core.system.forks import cached_property
 
-from .decoded import DecodedTensor
 from .quantized import AffineWeight, Rows, unpack_stream
-from .tensor import DTYPES, NUMBERS, Pages, Stored, as_numbers
+from .tensor import DTYPES, NUMBERS, DecodedTensor, Pages, Stored, as_numbers
 
 BITS = {"gptq": (2, 3, 4, 8), "gptq_v2": (2, 3, 4, 8), "awq": (4,)}
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -276,3 +281,93 @@ def _find_runs(order: np.ndarray) -> tuple[int, np.ndarray]:
             if (runs == runs[:, :1]).all():
                 return size, runs[:, 0]
     return 1, order
+
+
+# 8-bit floats
+
+CODE = "F8_E4M3"
+BLOCK = (128, 128)  # rows and columns of a scale, unless config.json says otherwise
+_SCALES = ("weight_scale_inv", "weight_scale")
+_DTYPES = ("F32", "F16", "BF16", "F8_E8M0")
+# Scales of activations, keys and values, which are not rounded here
+_LEFTOVERS = tuple(f".{name}_scale" for name in "input activation output q k v".split())
+_LEFTOVERS += (".input_scale_ub",)
+_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+
+def _decode(
+    codes: np.ndarray, scales: np.ndarray, block: tuple[int, int], start: int, stop: int
+) -> np.ndarray:
+    """Rows start .. stop - 1 in bfloat16. codes: uint8 [N, K]; scales: float32, broadcast with the
+    blocks of the matrix.
+    """
+    values, (height, width) = _VALUES[codes[start:stop]], block
+    if len(scales) > 1:
+        scales = scales[np.arange(start, stop) // height]
+    if scales.shape[1] > 1:
+        scales = np.repeat(scales, width, axis=1)[:, : values.shape[1]]
+    values *= scales
+    return values.astype(ml_dtypes.bfloat16)
+
+
+def take_float8(
+    weights: Mapping[str, Stored], config: LlamaConfig, block: tuple[int, int] | None
+) -> Mapping[str, Stored]:
+    """Join the stored tensors of each matrix of 8-bit floats, and drop the scales of activations.
+    Raises CheckpointError: scales are missing, or have another dtype or shape.
+    """
+    shapes = config.stored_shapes()
+    matrices = [
+        name
+        for name, stored in weights.items()
+        if stored.dtype == CODE and len(stored.shape) == len(shapes.get(name, ())) == 2
+    ]
+    if not matrices:
+        return weights
+    result = {name: stored for name, stored in weights.items() if not name.endswith(_LEFTOVERS)}
+    for name in matrices:
+        module = name.removesuffix(".weight")
+        scale = next((key for part in _SCALES if (key := f"{module}.{part}") in result), None)
+        if scale is None:
+            raise CheckpointError(
+                f"{weights[name].path}: tensor {module}.weight_scale is missing, which {name} "
+                f"({CODE}) needs; fetch the model again"
+            )
+        result[name] = _join_scale(result[name], scale, result.pop(scale), block)
+    return result
+
+
+def _join_scale(
+    stored: Stored, scale: str, factors: Stored, block: tuple[int, int] | None
+) -> Stored:
+    """The matrix with its scales, the tensor `scale`."""
+    if factors.dtype not in _DTYPES:
+        raise CheckpointError(
+            f"{factors.path}: tensor {scale} has dtype {factors.dtype}, expected "
+            f"{' or '.join(_DTYPES)}"
+        )
+    (codes, pages), (scales, more) = stored.array(), factors.array()
+    (N, K), shape = codes.shape, scales.shape
+    height, width = block or BLOCK
+    blocks = (-(-N // height), -(-K // width))
+    if scales.size == 1:
+        grid = (1, 1)
+    elif shape in ((N,), (N, 1)):
+        grid, height = (N, 1), 1
+    elif shape == blocks:
+        grid = blocks
+    else:
+        raise CheckpointError(
+            f"{factors.path}: tensor {scale} has shape {list(shape)}, expected one number, {N} of "
+            f"the rows, or {list(blocks)} of blocks of {height} x {width}"
+        )
+    if factors.dtype == "F8_E8M0":
+        scales = scales.view(ml_dtypes.float8_e8m0fnu)
+    numbers = as_numbers(scales).astype(np.float32).reshape(grid)
+    decode = partial(_decode, codes, numbers, (height, width))
+    nbytes = codes.nbytes + numbers.nbytes
+
+    def read(name: str) -> DecodedTensor:
+        return DecodedTensor(name, "bfloat16", (N, K), decode, "fp8", nbytes, (*pages, *more))
+
+    return replace(stored, dtype="BF16", decode=read)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.system.machine import FileMap
+from mlx_llama.core.system.machine import FileMap, Guard
 
 from .tensor import Mapped
 
@@ -17,20 +17,24 @@ LOOK_SECONDS = 1.0  # between two looks at the times of modification
 class FileWatch:
     """The files of loaded tensors, some of which stay mapped.
 
-    A page beyond the end of a truncated file kills the process (SIGBUS) when it is touched, and an
-    overwritten one gives other weights. A file that another one replaces by its name is not noticed
-    and need not be: the mapped one stays as it was.
+    A page beyond the end of a truncated file kills the process (SIGBUS) when it is touched, or is
+    zeros with a guard, and an overwritten one gives other weights. A file that another one replaces
+    by its name is not noticed and need not be: the mapped one stays as it was.
     """
 
-    def __init__(self, *models: Mapping[str, Mapped]):
+    def __init__(self, *models: Mapping[str, Mapped], guard: Guard | None = None):
         tensors: Iterable[Mapped] = (tensor for model in models for tensor in model.values())
         maps = (mapped for tensor in tensors for mapped, _, _ in tensor.pages)
         self._maps: list[FileMap] = list({id(mapped): mapped for mapped in maps}.values())
-        self._next, self._fault = 0.0, ""
+        self._guard, self._next, self._fault = guard, 0.0, ""
+        if guard:
+            guard.install()
+            for mapped in self._maps:
+                mapped.protect(guard)
 
     def check(self) -> None:
-        """Raise CheckpointError from the first change on. Sizes are compared at each call, times of
-        modification once a second.
+        """Raise CheckpointError from the first change on. Truncated files are noticed at each call,
+        before what was computed with them is used; others once a second.
         """
         self._fault = self._fault or self._find_fault()
         if self._fault:
@@ -38,11 +42,21 @@ class FileWatch:
 
     def _find_fault(self) -> str:
         for mapped in self._maps:
-            if mapped.size() < len(mapped):
-                return f"{os.path.basename(mapped.path)} was truncated after it was loaded"
+            if mapped.is_damaged():
+                return f"{os.path.basename(mapped.path)} {_describe_damage(mapped)}"
         if (now := time.monotonic()) >= self._next:
             self._next = now + LOOK_SECONDS
+            if self._guard:
+                self._guard.install()
             for mapped in self._maps:
                 if mapped.is_overwritten():
                     return f"{os.path.basename(mapped.path)} was overwritten after it was loaded"
         return ""
+
+
+def _describe_damage(mapped: FileMap) -> str:
+    if mapped.is_truncated():
+        return "was truncated after it was loaded"
+    if mapped.is_overwritten():
+        return "was overwritten after it was loaded"
+    return "could not be read"

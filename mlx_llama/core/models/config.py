@@ -1,63 +1,28 @@
-"""LlamaConfig, and how config.json or GGUF metadata is resolved to it with all fields set.
-
-The schema of config.json is transformers', from Llama 1 to the `rope_parameters` of transformers 5.
-Fields and defaults of GGUF are llama.cpp's (src/llama-model.cpp, `load_hparams`). core/families
-lists them. Fields that ask for unsupported arithmetic raise ConfigError.
-"""
+"""LlamaConfig: a model as data, all fields set and checked."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import os
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.errors import ConfigError, Report, refuse, show
-from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf, unsupported
-from mlx_llama.core.families.family import Family
+from mlx_llama.core.errors import ConfigError, Report, refuse
 from mlx_llama.core.system.files import read_json
 from mlx_llama.core.system.forks import cached_property
 
-from .foreign import Float8Quantization, PackedQuantization
-from .quantization import Quantization, check_modules, read_quantization
-from .reader import Field, Reader
-from .rope_fields import RopeConfig, read_gguf_ropes, read_ropes
+from .families import FAMILIES
+from .fields import Field, Reader
+from .quantization import Float8Quantization, PackedQuantization, Quantization, check_modules
+from .reading import read_config, read_metadata
+from .rope_fields import RopeConfig
 from .spec import NORM_NAMES, NUMBERS_OF_XIELU, ExpertsSpec, LayerSpec, Window
-
-# hidden_act: the name here
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-XIELU = "xielu"  # in place of a gate's
-DTYPES = ("float32", "float16", "bfloat16")
-# checked against each other
-_SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
-
-# {GGUF field of unsupported arithmetic: values without it}, unless a family's table has it
-_GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "expert_gating_func": (0, 1),  # softmax
-    "rope.dimension_sections": ([0, 0, 0, 0],),  # of images' positions
-    "rope.scaling.yarn_ext_factor": (-1, 1),
-    "use_parallel_residual": (False,),
-}
-_GGUF_NEUTRAL |= dict.fromkeys(
-    "attention.clamp_kqv attention.max_alibi_bias attention.scale attn_logit_softcapping "
-    "expert_count expert_shared_count expert_shared_feed_forward_length final_logit_softcapping "
-    "leading_dense_block_count nextn_predict_layers rope.scaling.alpha "
-    "rope.scaling.yarn_log_multiplier".split(),
-    (0,),
-)
-_GGUF_NEUTRAL |= dict.fromkeys(
-    "embedding_scale expert_group_count expert_weights_scale interleave_moe_layer_step logit_scale "
-    "residual_scale".split(),
-    (0, 1),
-)
 
 
 @dataclass(frozen=True)
@@ -130,7 +95,7 @@ class LlamaConfig:
     def _layer(self, i: int) -> LayerSpec:
         layer, family = f"model.layers.{i}.", FAMILIES[self.architecture]
         mlp = f"{layer}{family.mlp}."
-        is_gated = self.activation != XIELU
+        is_gated = self.activation != "xielu"
         has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
         has_norms = self.query_key_norm not in (None, "without weights")
         gate_up = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
@@ -289,44 +254,20 @@ class LlamaConfig:
         """Resolve a parsed config.json. source: its name in errors; report: see Reader. Raises
         ConfigError.
         """
-        family, read, is_part = find_family(Reader(raw, source, report=report))
-        default = family.defaults
-        for name, (neutral, reason) in family.refused.items():
-            read.refuse(name, neutral, reason=reason)
-        values = _read_table(read, family)
-        vocab = values["vocab_size"]
-        values |= _choose_layers(read, family, values)
-        has_bias = values.pop("attention_bias", False)
-        qkv, out = (has_bias if bias is None else bias for bias in family.attention_biases)
-        values.setdefault("mlp_bias", bool(family.mlp_bias))
-        if "activation" not in values:
-            values["activation"] = _read_activation(read, *family.activation)
-        config = cls(
-            architecture=family.name,
-            **values,
-            **read_ropes(read, family, values["max_position_embeddings"], values["head_dim"]),
-            attention_bias=qkv,
-            output_bias=out,
-            bos_token_id=read.token("bos_token_id", default.get("bos_token_id", 1), vocab),
-            eos_token_ids=read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
-            dtype=_read_dtype(read),
-            quantization=read.attempt(read_quantization, read, otherwise=None),
-            norm_offset=family.norm_offset,
-            is_text_part=is_part,
-            notices=tuple(read.notices),
+        read = Reader(raw, source, report=report)
+        config = cls(**read_config(read))
+        if not isinstance(config.quantization, Quantization):
+            return config
+        stacks = config.stacks()
+        layers = (  # experts have the settings that stand under the name of their stack
+            (module, settings)
+            for name, settings in config.quantization.layers
+            for module in stacks.get(name, (name,))
         )
-        _check_norms(read, config)
-        if isinstance(config.quantization, Quantization):
-            stacks = config.stacks()
-            layers = (  # experts have the settings that stand under the name of their stack
-                (module, settings)
-                for name, settings in config.quantization.layers
-                for module in stacks.get(name, (name,))
-            )
-            packing = dataclasses.replace(config.quantization, layers=tuple(layers))
-            config = dataclasses.replace(config, quantization=packing)
-            if not read.failed:
-                check_modules(packing, config.tensor_shapes() | config.stored_shapes(), source)
+        packing = dataclasses.replace(config.quantization, layers=tuple(layers))
+        config = dataclasses.replace(config, quantization=packing)
+        if not read.failed:
+            check_modules(packing, config.tensor_shapes() | config.stored_shapes(), source)
         return config
 
     @classmethod
@@ -347,44 +288,7 @@ class LlamaConfig:
         are. dtype: of the embedding. source: file to name in errors.
         """
         general = Reader(metadata, source, is_gguf=True)
-        family, read = _open_gguf(general)
-        tokens = metadata.get("tokenizer.ggml.tokens", ())
-        if embedding := shapes.get("model.embed_tokens.weight"):
-            read.raw["vocab_size"] = embedding[0]
-        elif not isinstance(tokens, (str, int, float)) and tokens:
-            read.raw.setdefault("vocab_size", len(tokens))
-        values = _read_table(read, family)
-        vocab, positions = values["vocab_size"], values["max_position_embeddings"]
-        if isinstance(tokens, (str, int, float)) or len(tokens) > vocab:
-            expected = f"at most {vocab} tokens, the rows of token_embd.weight"
-            general.fail("tokenizer.ggml.tokens", tokens, expected)
-        head_dim = values["head_dim"]
-        if (length := read.integer("attention.value_length", head_dim)) != head_dim:
-            read.fail("attention.value_length", length, f"{head_dim}, the size of a head")
-        values |= _choose_layers(read, family, values)
-        values.setdefault("activation", ACTIVATIONS.get(family.activation[1], XIELU))
-        keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
-        # Some writers store -1 (no token) as an unsigned number.
-        bos, *ends = (
-            None if metadata.get(key) == 0xFFFFFFFF else general.token(key, None, vocab)
-            for key in keys
-        )
-        config = cls(
-            architecture=family.name,
-            **values,
-            **read_gguf_ropes(read, family, positions, values["head_dim"], divisors),
-            tie_word_embeddings="lm_head.weight" not in shapes,
-            attention_bias=any(
-                name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")) for name in shapes
-            ),
-            output_bias=any(name.endswith("o_proj.bias") for name in shapes),
-            mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            bos_token_id=bos,
-            eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
-            dtype=dtype,
-        )
-        _check_norms(read, config)
-        return config
+        return cls(**read_metadata(general, shapes, divisors), dtype=dtype)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors by Hugging Face name; matrices are [out, in], as torch's Linear."""
@@ -471,119 +375,3 @@ class LlamaConfig:
                 whole, _, last = parts[name]
                 stored[whole] = (last, *shape[1:])
         return stored
-
-
-def _read_table(read: Reader, family: Family) -> dict[str, Any]:
-    """The fields of the family's table by LlamaConfig's names, and what follows from them."""
-    fields = {field.name: field for field in family.table if read.name(field)}
-    layers = _read_layers(read, fields, family.layer_sizes) if family.layer_sizes else {}
-    values = {name: read.field(field, family.defaults) for name, field in fields.items()}
-    values = {name: value for name, value in values.items() if value is not None}
-    named = {name: read.name(field) for name, field in fields.items()}  # as this file spells them
-    hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    # null means one key-value head per query head
-    kv_heads = values.setdefault("num_key_value_heads", heads)
-    is_whole = "head_dim" in values or hidden % heads == 0
-    head_dim = values.setdefault("head_dim", max(hidden // heads, 1))
-
-    def fail(name: str, expected: str) -> None:
-        read.fail(named[name], values[name], expected)
-
-    if not read.failed & _SIZES:  # else these follow from a placeholder
-        its_heads = f"{read.prefix}{named['num_attention_heads']} ({heads})"
-        if heads % kv_heads:
-            fail("num_key_value_heads", f"a divisor of {its_heads}")
-        if not is_whole:
-            explicit = f"an explicit {read.prefix}{named['head_dim']}"
-            fail("hidden_size", f"a multiple of {its_heads}, or {explicit}")
-        elif head_dim % 2:
-            fail("head_dim", "an even number, since rotary embeddings rotate pairs")
-    if values.get("num_experts_per_tok", 0) > values.get("num_experts", 0):
-        experts = f"{read.prefix}{named['num_experts']} ({values['num_experts']})"
-        fail("num_experts_per_tok", f"at most {experts}")
-    if family.complete:
-        values |= family.complete(read, values)
-    return {**family.fixed, **values, **layers}
-
-
-def _read_layers(
-    read: Reader, fields: Mapping[str, Field], sizes_of: Callable[[Reader], tuple]
-) -> dict[str, Any]:
-    """`layer_sizes`; the fields of the layers get a number for all."""
-    sizes = read.attempt(sizes_of, read, otherwise=())
-    groups, units = ([size for size in column if size] for column in zip(*sizes or [(1, 1)]))
-    alike = {"num_key_value_heads": math.lcm(*groups), "intermediate_size": max(units, default=1)}
-    heads = read.raw.get(read.name(fields["num_attention_heads"]))
-    if read.is_gguf and isinstance(heads, list):
-        alike["num_attention_heads"] = max(heads)
-    read.raw = read.raw | {read.name(fields[name]): value for name, value in alike.items()}
-    return {"layer_sizes": sizes}
-
-
-def _choose_layers(read: Reader, family: Family, values: dict[str, Any]) -> dict[str, Any]:
-    """The window, and the fields that list layers."""
-    needs = "num_hidden_layers"
-    window, sliding = read.attempt(
-        family.windows.read, read, values, otherwise=(None, None), needs=needs
-    )
-    chosen = {"sliding_window": window, "sliding_layers": sliding}
-    if family.unrotated:
-        chosen["unrotated_layers"] = read.attempt(
-            family.unrotated, read, values | chosen, otherwise=(), needs=needs
-        )
-    return chosen
-
-
-def _check_norms(read: Reader, config: LlamaConfig) -> None:
-    """Refuse ropes whose factor a norm after them would undo; here norms come before."""
-    kind, is_after = config.rope.type, config.query_key_norm in ("rotated", "without weights")
-    if is_after and kind in ("yarn", "longrope"):
-        read.fail("rope_type", kind, f"another type, since {config.architecture} norms after it")
-
-
-def _read_activation(read: Reader, field: str, default: str) -> str:
-    if read.get(field, None) is None and default != "silu":
-        field = "hidden_act"  # of Gemma's first files
-    name = read.get(field, default)
-    if default == XIELU:
-        read.refuse(field, XIELU, reason="an MLP without a gate has no other activation")
-        return XIELU
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        read.fail(field, name, f"one of {', '.join(ACTIVATIONS)}")
-        return "silu"
-    return ACTIVATIONS[name]
-
-
-def _read_dtype(read: Reader) -> str:
-    name = "dtype" if read.get("dtype", None) is not None else "torch_dtype"
-    value = read.get(name, None)
-    # torch's default
-    dtype = "float32" if value in (None, "auto") else str(value).removeprefix("torch.")
-    dtype = "float32" if dtype == "float64" else dtype  # the weights are rounded to it
-    if dtype not in DTYPES:
-        read.fail(name, value, f"one of {', '.join(DTYPES)}")
-    return dtype
-
-
-def _open_gguf(general: Reader) -> tuple[Family, Reader]:
-    """(family, reader of its fields) of a GGUF file. Raises ConfigError if unsupported."""
-    kind, name = general.get("general.type", "model"), general.get("general.architecture")
-    if kind != "model":
-        general.fail("general.type", kind, "'model'")
-    family = find_gguf(general.raw)
-    if family is None:
-        fault = f"{general.source}: general.architecture is {show(name)}"
-        raise unsupported(fault, sorted(BY_GGUF), name)
-    prefix = f"{name}."
-    keys = [key for key in general.raw if key.startswith(prefix)]
-    fields = {key.removeprefix(prefix): general.raw[key] for key in keys}
-    read = Reader(fields, general.source, prefix, is_gguf=True)
-    known = {field.gguf for field in family.table}
-    if family.scales_queries:
-        known.add("rope.scaling.yarn_log_multiplier")
-    for field, neutral in _GGUF_NEUTRAL.items():
-        # without experts, llama.cpp ignores the size of a shared one (Granite 4)
-        is_unused = field == "expert_shared_feed_forward_length" and family.experts is None
-        if field not in known and not is_unused:
-            read.refuse(field, *neutral, reason="nothing else is supported")
-    return family, read

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_llama.core.families.family import Family
+from mlx_llama.core.models.families.family import Family
 
-from .reader import Reader
+from .fields import Reader
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MAX_THETA = 1e15

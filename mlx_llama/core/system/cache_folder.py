@@ -15,7 +15,7 @@ from platformdirs import user_cache_path
 
 from mlx_llama.core.errors import OptionsError
 
-from .sizes import parse_size
+from .machine import parse_size
 
 FOLDER, SIZE = "MLX_LLAMA_CACHE", "MLX_LLAMA_CACHE_SIZE"  # environment variables
 PARTIAL = ".new-"  # prefix of files being written

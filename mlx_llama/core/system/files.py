@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.errors import CheckpointError, LlamaError
 
 _PIECE = 1 << 20  # bytes read at once
 _POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024  # of Git LFS
+_SPARE = 16 << 20  # bytes for headers, vocabularies and the file system
 _JSON_LIMIT = 64 << 20  # bytes; the tokenizers library reads tokenizer.json, which may be larger
 
 
@@ -124,8 +125,7 @@ def write_file(path: str | os.PathLike, content: bytes, is_private: bool = False
     if os.path.exists(path) and not os.path.isfile(path):
         raise _irregular(path)
     path = Path(os.path.realpath(path))
-    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
-    try:
+    with _partial(path) as partial:
         with open(
             os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666),
             "wb",
@@ -133,9 +133,61 @@ def write_file(path: str | os.PathLike, content: bytes, is_private: bool = False
             file.write(content)
         if path.exists() and not is_private:
             shutil.copymode(path, partial)
+
+
+@contextmanager
+def replace_when_done(
+    out: Path, nbytes: int, folder: bool, overwrites: bool = False
+) -> Iterator[Path]:
+    """Yield a temporary path beside `out`; rename it to `out` on success, remove it on errors.
+
+    overwrites: replace an existing file.
+
+    Raises CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
+    folder); the disk has less than `nbytes` free; an error of the system while writing.
+    """
+    try:
+        out = Path(os.path.abspath(os.path.expanduser(out)))
+        is_free = overwrites or not os.path.lexists(out)
+        if not is_free and not (
+            folder and out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+        ):
+            raise CheckpointError(
+                f"{out}: exists already; choose a new {'folder' if folder else 'file'}, or "
+                "remove it"
+            )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out.parent).free
+        if free < nbytes + _SPARE:
+            raise CheckpointError(
+                f"{out}: takes {(nbytes + _SPARE) / 1e9:.2f} GB and the disk has {free / 1e9:.2f} "
+                "GB free; make room, or choose another place"
+            )
+        with _partial(out) as partial:
+            if folder:
+                partial.mkdir()
+            yield partial
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise CheckpointError(
+            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error}); check the "
+            "free space and the permissions"
+        ) from None
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, which takes its place on success and goes on errors."""
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+        if partial.is_dir() and path.exists():
+            path.rmdir()  # Windows renames only to an unused name
         os.replace(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
         raise
 
 

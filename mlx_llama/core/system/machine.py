@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -88,11 +88,51 @@ def read_ahead(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
     mapped.madvise(mmap.MADV_WILLNEED, first, min(offset + nbytes, len(mapped)) - first)
 
 
+class Guard(Protocol):
+    """What makes this process survive that a mapped file is truncated."""
+
+    # protect a mapping; its number, None if there is no room
+    def add(self, address: int, nbytes: int) -> int | None: ...
+    # a page was missing when it was touched
+    def is_cut(self, number: int) -> bool: ...
+    # the mapping ends
+    def remove(self, number: int) -> None: ...
+    # take the signal, also from a handler that was installed since
+    def install(self) -> None: ...
+
+
 class FileMap(mmap.mmap):
     """A file mapped for reading."""
 
     path: str  # absolute
     stamp: tuple[int, ...]  # identifies the file and its version
+    _guard: Guard | None = None
+    _number = 0  # of this map in the guard
+    _last = 0  # the position of the file's last number that is not 0, or of its last one
+
+    def protect(self, guard: Guard) -> None:
+        """Survive the file's truncation: its missing pages become zeros."""
+        if self._guard is None:
+            page = len(self) - 1 - (len(self) - 1) % mmap.PAGESIZE
+            self._last = page + max(len(self[page:].rstrip(b"\0")), 1) - 1
+            self._byte = self[self._last]
+            number = guard.add(np.frombuffer(self, np.uint8).ctypes.data, len(self))
+            if number is not None:
+                self._guard, self._number = guard, number
+
+    def __del__(self) -> None:
+        if self._guard:
+            self._guard.remove(self._number)
+
+    def is_damaged(self) -> bool:
+        """True if part of the file is missing, and perhaps was read as zeros, or cannot be read."""
+        if self._guard is None:
+            return self.is_truncated()
+        # A file that ends within the last page leaves zeros there, and no page is missing.
+        return self[self._last] != self._byte or self._guard.is_cut(self._number)
+
+    def is_truncated(self) -> bool:
+        return self.size() < len(self)
 
     def is_overwritten(self) -> bool:
         """True if the file under this name is the mapped one, with another size or time of
@@ -199,3 +239,32 @@ def _quota() -> int:
         return max(1, int(most) // int(period))
     except (OSError, ValueError):
         return 1 << 30
+
+
+# Sizes in bytes, as users write them
+
+_SIZE = re.compile(
+    r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([KMGT]?)B?|([KMGT])iB)\s*", re.ASCII | re.IGNORECASE
+)
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of a size such as "2GB", "512M", "1.5GiB" or "1000000"; None if it is malformed."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        return None
+    number, decimal, binary = match.groups()
+    return int(
+        float(number)
+        * (1024 if binary else 1000) ** " KMGT".index((binary or decimal or " ").upper())
+    )
+
+
+def format_bytes(nbytes: int | None) -> str:
+    """A size in kB, MB or GB."""
+    if nbytes is None:
+        return "an unknown amount"
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1e3:.1f} kB"

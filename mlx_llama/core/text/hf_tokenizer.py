@@ -7,7 +7,7 @@ import json
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -47,6 +47,7 @@ MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
 _NAMED = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
+_MANY_TOKENS = 10_000  # added ones, of a tokenizer.json that is counted before its library reads it
 _MAX_GROWTH = 1000  # times the length of a text, after normalizing it
 
 PrefixScheme = Literal["first", "always", "never"]
@@ -208,22 +209,23 @@ class _FastTokenizer(_FolderTokenizer):
         settings, unused = _Settings(path.parent), None
         if path.name == _TEKKEN:
             library = read_tekken(path)
+            added = library.get_added_tokens_decoder()
             for name, text in NAMED.items():
                 if library.token_to_id(text) is not None:
                     settings.set_default(name, text)
         else:
-            library, unused = self._read_json(settings, config)
+            library, added, unused = self._read_json(settings, config)
         self._check_growth(library)
         library.no_truncation()
         library.no_padding()
         self._library = library
         self._follow_llama_class(settings, config)
-        self._add_special_tokens(settings, unused, config)
-        self._plain = _make_plain(library)
+        if self._add_special_tokens(settings, unused, config, added):
+            added = library.get_added_tokens_decoder()
+        self._plain = _make_plain(library, added)
         self._has_byte_tokens = False
         self._set_decoder()
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
-        added = library.get_added_tokens_decoder()
         self.added_ids = {token.content: i for i, token in added.items()}
         self.special_ids = {token.content: i for i, token in added.items() if token.special}
         self._specials = frozenset(self.special_ids.values())
@@ -236,24 +238,35 @@ class _FastTokenizer(_FolderTokenizer):
         self.adds_bos = self.bos_id is not None and starts == [self.bos_id]
         self._newline = self._encode("\n", parse_special=True)
 
-    def _read_json(self, settings: _Settings, config: LlamaConfig) -> tuple[Any, str | None]:
-        """(the library's tokenizer, the text of an added token to leave out) of tokenizer.json."""
+    def _read_json(
+        self, settings: _Settings, config: LlamaConfig
+    ) -> tuple[Any, dict[int, Any], str | None]:
+        """(the library's tokenizer, its added tokens by id, the text of one to leave out) of
+        tokenizer.json.
+        """
         import tokenizers
 
         with reading(self.path, TokenizerError):
             text = read_text(self.path, MOST_BYTES)
         with library_faults(self.path, "not a tokenizer.json", "fetch the file again"):
             _check_charsmaps(text)
+            if text.count('"content"') > _MANY_TOKENS:  # the library takes seconds
+                self._check_count(_count_tokens(text), config)
             library = tokenizers.Tokenizer.from_str(text)
-            count = library.get_vocab_size(with_added_tokens=True)
-            if count > config.vocab_size + 1:  # one may be unused; early, as each token takes time
-                self._check_size(count - 1, config)
-            unused = _find_unused(library, settings, config.vocab_size)
+            self._check_count(library.get_vocab_size(with_added_tokens=True), config)
+            added = library.get_added_tokens_decoder()  # takes a second for 200,000
+            unused = _find_unused(library, added, settings, config.vocab_size)
             if unused is not None:  # without it the library spells its text
                 raw = json.loads(text)
                 raw["added_tokens"] = [t for t in raw["added_tokens"] if t["content"] != unused]
                 library = tokenizers.Tokenizer.from_str(json.dumps(raw))
-        return library, unused
+                del added[config.vocab_size]
+        return library, added, unused
+
+    def _check_count(self, count: int, config: LlamaConfig) -> None:
+        """Refuse more tokens than the model has, of which one may be unused."""
+        if count > config.vocab_size + 1:
+            self._check_size(count - 1, config)
 
     def _id_of(self, text: str) -> int | None:
         return self._library.token_to_id(text)
@@ -287,9 +300,14 @@ class _FastTokenizer(_FolderTokenizer):
         )
 
     def _add_special_tokens(
-        self, settings: _Settings, unused: str | None, config: LlamaConfig
-    ) -> None:
-        """Add tokens that only the settings declare, or declare special.
+        self,
+        settings: _Settings,
+        unused: str | None,
+        config: LlamaConfig,
+        added: Mapping[int, Any],
+    ) -> bool:
+        """Add tokens that only the settings declare, or declare special; returns whether there are
+        any. added: the library's by id.
 
         Where both files have a token, transformers takes its id from tokenizer.json and its flags
         from the settings; a token that either calls special is. unused: the text
@@ -298,7 +316,7 @@ class _FastTokenizer(_FolderTokenizer):
         from tokenizers import AddedToken
 
         library = self._library
-        known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+        known = {token.content: token for token in added.values()}
         different, new, changed = [], dict[str, int](), dict[str, Any]()
         for token, fields in settings.added:
             text = fields["content"]
@@ -318,7 +336,8 @@ class _FastTokenizer(_FolderTokenizer):
             if before is None:
                 new[text] = token
         self._check_size(max(new.values(), default=0), config)
-        library.add_tokens(list(changed.values()))  # at once: each call takes time for all tokens
+        if changed:  # at once: each call takes time for all tokens
+            library.add_tokens(list(changed.values()))
         for text, token in new.items():
             if library.token_to_id(text) != token:
                 raise TokenizerError(
@@ -332,9 +351,14 @@ class _FastTokenizer(_FolderTokenizer):
                 f"{show(', '.join(dict.fromkeys(different)))}; using the ids of {_JSON} and the "
                 "flags of the settings, as transformers does",
             )
-        for text in [*settings.named.values(), *settings.listed]:
-            if text not in known and library.token_to_id(text) is not None:
-                library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+        special = [
+            AddedToken(text, normalized=False, special=True)
+            for text in dict.fromkeys([*settings.named.values(), *settings.listed])
+            if text not in known and library.token_to_id(text) is not None
+        ]
+        if special:
+            library.add_special_tokens(special)
+        return bool(changed or special)
 
     def _check_growth(self, library: Any) -> None:
         """Refuse a normalizer that may exhaust memory, since the library then aborts."""
@@ -440,11 +464,12 @@ class _FastTokenizer(_FolderTokenizer):
         return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)
 
 
-def _find_unused(library: Any, settings: _Settings, vocab_size: int) -> str | None:
+def _find_unused(
+    library: Any, added: Mapping[int, Any], settings: _Settings, vocab_size: int
+) -> str | None:
     """The text of a single added token just above the model's vocabulary, as Gemma 3 1B's
     <image_soft_token>; None for none, or a named one.
     """
-    added = library.get_added_tokens_decoder()
     is_above = max(added, default=0) == vocab_size
     if not is_above or library.get_vocab_size(with_added_tokens=False) > vocab_size:
         return None
@@ -460,13 +485,12 @@ def _spells_byte_only(text: str, vocabulary: Container[str]) -> bool:
     )
 
 
-def _make_plain(library: Any) -> Any:
+def _make_plain(library: Any, added: Mapping[int, Any]) -> Any:
     """The same tokenizer, to which special tokens are text. The flag belongs to the library's
-    object, which threads share; both have one model.
+    object, which threads share; both have one model. added: its added tokens by id.
     """
     plain = type(library)(library.model)
     plain.normalizer, plain.pre_tokenizer = library.normalizer, library.pre_tokenizer
-    added = library.get_added_tokens_decoder()
     plain.add_tokens([added[token] for token in sorted(added)])
     plain.encode_special_tokens = True
     return plain
@@ -482,6 +506,17 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
         else:
             steps.append(step)
     return steps
+
+
+def _count_tokens(text: str) -> int:
+    """Tokens of a tokenizer.json, 0 for one of another form, which the library refuses."""
+    try:
+        raw = json.loads(text)
+        vocabulary = raw["model"]["vocab"]  # {text: id}, or [[text, score], ...]
+        texts = {token if isinstance(token, str) else token[0] for token in vocabulary}
+        return len(texts.union(token["content"] for token in raw["added_tokens"]))
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError):
+        return 0
 
 
 def _check_charsmaps(text: str) -> None:

@@ -75,6 +75,22 @@ class Slot(NamedTuple):
     number: int
 
 
+class Share(NamedTuple):
+    """Rows of a step that will share a buffer."""
+
+    buffer: Buffer | None  # None: a new one
+    staying: list[int]  # rows that it has already
+    joining: list[int]
+    slots: int
+    length: int
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the present buffer is large enough."""
+        sizes = self.slots, self.length
+        return self.buffer is not None and sizes == (self.buffer.slots, self.buffer.length)
+
+
 class StepBuffers:
     """The buffers of a decode step over `rows`."""
 
@@ -225,99 +241,105 @@ class Buffers(Positions):
 
     def _assign(self, rows: tuple[int, ...]) -> StepBuffers:
         """Give `rows` shared buffers; those that share one already stay there."""
-        active = set(rows)
-        shared: list[Buffer] = []
-        joining = []
-        for row in rows:
-            buffer = self.slots[row].buffer
-            if buffer.slots == 1:
-                joining.append(row)
-            elif buffer not in shared:
-                shared.append(buffer)
-        shared.sort(key=lambda buffer: len(active.intersection(buffer.rows)), reverse=True)
-        if len(shared) > 1 and len(rows) <= SLOTS[-1] * 3 // 4:  # few enough for one graph again
-            moved = [row for buffer in shared[1:] for row in buffer.rows if row in active]
-            if self._fits(shared[0], moved, active):
-                joining, shared = joining + moved, shared[:1]
-        # Idle rows whose slot is full have no position that a step may overwrite.
-        for buffer in shared:
-            for row in buffer.rows:
-                if row is not None and row not in active and self.lengths[row] >= buffer.length:
-                    self._isolate(row)
-        joins: list[tuple[Buffer | None, list[int]]] = [(buffer, []) for buffer in shared]
-        for row in joining:
-            for buffer, new in joins:
-                if self._fits(buffer, [*new, row], active):
-                    new.append(row)
-                    break
-            else:
-                joins.append((None, [row]))
-        for buffer, new in joins:
-            if new and (buffer or len(new) > 1):
-                self._join(buffer, new, active)
+        full, shares = self._plan(rows)
+        for row in full:
+            self._isolate(row)
+        for share in shares:
+            if share.joining and (share.buffer or len(share.joining) > 1):
+                self._join(share)
         self.drop_tables()
         buffers = {id(buffer): buffer for buffer in (self.slots[row].buffer for row in rows)}
         return StepBuffers(rows, list(buffers.values()))
 
-    def _fits(self, buffer: Buffer | None, new: list[int], active: set[int]) -> bool:
-        """True if the rows `new` may join a buffer, None for a new one: it has few enough active
-        rows, wastes little memory on short ones, and fits free memory if it becomes larger."""
-        sharing = [row for row in (buffer.rows if buffer else ()) if row in active] + new
-        if len(sharing) > SLOTS[-1]:
-            return False
-        needs = [self.storage_for(self.lengths[row] + 1) for row in sharing]
-        slots = max(buffer.slots if buffer else 1, _round_up_slots(len(sharing)))
-        length = max(*needs, buffer.length if buffer else 0)
-        nbytes = slots * length * self.position_nbytes
-        if slots * length > SPARE * sum(needs) and nbytes > SMALL:
-            return False
-        is_kept = buffer is not None and slots <= buffer.slots and length <= buffer.length
-        is_new = len(sharing) > 1 and not is_kept
-        free = self.free_memory() if is_new and nbytes >= 1 << 20 else None
-        return free is None or nbytes <= free
+    def _plan(self, rows: tuple[int, ...]) -> tuple[list[int], list[Share]]:
+        """Idle rows to isolate, and the shares of a step over `rows`. Changes nothing."""
+        active, buffers = set(rows), [self.slots[row].buffer for row in rows]
+        joining = [row for row, buffer in zip(rows, buffers) if buffer.slots == 1]
+        shared = list({id(buffer): buffer for buffer in buffers if buffer.slots > 1}.values())
+        shared.sort(key=lambda buffer: len(active.intersection(buffer.rows)), reverse=True)
+        if len(shared) > 1 and len(rows) <= SLOTS[-1] * 3 // 4:  # few enough for one graph again
+            moved = [row for buffer in shared[1:] for row in buffer.rows if row in active]
+            if self._fits(self._share(shared[0], moved, active)):
+                joining, shared = joining + moved, shared[:1]
+        # Idle rows whose slot is full have no position that a step may overwrite.
+        full = [
+            row
+            for buffer in shared
+            for row in buffer.rows
+            if row is not None and row not in active and self.lengths[row] >= buffer.length
+        ]
+        taken = sum(self.storage_for(max(self.lengths[row], 1)) for row in full)
+        shares = [self._share(buffer, [], active) for buffer in shared]
+        for row in joining:
+            for i, share in enumerate(shares):
+                larger = self._share(share.buffer, [*share.joining, row], active)
+                if self._fits(larger, taken * self.position_nbytes):
+                    shares[i] = larger
+                    break
+            else:
+                shares.append(self._share(None, [row], active))
+        return full, shares
 
-    def _join(self, buffer: Buffer | None, new: list[int], active: set[int]) -> None:
-        """Copy rows into free slots, of a new and larger buffer if need be."""
+    def _share(self, buffer: Buffer | None, joining: list[int], active: set[int]) -> Share:
+        """The share of a buffer's active rows and those that join them."""
         staying = [row for row in (buffer.rows if buffer else ()) if row in active]
-        needs = [self.storage_for(self.lengths[row] + 1) for row in new]
-        length = max(*needs, buffer.length if buffer else 0)
-        slots = _round_up_slots(len(staying) + len(new))
-        if buffer and slots <= buffer.slots and length == buffer.length:
-            free = [number for number, row in enumerate(buffer.rows) if row is None]
-            for row in [row for row in buffer.rows if row is not None and row not in active]:
-                if len(free) < len(new):
-                    free.append(self.slots[row].number)
-                    self._isolate(row)
-            with mx.stream(self.device):
-                self._fill(buffer, list(zip(new, free)))
-            for row, number in zip(new, free):
-                self._place(row, buffer, number)
-            return
-        self._isolate_idle(buffer, active)
-        self._move([*staying, *new], max(slots, buffer.slots if buffer else 0), length)
+        count = len(staying) + len(joining)
+        slots = next((size for size in SLOTS if size >= count), count)
+        length = max(self._needs([*staying, *joining]), default=0)
+        if buffer:
+            slots, length = max(slots, buffer.slots), max(length, buffer.length)
+        return Share(buffer, staying, joining, slots, length)
 
-    def _isolate_idle(self, buffer: Buffer | None, active: Collection[int]) -> None:
+    def _needs(self, rows: list[int]) -> list[int]:
+        """Positions that each row needs for a step."""
+        return [self.storage_for(self.lengths[row] + 1) for row in rows]
+
+    def _fits(self, share: Share, taken: int = 0) -> bool:
+        """True if a buffer can hold a share: it has few enough rows, wastes little memory on short
+        ones, and fits free memory, less the bytes `taken` before, if it becomes larger."""
+        if share.slots > SLOTS[-1]:
+            return False
+        positions, rows = share.slots * share.length, [*share.staying, *share.joining]
+        nbytes = positions * self.position_nbytes
+        if positions > SPARE * sum(self._needs(rows)) and nbytes > SMALL:
+            return False
+        is_new = len(rows) > 1 and not share.is_kept
+        free = self.free_memory() if is_new and nbytes >= 1 << 20 else None
+        return free is None or nbytes <= free - taken
+
+    def _join(self, share: Share) -> None:
+        """Copy rows into free slots, of a new and larger buffer if need be."""
+        buffer, staying, joining, slots, length = share
+        if not share.is_kept:
+            if buffer:
+                self._isolate_idle(buffer, staying)
+            self._move([*staying, *joining], slots, length)
+            return
+        free = [number for number, row in enumerate(buffer.rows) if row is None]
+        idle = [row for row in buffer.rows if row is not None and row not in staying]
+        for row in idle[: max(0, len(joining) - len(free))]:
+            free.append(self.slots[row].number)
+            self._isolate(row)
+        with mx.stream(self.device):
+            self._fill(buffer, list(zip(joining, free)))
+        for row, number in zip(joining, free):
+            self._place(row, buffer, number)
+
+    def _isolate_idle(self, buffer: Buffer, active: Collection[int]) -> None:
         """Give each row of a buffer that is not active a buffer of its own."""
-        rows = buffer.rows if buffer else ()
-        for row in [row for row in rows if row is not None and row not in active]:
+        for row in [row for row in buffer.rows if row is not None and row not in active]:
             self._isolate(row)
 
     def _shrink(self, buffer: Buffer, rows: tuple[int, ...]) -> None:
         """Move the rows of a step to a buffer of half as many slots; isolate the others."""
         active = [row for row in buffer.rows if row in rows]
         self._isolate_idle(buffer, rows)
-        length = max(self.storage_for(self.lengths[row] + 1) for row in active)
-        self._move(active, max(buffer.slots // 2, 2), length)
+        self._move(active, max(buffer.slots // 2, 2), max(self._needs(active)))
 
     def _move(self, rows: list[int], slots: int, length: int) -> None:
         buffer = self._copy_rows(rows, slots, length)
         for number, row in enumerate(rows):
             self._place(row, buffer, number)
-
-
-def _round_up_slots(count: int) -> int:
-    """The smallest size of a buffer with `count` slots."""
-    return next(size for size in SLOTS if size >= count)
 
 
 def make_angles(

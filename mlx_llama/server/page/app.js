@@ -10,8 +10,6 @@ const MOST_ATTACHED = 1 << 20; // bytes of a file
 const ANSWERING = "mlx_llama answering"; // in sessionStorage: the answer that this tab was writing
 
 const GUIDE = /mlx_llama[\\/]guide[\\/]?$/; // the path of the model that comes with the package
-// Passages that should be read before the answer (UNSURE and INSTEAD of completion.py).
-const PAGES_LEAD = /^(I am not sure of my answer|These pages may help)/;
 const QUESTIONS = ["What can you help me with?", "Explain what a llama is to a child.", "Write a short, polite e-mail that declines an invitation.",
   "Write a Python function that counts the words of a text."];
 
@@ -25,6 +23,7 @@ let modelPath = "";
 let backendName = "";
 let examples = []; // questions of the model's card
 let hasSwitch = false; // thoughts can be turned off
+let hasAsides = false; // the model's answers may have texts beside them
 let isLeaving = false; // the tab is being closed or reloaded
 const rendered = new Map(); // text -> HTML
 
@@ -146,10 +145,10 @@ function showMessage(node, pending) {
   if (node.role === "user") text.textContent = node.text;
   else pending.push(showMarkdown(text, node.text));
   if (node.error) article.append(make("p", { className: "error", textContent: node.error, role: "alert" }));
-  if (node.seeAlso) {
+  for (const aside of node.asides || []) {
     const passage = make("div", { className: "passage", ariaLabel: "Passages from the documentation" });
-    pending.push(showMarkdown(passage, node.seeAlso));
-    if (PAGES_LEAD.test(node.seeAlso)) article.prepend(passage);
+    pending.push(showMarkdown(passage, aside.text));
+    if (aside.is_first) article.prepend(passage);
     else article.append(passage);
   }
   article.append(tools);
@@ -205,7 +204,7 @@ function showWelcome() {
   if (!context) return; // the model is not known yet
   const about = GUIDE.test(modelPath)
     ? ["This is the guide that comes with mlx_llama, a tiny model of 4 million parameters.",
-      "It answers questions about the project, makes small talk and tells short stories. It knows nothing else, and is sometimes wrong."]
+      "It answers questions about the project and makes small talk. It knows nothing else, and is sometimes wrong."]
     : [`This is ${modelName}, running on this machine's ${backendName}. Nothing you write leaves this server.`,
       "It writes, explains and answers in conversation. It can be wrong: check what matters."];
   const questions = examples.length ? examples : QUESTIONS;
@@ -405,7 +404,7 @@ async function run(node) {
   if (running) return;
   const owner = conversation;
   const begun = node.text;
-  delete node.seeAlso;
+  delete node.asides;
   delete node.error;
   node.isCut = true; // until it ends
   sessionStorage.setItem(ANSWERING, node.id);
@@ -466,7 +465,7 @@ async function run(node) {
     } else node.error = explain(error);
   }
   const question = owner.nodes[node.parent].text;
-  if (GUIDE.test(modelPath) && ["EOS", "STOP_SEQUENCE"].includes(reason)) node.seeAlso = await findPassages(question);
+  if (hasAsides && ["EOS", "STOP_SEQUENCE"].includes(reason)) node.asides = await findAsides(question);
   endThought();
   running = null;
   sessionStorage.removeItem(ANSWERING);
@@ -485,12 +484,12 @@ async function run(node) {
   say(node.error ? "The answer failed." : node.note === "stopped" ? "Stopped." : "Answered.");
 }
 
-// Passages of the project's pages beside the guide's answer; undefined if none helps.
-async function findPassages(question) {
+// The texts beside the answer to a question.
+async function findAsides(question) {
   try {
-    return (await ask("/page/see-also", { question })).text || undefined;
+    return (await ask("/page/see-also", { question })).asides;
   } catch {
-    return undefined;
+    return [];
   }
 }
 
@@ -661,6 +660,7 @@ async function loadModel() {
       backendName = props.backend;
       examples = props.examples;
       hasSwitch = props.thinking_switch;
+      hasAsides = props.has_asides;
       $("model").textContent = `${modelName} · ${props.backend} · ${props.dtype}`;
       await loadTable();
       showSwitch();

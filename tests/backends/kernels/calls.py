@@ -14,14 +14,12 @@ import numpy as np
 
 from cpu_fallback.kernels import (
     attention,
-    embedding,
     filling,
     norms,
     packing,
     paging,
     panels,
     products,
-    rope,
     unpacked,
 )
 from cpu_fallback.kernels.emit import Function, Module, f32
@@ -40,13 +38,13 @@ _WRITERS: dict[str, Callable[..., Function]] = {
     "unpacked": lambda module, target, layout, x_layout: unpacked.product(
         module, target, layout, x_layout, public=True
     ),
-    "embed": lambda module, *constants: embedding.embed(module, *constants, public=True),
+    "embed": lambda module, *constants: filling.embed(module, *constants, public=True),
 } | {
     name: lambda module, target, *constants, kernel=kernel: kernel(module, *constants, public=True)
     for name, kernel in {
         "pack": packing.pack,
         "sum_of_squares": norms.sum_of_squares,
-        "rotate": rope.rotate,
+        "rotate": norms.rotate,
         "store": paging.store,
         "attend": attention.attend,
         "fill": filling.fill,

@@ -17,7 +17,8 @@ import pytest
 
 from backends.conftest import relative_error
 from backends.kernels.models import LENGTH, MODELS, TOKENS, answer, load, model, plain
-from cpu_fallback.kernels import compilation, runner, workspace
+from cpu_fallback import kernels
+from cpu_fallback.kernels import runner, workspace
 from cpu_fallback.kernels.target import available
 from mlx_llama.core.errors import ContextError
 
@@ -63,7 +64,7 @@ def test_float_weights_ignore_activation_bits():
 @pytest.mark.parametrize("case", ["head 36", "Q4_K_M"])
 def test_every_target_runs_a_model(case, name, monkeypatch):
     wanted, _ = answer(plain(case))
-    monkeypatch.setenv(compilation.VARIABLE, name)
+    monkeypatch.setenv(kernels.VARIABLE, name)
     for bits, bound in ((32, 1e-5), (16, 1e-3)):
         llama = load(case, "auto", threads=2, activation_bits=bits)
         assert llama.runner.code.recipe.target.name == name
@@ -75,11 +76,11 @@ def test_every_target_runs_a_model(case, name, monkeypatch):
 @pytest.mark.parametrize("how", ["variable", "llvmlite"])
 def test_plain_numpy_gives_the_same_answers_and_a_notice(how, monkeypatch):
     if how == "variable":
-        monkeypatch.setenv(compilation.VARIABLE, "numpy")
+        monkeypatch.setenv(kernels.VARIABLE, "numpy")
         reason = "MLX_LLAMA_CPU_TARGET asks for it"
     else:
         monkeypatch.setitem(sys.modules, "llvmlite", None)
-        monkeypatch.delenv(compilation.VARIABLE, raising=False)
+        monkeypatch.delenv(kernels.VARIABLE, raising=False)
         reason = "the package 'llvmlite' is not installed (pip install llvmlite)"
     for case in ("head 20", "Q4_K_M"):
         llama = load(case)
@@ -118,7 +119,7 @@ COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)  # tokens in one pass
 )
 def test_a_token_has_the_same_bits_in_every_tile(case, bits, name, monkeypatch):
     """Alone, and in one pass with up to 16 others; probes as well."""
-    monkeypatch.setenv(compilation.VARIABLE, name)
+    monkeypatch.setenv(kernels.VARIABLE, name)
     llama = load(case, "float32" if bits == 32 else "auto", threads=2, activation_bits=bits)
     tiles = llama.runner.code.recipe.target.tiles(low_bit=bits != 32)
     assert len(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from data.make_blocks import KINDS, WEIGHED, make_importance, make_weights
 
-from cpu_fallback.kernels.compilation import VARIABLE
+from cpu_fallback.kernels import VARIABLE
 from mlx_llama.quantize.gguf_quantize import Search, quantize
 from mlx_llama.quantize.search import CompiledSearch, find_search
 

@@ -17,7 +17,8 @@ import pytest
 from launching import run_python
 
 from backends.kernels.weights import random_matrix
-from cpu_fallback.kernels import compilation, emit, layouts, panels, products, target as targets
+from cpu_fallback import kernels
+from cpu_fallback.kernels import emit, layouts, panels, products, target as targets
 from cpu_fallback.kernels.emit import Module
 from cpu_fallback.kernels.image import Image
 from cpu_fallback.kernels.interpreter import write_module
@@ -37,32 +38,32 @@ def layout_of(kind: str):
 
 def test_the_variable_chooses(monkeypatch):
     for name in available():
-        monkeypatch.setenv(compilation.VARIABLE, name)
-        target, reason = compilation.find_target()
+        monkeypatch.setenv(kernels.VARIABLE, name)
+        target, reason = kernels.find_target()
         assert target.name == name and reason == ""
-    monkeypatch.setenv(compilation.VARIABLE, "numpy")
-    assert compilation.find_target() == (None, "MLX_LLAMA_CPU_TARGET asks for it")
-    monkeypatch.delenv(compilation.VARIABLE)
-    assert compilation.find_target()[0].name == available()[0]
-    monkeypatch.setenv(compilation.VARIABLE, "avx1024")
+    monkeypatch.setenv(kernels.VARIABLE, "numpy")
+    assert kernels.find_target() == (None, "MLX_LLAMA_CPU_TARGET asks for it")
+    monkeypatch.delenv(kernels.VARIABLE)
+    assert kernels.find_target()[0].name == available()[0]
+    monkeypatch.setenv(kernels.VARIABLE, "avx1024")
     with pytest.raises(BackendError, match="MLX_LLAMA_CPU_TARGET=avx1024.*choose.*numpy"):
-        compilation.find_target()
+        kernels.find_target()
 
 
 def test_a_target_needs_llvmlite(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite", None)
-    monkeypatch.setenv(compilation.VARIABLE, "avx2")
+    monkeypatch.setenv(kernels.VARIABLE, "avx2")
     with pytest.raises(
         BackendError, match="MLX_LLAMA_CPU_TARGET=avx2 needs the package 'llvmlite'"
     ):
-        compilation.find_target()
+        kernels.find_target()
 
 
 def test_another_processor_has_no_kernels(monkeypatch):
     monkeypatch.setattr(targets.platform, "machine", lambda: "riscv64")
-    monkeypatch.delenv(compilation.VARIABLE, raising=False)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
     assert available() == []
-    assert compilation.find_target() == (None, "there are no kernels for this processor (riscv64)")
+    assert kernels.find_target() == (None, "there are no kernels for this processor (riscv64)")
 
 
 def host(features) -> targets.Host:

@@ -13,8 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from cpu_fallback.kernels import team as teams
-from cpu_fallback.kernels.compilation import find_target
+from cpu_fallback.kernels import find_target, team as teams
 from cpu_fallback.kernels.emit import Function, Module, Variable, i64
 from cpu_fallback.kernels.target import compile_module
 from cpu_fallback.kernels.team import Team

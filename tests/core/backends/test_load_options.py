@@ -121,12 +121,12 @@ def test_bits_that_do_not_depend_on_the_rest_of_the_batch(backend, toy):
         return
     assert check(backend, batch_invariant=True).batch_invariant
     if backend.name == "cpu":
-        from cpu_fallback.kernels import compilation
+        from cpu_fallback import kernels
 
         said = "^`batch_invariant`: plain NumPy's .*`compile=False` asks for it.*: leave it out$"
         with pytest.raises(BackendError, match=said):
             backend.load(open_checkpoint(toy), compile=False, batch_invariant=True)
-        if compilation.find_target()[0]:
+        if kernels.find_target()[0]:
             assert backend.load(open_checkpoint(toy), batch_invariant=True).is_batch_invariant
 
 

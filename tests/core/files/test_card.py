@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_llama.core.files.card import read_examples
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
+from mlx_llama.core.files.hub import read_examples
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import mlx_llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.decoded import DecodedTensor
+from mlx_llama.core.files.tensor import DecodedTensor
 from mlx_llama.core.models.config import LlamaConfig
 
 SIZES = dict(hidden_size=128, intermediate_size=256, num_key_value_heads=1)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from making import make_checkpoint, refusal
 
-from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.identity import checkpoint_hash
+from mlx_llama.core.files.checkpoint import checkpoint_hash, open_checkpoint
 
 NORM = "model.layers.1.input_layernorm.weight"
 

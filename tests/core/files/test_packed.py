@@ -20,8 +20,8 @@ from making import (
 import mlx_llama
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
-from mlx_llama.core.files.decoded import DecodedTensor
 from mlx_llama.core.files.packed import PackedWeight
+from mlx_llama.core.files.tensor import DecodedTensor
 from mlx_llama.core.models.config import LlamaConfig
 
 SIZES = dict(hidden_size=128, intermediate_size=256, num_key_value_heads=1)

@@ -10,8 +10,7 @@ import torch
 from making import make_checkpoint, to_bfloat16
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.tensor import NUMBERS, Tensor
-from mlx_llama.core.files.writing import encode
+from mlx_llama.core.files.tensor import NUMBERS, Tensor, encode
 
 PATTERNS = np.arange(1 << 16, dtype=np.uint16)
 

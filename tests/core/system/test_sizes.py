@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_llama.core.system.sizes import parse_size
+from mlx_llama.core.system.machine import parse_size
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import base64
 import io
 import itertools
 import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -555,17 +557,41 @@ def test_many_tokens_of_the_settings(tmp_path):
     check_special(ours, theirs, "a<extra_7>b<extra_499>", "<extra_0> c")
 
 
-def test_added_tokens_outside_the_vocabulary(tmp_path):
+def with_added_tokens(tmp_path, count) -> tuple[Path, int]:
+    """(a folder whose tokenizer.json has so many more, the first one's id)"""
     folder = make_tokenizer(tmp_path, "bytelevel")
     raw = json.loads((folder / "tokenizer.json").read_text())
     first = max(token["id"] for token in raw["added_tokens"]) + 1
     raw["added_tokens"] += [
-        FLAGS | {"id": first + i, "content": f"<extra_{i}>", "special": True} for i in range(500)
+        FLAGS | {"id": first + i, "content": f"<extra_{i}>", "special": True} for i in range(count)
     ]
     (folder / "tokenizer.json").write_text(json.dumps(raw))
     (folder / "tokenizer_config.json").write_text("{}")
+    return folder, first
+
+
+@pytest.mark.parametrize("count", [500, 10_000])
+def test_added_tokens_outside_the_vocabulary(count, tmp_path, monkeypatch):
+    """Many are refused before the library reads them, which takes seconds for 200,000."""
+    folder, first = with_added_tokens(tmp_path, count)
+    if count == 10_000:
+        monkeypatch.setattr("tokenizers.Tokenizer", None)
     refused = refusal(load_folder, folder, kind=TokenizerError)
-    assert f"token ids up to {first + 499}, config.json's vocab_size is 384" in refused
+    assert f"token ids up to {first + count - 1}, config.json's vocab_size is 384" in refused
+
+
+def test_added_tokens_are_listed_once(tmp_path):
+    """Each list of 200,000 takes the library a second."""
+    folder, first = with_added_tokens(tmp_path, 12_000)
+    calls = []
+    sys.setprofile(lambda frame, event, function: calls.append((event, function)))
+    try:
+        ours = load_folder(folder, vocab_size=first + 12_000)
+    finally:
+        sys.setprofile(None)
+    names = [function.__name__ for event, function in calls if event == "c_call"]
+    assert names.count("get_added_tokens_decoder") == 1 and names.count("from_str") == 1
+    assert ours.encode("a<extra_11999>", parse_special=True)[-1] == first + 11_999
 
 
 # The bound of tokens

@@ -1,0 +1,381 @@
+"""A family of models: Llama with differences, and the table of the fields that all have.
+
+The table is read in four directions: config.json and GGUF metadata to LlamaConfig
+(core/models/config.py), and back (core/files/gguf_folder.py, quantize/gguf_export.py). Defaults
+of config.json and the meaning of each difference are those of transformers 5 (models/NAME); keys
+and conventions of GGUF are llama.cpp's (src/llama-arch.cpp, src/models/NAME.cpp,
+conversion/NAME.py), and its names of tensors those of the gguf library's tensor name map
+(gguf.get_tensor_name_map).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_llama.core.errors import show
+from mlx_llama.core.models.fields import Field, Reader
+from mlx_llama.core.models.spec import NORM_NAMES
+from mlx_llama.core.system.forks import cached_property
+
+_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)\.(weight|bias)", re.ASCII)
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
+_EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
+
+# {GGUF's name: Hugging Face's}
+_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYERS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+_BARE = "self_attn.sinks"  # a tensor that is no module: GGUF's name has a suffix, this has none
+_PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
+
+
+def size(name: str, gguf: str, bits: int, json: str = "", **more: Any) -> Field:
+    """A whole number up to 2**bits. json: its name in config.json, unless it is `name`."""
+    return Field(name, json or name, gguf, high=1 << bits, **more)
+
+
+def factor(name: str, json: str, gguf: str, default: float = 1.0, **more: Any) -> Field:
+    """A number above 0; `default` is config.json's, and LlamaConfig's holds in GGUF."""
+    more |= {"default": default, "gguf_default": None, "zero": True}
+    return Field(name, json, gguf, float, 0, 1e12, **more)
+
+
+def flag(name: str, json: str, value: Any, default: bool) -> Field:
+    """A flag of config.json, which stands for `value` or None."""
+    return Field(name, json, kind=bool, default=default, decode={True: value}.get, encode=bool)
+
+
+_EPS = "rms_norm_eps"
+_OPTIONAL: dict[str, Any] = {"default": None, "gguf_default": None, "nullable": True}
+SHARED = (
+    # LlamaConfig's and config.json's name, GGUF's
+    size("vocab_size", "vocab_size", 24),
+    size("hidden_size", "embedding_length", 20),
+    size("intermediate_size", "feed_forward_length", 22),
+    size("num_hidden_layers", "block_count", 12),
+    size("num_attention_heads", "attention.head_count", 14, placeholder=1),
+    size("num_key_value_heads", "attention.head_count_kv", 14, **_OPTIONAL),
+    size("head_dim", "attention.key_length", 14, **_OPTIONAL),
+    size("max_position_embeddings", "context_length", 30),
+    Field(_EPS, _EPS, "attention.layer_norm_rms_epsilon", float, 0, 1, default=1e-6),
+    Field("tie_word_embeddings", "tie_word_embeddings", kind=bool, default=False),
+)
+_ATTENTION_BIAS = Field("attention_bias", "attention_bias", kind=bool, default=False)
+_MLP_BIAS = Field("mlp_bias", "mlp_bias", kind=bool, default=False)
+
+
+def expert_fields(
+    count: str, default: int, used: int, width: str, gguf_width: str = "expert_feed_forward_length"
+) -> tuple[Field, ...]:
+    """Fields of a mixture of experts. count, width: names in config.json; `count` has an alias.
+    default, used: defaults of the experts, and of those of a token.
+    """
+    (alias,) = {"num_experts", "num_local_experts"} - {count}
+    return (
+        size("num_experts", "expert_count", 12, count, default=default, alias=alias),
+        size("num_experts_per_tok", "expert_used_count", 12, default=used, placeholder=1),
+        size("moe_intermediate_size", gguf_width, 22, width),
+    )
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Modules of a mixture of experts, in place of each layer's MLP."""
+
+    block: str = ""  # in a layer, if it is not the MLP's
+    gate: str = "gate_proj"  # of each expert
+    up: str = "up_proj"
+    down: str = "down_proj"
+    router: str = "gate"
+    stack: str = "switch_mlp"  # module of the stacks of all experts
+    # Rows of gates and ups "in turn" or as "halves" of one tensor of all (core/files/fit.py)
+    fused_rows: str = ""
+    shared: str = ""  # an MLP for all tokens
+    scoring: str = "softmax"  # as in ExpertsSpec
+    scales_input: bool = False
+
+
+def fused_experts(rows: str, **more: Any) -> Experts:
+    """Experts whose files have one tensor of all gates and ups, in transformers' names."""
+    return Experts(router="router", stack="experts", fused_rows=rows, **more)
+
+
+Layers = tuple[int, ...]
+WindowLayers = tuple[int | None, Layers | None]  # a window, and layers with it, None for all
+Rule = Callable[[Reader, dict[str, Any]], Layers]  # (file, LlamaConfig's fields) -> layers
+_FULL = "full_attention"  # in config.json's `layer_types`
+_FIRST = "attention"  # "full_attention" in Granite's files
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The rule of a family for its layers with a window."""
+
+    default: int | None = None  # of `field`
+    # those of config.json; None for all but each `pattern`-th
+    layers: Rule | None = None
+    is_absent: bool = False  # no layer has a window
+    is_switched: bool = False  # config.json's `use_sliding_window`, false by default, turns them on
+    is_free: bool = False  # `layer_types` may name other layers
+    is_required: bool = False  # `sliding_window` may not be null
+    # default in files, and llama.cpp's rule; 0: all have windows, and llama.cpp ignores them
+    pattern: int = 0
+    gguf_default: int | None = None  # llama.cpp's window where a file names none
+    is_chunk: bool = False  # chunked attention, of `default` tokens in llama.cpp
+
+    @property
+    def field(self) -> str:
+        """The window's field in config.json."""
+        return "attention_chunk_size" if self.is_chunk else "sliding_window"
+
+    @property
+    def kind(self) -> str:
+        """The name of layers with the window in config.json's `layer_types`."""
+        return "chunked_attention" if self.is_chunk else "sliding_attention"
+
+    def read(self, read: Reader, values: dict[str, Any]) -> WindowLayers:
+        """Read (window, layers with it, None for all)."""
+        count = values["num_hidden_layers"]
+        if read.is_gguf:
+            return self._read_gguf(read, count, values["max_position_embeddings"])
+        window, sliding = None, None
+        is_on = not self.is_switched or read.boolean("use_sliding_window", False)
+        if is_on and not self.is_absent:
+            window = read.integer(self.field, self.default, nullable=not self.is_required)
+        if window and self.layers:
+            sliding = self.layers(read, values)
+        elif window and self.pattern:
+            sliding = choose_layers(count, read.integer("sliding_window_pattern", self.pattern))
+        kinds = read.get("layer_types", None)
+        if kinds is not None:
+            if not isinstance(kinds, list) or len(kinds) != count:
+                read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
+            slides = range(count) if window and sliding is None else sliding or ()
+            where = f" in layers {show(list(sliding))} alone" if sliding else ""
+            reason = f", since {self.field} is {window or 'null'}{where}"
+            kinds = [_FULL if kind == _FIRST else kind for kind in kinds]
+            for i, kind in enumerate(kinds):
+                wanted: tuple[str, ...] = (self.kind,) if i in slides else (_FULL,)
+                if window and self.is_free:
+                    wanted, reason = (_FULL, self.kind), ""
+                if kind not in wanted:
+                    read.fail(f"layer_types[{i}]", kind, " or ".join(map(repr, wanted)) + reason)
+            if window and self.is_free:
+                sliding = tuple(i for i, kind in enumerate(kinds) if kind == self.kind)
+                if len(sliding) == count and not (self.layers or self.pattern):
+                    sliding = None
+        return (None, None) if sliding == () else (window, sliding)
+
+    def _read_gguf(self, read: Reader, count: int, positions: int) -> WindowLayers:
+        name = "attention.sliding_window"
+        default = self.default if self.is_chunk else self.gguf_default
+        window = read.integer(name, default, low=0) or None  # 0 means none
+        if self.is_chunk and window not in (None, default):
+            read.fail(name, window, f"0 or {default}, llama.cpp's chunk")
+        if window and self.pattern:
+            return window, _gguf_pattern(read, count, self.pattern)
+        if window and self.is_switched:
+            # llama.cpp ignores the window here, and the file does not list its layers
+            if window < positions:
+                read.fail(name, window, f"0 or at least {positions}, the context's length")
+            return None, None
+        return window, None
+
+    def can_express(self, window: int | None, layers: Layers | None) -> bool:
+        """Config.json has such windows."""
+        if self.is_absent:
+            return window is None
+        in_all = layers is None and (window is not None or self.default is None)
+        return self.is_free or self.is_switched or in_all
+
+    def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
+        """Config.json's fields. slides: by layer."""
+        fields: dict[str, Any] = {}
+        if window is not None or not (self.is_switched or self.is_absent):
+            fields[self.field] = window
+        if self.is_switched:
+            fields["use_sliding_window"] = window is not None
+        if self.is_free:
+            fields["layer_types"] = [self.kind if slide else _FULL for slide in slides]
+        elif self.layers:
+            fields["max_window_layers"] = slides.index(True) if True in slides else 0
+        return fields
+
+
+def choose_layers(count: int, every: int) -> Layers:
+    """All layers but each `every`-th; all of them for 0."""
+    return tuple(i for i in range(count) if not every or (i + 1) % every)
+
+
+def _gguf_pattern(read: Reader, count: int, default: int) -> Layers:
+    name = "attention.sliding_window_pattern"
+    pattern = read.get(name, default)
+    if isinstance(pattern, list) and len(pattern) == count:
+        return tuple(i for i in range(count) if pattern[i])
+    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
+        read.fail(name, pattern, f"a whole number from 0, or a list of {count}")
+    return choose_layers(count, pattern)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Names of a family, and its differences from Llama. Each other file of this folder has one."""
+
+    name: str  # in config.json's `architectures`
+    model_type: str  # in config.json
+    gguf: str  # `general.architecture` of its GGUF files
+    aliases: tuple[str, ...] = ()  # other spellings of `name`
+    # name and model type of models of images and text that contain the family
+    wrapper: tuple[str, str] | None = None
+    # GGUF field that tells it from another family with the same `gguf`, unless 0
+    gguf_mark: str = ""
+    fields: tuple[Field, ...] = ()  # beside the table's
+    # of config.json's fields, before those of the table
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # {unsupported field: (value without it, reason)}
+    neutral: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    # (file, LlamaConfig's fields) -> more of them
+    complete: Callable[[Reader, dict[str, Any]], dict[str, Any]] | None = None
+    # LlamaConfig -> more fields of config.json
+    write: Callable[[Any], dict[str, Any]] | None = None
+
+    # None: config.json's `attention_bias` or `mlp_bias` decides
+    attention_biases: tuple[bool | None, bool | None] = (False, False)  # of qkv; of the output
+    mlp_bias: bool | None = False
+    # {LlamaConfig's field: its value in the family}, unless `complete` decides otherwise
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    norm_offset: float = 0.0  # to add to the stored weights of norms
+    # its field in config.json, and the default
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    experts: Experts | None = None
+    mlp: str = "mlp"  # a layer's module with the MLP
+    # {GGUF's name: module} where llama.cpp has another name for the module
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    # {stored module: modules whose rows it has}; of a single module, its name in the family
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
+    permuted: bool = False  # llama.cpp's converter reorders rows of query and key
+    # All files have the two rows of a rotary pair side by side, as Meta's do.
+    interleaved: bool = False
+    # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
+    exceeds_float16: bool = False
+
+    # key-value heads and hidden units of each layer, where layers differ
+    layer_sizes: Callable[[Reader], tuple[tuple[int, int], ...]] | None = None
+    windows: Windows = Windows(is_absent=True)
+    # layers without rotary embedding
+    unrotated: Rule | None = None
+    theta: float = 10000.0  # default of `rope_theta`
+    # Rope of layers with a window: its base's field in config.json, and default; None: the rest's
+    local_theta: tuple[str, float | None] | None = None
+    partial_rotation: bool = False  # `partial_rotary_factor`
+    # default of yarn's `truncate`, and its value in GGUF files, which do not store it
+    truncates_yarn: bool = True
+    stretches_theta: bool = False  # by `alpha` of a rope of type "dynamic"
+    scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
+
+    @cached_property
+    def table(self) -> tuple[Field, ...]:
+        """All fields of the family."""
+        biases = ((self.attention_biases[0], _ATTENTION_BIAS), (self.mlp_bias, _MLP_BIAS))
+        return (*SHARED, *(bias for decided, bias in biases if decided is None), *self.fields)
+
+    @cached_property
+    def refused(self) -> dict[str, tuple[Any, str]]:
+        """Fields of config.json that the family refuses, as `neutral`."""
+        reason = f"{self.name} has no such biases"
+        # transformers' class ignores the field; a config that sets it is of another model.
+        biases = {"attention_bias": self.attention_biases[0], "mlp_bias": self.mlp_bias}
+        absent = [name for name, decided in biases.items() if decided is False]
+        refused: dict[str, tuple[Any, str]] = dict.fromkeys(absent, (False, reason))
+        if not self.partial_rotation:
+            refused["partial_rotary_factor"] = (1, "only whole heads are rotated")
+        return refused | dict(self.neutral)
+
+    @cached_property
+    def names(self) -> GGUFNames:
+        """Tensor names in GGUF files."""
+        return GGUFNames(self)
+
+
+class GGUFNames:
+    """Tensor names of a family, translated both ways.
+
+    layers: {GGUF's name: Hugging Face's} of a layer's modules, without "blk.N.", "model.layers.N."
+    and the suffixes. permuted: modules whose rows llama.cpp's converter reorders, so that the two
+    rows of a rotary pair are neighbours; Hugging Face keeps them half a head apart. experts:
+    {GGUF's name: Hugging Face's} of the modules of one expert, whose number replaces "#". Files
+    have stacks "NAME_exps" of them; until 2024 they had "NAME.0" and so on.
+    """
+
+    def __init__(self, family: Family):
+        experts, fused = family.experts, {} if family.splits else family.fused
+        single = {parts[0]: whole for whole, parts in fused.items() if len(parts) == 1}
+        joined = {part for parts in fused.values() for part in parts} - single.keys()
+        layers = {
+            name: module.replace("mlp.", f"{family.mlp}.")
+            for name, module in _LAYERS.items()
+            if module not in joined
+        }
+        layers |= {_FUSED[whole]: whole for whole, parts in fused.items() if len(parts) > 1}
+        before, after = NORM_NAMES[family.fixed.get("norm_placement", "before")]
+        layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
+        layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
+        if family.fixed.get("query_key_norm"):
+            layers |= _QUERY_KEY_NORMS
+        layers = {name: single.get(module, module) for name, module in layers.items()}
+        self.layers, self.experts = layers, {}
+        self.permuted = _PERMUTED if family.permuted else ()
+        if experts:
+            block = experts.block or family.mlp
+            if all(field.name != "expert_step" for field in family.fields):  # no plain MLPs
+                layers = {name: module for name, module in layers.items() if "mlp." not in module}
+            self.layers = layers | {"ffn_gate_inp": f"{block}.{experts.router}"}
+            for part in ("gate", "up", "down"):
+                if experts.shared:
+                    self.layers[f"ffn_{part}_shexp"] = f"{block}.{experts.shared}.{part}_proj"
+                self.layers[f"ffn_{part}_exps"] = f"{block}.{experts.stack}.{part}_proj"
+                self.experts[f"ffn_{part}"] = f"{block}.experts.#.{getattr(experts, part)}"
+        kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
+        self.layers = kept | dict(family.renamed)
+        stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
+        pairs = (*self.layers.items(), *_MODEL.items(), *stacks)
+        self._inverse = {module: name for name, module in pairs}
+
+    def hugging_face(self, name: str) -> str | None:
+        """ "blk.3.ffn_up.weight" -> "model.layers.3.mlp.up_proj.weight"; None for unknown names."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        layer, module, suffix = match.groups()
+        if layer is None:
+            return f"{_MODEL[module]}.{suffix}" if module in _MODEL else None
+        module, _, expert = module.partition(".")
+        theirs = self.experts.get(module) if expert else self.layers.get(module)
+        if theirs and theirs.endswith(_BARE):
+            return f"model.layers.{layer}.{theirs}"
+        return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
+
+    def gguf(self, name: str) -> str:
+        """The inverse of `hugging_face`; an expert's stack. Raises KeyError for unknown names."""
+        module, _, suffix = (f"{name}.weight" if name.endswith(_BARE) else name).rpartition(".")
+        match = _LAYER.fullmatch(module)
+        prefix = f"blk.{match[1]}." if match else ""
+        ours = self._inverse[_EXPERT.sub(".experts.#.", match[2]) if match else module]
+        return f"{prefix}{ours}.{suffix}"
+
+    def is_permuted(self, name: str) -> bool:
+        """True if llama.cpp's converter reorders the tensor's rows. name: Hugging Face's."""
+        return name.rpartition(".")[0].endswith(self.permuted)

@@ -1,0 +1,86 @@
+"""Granite 3 and 4: Llama with factors on the embedding, the stream, attention and the logits."""
+
+from typing import Any
+
+from mlx_llama.core.models.fields import Reader
+
+from .family import Family, Layers, factor, size
+
+FACTORS = (
+    factor("embedding_multiplier", "embedding_multiplier", "embedding_scale"),
+    factor("residual_multiplier", "residual_multiplier", "residual_scale"),
+    factor("attention_multiplier", "attention_multiplier", "attention.scale"),
+    # Both kinds of files have a divisor.
+    factor(
+        "logits_multiplier",
+        "logits_scaling",
+        "logit_scale",
+        decode=lambda x: 1 / x,
+        encode=lambda x: 1 / x,
+    ),
+)
+
+
+def unrotated_in_gguf(read: Reader, values: dict[str, Any]) -> Layers:
+    """All layers if a GGUF file says that rotation was not trained, as in Granite 4."""
+    rotates = not read.is_gguf or read.boolean("rope.scaling.finetuned", True)
+    return () if rotates else tuple(range(values["num_hidden_layers"]))
+
+
+def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse layers with a recurrent state, of which transformers' default has none else."""
+    kinds = read.get("layer_types", None)
+    for i, kind in enumerate(kinds if isinstance(kinds, list) else ["mamba"]):
+        if kind not in ("attention", "full_attention"):
+            reason = "since layers with a recurrent state are not supported"
+            read.fail(f"layer_types[{i}]", kind, f"'attention', {reason}")
+    return {}
+
+
+def unrotated_by_name(read: Reader, values: dict[str, Any]) -> Layers:
+    """All layers, unless the positions are said to be rotary."""
+    is_rotary = read.get("position_embedding_type", None) == "rope"
+    return () if is_rotary else tuple(range(values["num_hidden_layers"]))
+
+
+FAMILIES = (
+    # Granite 3: factors on the embedding, the residual stream, attention and the logits.
+    Family(
+        "GraniteForCausalLM",
+        "granite",
+        "granite",
+        fields=FACTORS,
+        defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
+        attention_biases=(None, None),
+        mlp_bias=None,
+        permuted=True,
+        unrotated=unrotated_in_gguf,
+    ),
+    # Granite 4 of attention alone: Granite 3, whose MLP is named as the expert of all tokens.
+    Family(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        "granite",
+        fields=(
+            size(
+                "intermediate_size",
+                "feed_forward_length",
+                22,
+                "shared_intermediate_size",
+                default=1024,
+            ),
+            *FACTORS,
+        ),
+        defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
+        neutral={"num_local_experts": (0, "experts beside the shared one are not supported")},
+        complete=complete,
+        attention_biases=(None, None),
+        fused={
+            "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+            "shared_mlp.output_linear": ("mlp.down_proj",),
+        },
+        splits=True,
+        permuted=True,
+        unrotated=unrotated_by_name,
+    ),
+)

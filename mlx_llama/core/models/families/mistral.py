@@ -1,0 +1,58 @@
+"""Mistral, Ministral and Mixtral: Llama with windows, scaled queries, or experts."""
+
+from .family import Experts, Family, Windows, expert_fields, factor
+
+FAMILIES = (
+    # Mistral, with a window in all layers (first release), and the text part of Mistral Small 3.1.
+    Family(
+        "MistralForCausalLM",
+        "mistral",
+        "llama",
+        wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
+        defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8},
+        windows=Windows(4096),
+        permuted=True,
+    ),
+    # Ministral: windows in some layers.
+    Family(
+        "MinistralForCausalLM",
+        "ministral",
+        "llama",
+        defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8},
+        windows=Windows(4096, is_free=True),
+        permuted=True,
+    ),
+    # Ministral 3: yarn, and queries scaled by their position.
+    Family(
+        "Ministral3ForCausalLM",
+        "ministral3",
+        "mistral3",
+        wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
+        # config.json has the factor among those of the rope: models/rope_fields.py
+        fields=(factor("query_beta", "", "attention.temperature_scale"),),
+        defaults=dict(
+            max_position_embeddings=262144, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5
+        ),
+        windows=Windows(),
+        theta=1e6,
+        scales_queries=True,
+        permuted=True,
+    ),
+    # Mixtral: Mistral with a mixture of experts in each layer.
+    Family(
+        "MixtralForCausalLM",
+        "mixtral",
+        "llama",
+        gguf_mark="expert_count",
+        fields=expert_fields("num_local_experts", 8, 2, "intermediate_size", "feed_forward_length"),
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+        },
+        experts=Experts("block_sparse_moe", gate="w1", up="w3", down="w2"),
+        windows=Windows(),
+        theta=1e6,
+        permuted=True,
+    ),
+)

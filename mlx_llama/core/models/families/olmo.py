@@ -1,0 +1,34 @@
+"""OLMo 2 and 3: norms after attention and MLP, and of the whole query and key."""
+
+from typing import Any
+
+from .family import Family, Windows
+
+SHARED: dict[str, Any] = {
+    "defaults": {
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": None,
+        "bos_token_id": None,
+        "eos_token_id": 50279,
+        "rms_norm_eps": 1e-5,
+    },
+    "attention_biases": (None, None),
+    "fixed": {"query_key_norm": "whole", "norm_placement": "after"},
+}
+
+
+FAMILIES = (
+    # OLMo 2: norms after attention and MLP, and of the whole query and key.
+    Family("Olmo2ForCausalLM", "olmo2", "olmo2", **SHARED),
+    # OLMo 3: OLMo 2 with a window in three of four layers; the rope of the others alone is scaled.
+    Family(
+        "Olmo3ForCausalLM",
+        "olmo3",
+        "olmo2",
+        gguf_mark="attention.sliding_window",
+        **SHARED,
+        windows=Windows(4096, is_free=True, is_required=True, pattern=4),
+        theta=5e5,
+        local_theta=("rope_theta", None),
+    ),
+)

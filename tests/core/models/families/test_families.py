@@ -1,0 +1,397 @@
+"""config.json of the families as the hub has them, judged by transformers; and their features that
+are refused, by name.
+"""
+
+import copy
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from making import config_fields, refusal, shared_arithmetic
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
+    HunYuanDenseV1RotaryEmbedding,
+)
+
+from mlx_llama.core.errors import ConfigError
+from mlx_llama.core.models import rope
+from mlx_llama.core.models.config import LlamaConfig, RopeConfig
+from mlx_llama.core.models.families import FAMILIES
+from mlx_llama.core.models.fields import Reader
+from mlx_llama.core.models.spec import Window
+
+FACTORS = {
+    "short_factor": np.linspace(1, 2, 48).tolist(),
+    "long_factor": np.linspace(1, 60, 48).tolist(),
+}
+FILE = Path(__file__).parents[3] / "data" / "configs.json"
+MODELS = json.loads(FILE.read_text(encoding="utf-8"))
+SMOLLM3, GRANITE, GRANITE4 = (
+    MODELS[name] for name in ("SmolLM3-3B", "granite-3.3-2b-instruct", "granite-4.0-micro")
+)
+GEMMA2, GEMMA3, LLAMA4 = (
+    MODELS[name] for name in ("gemma-2-2b-it", "gemma-3-1b-it", "Llama 4 Scout")
+)
+MIXTRAL, QWEN3_MOE, GPT_OSS = (
+    MODELS[name] for name in ("Mixtral 8x7B", "Qwen3 30B-A3B", "gpt-oss 20B")
+)
+HUNYUAN, APERTUS = MODELS["Hunyuan-7B-Instruct"], MODELS["Apertus-8B-Instruct-2509"]
+QWEN2, QWEN3 = (config_fields(architectures=[f"Qwen{n}ForCausalLM"]) for n in (2, 3))
+PHI4 = MODELS["Phi-4-mini-instruct"]
+PHI4["rope_scaling"] |= FACTORS
+MODELS["gemma-3-1b-it, scaled as gemma-3-4b-it"] = GEMMA3 | {
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0}
+}
+MODELS["Llama 4 Maverick"] = LLAMA4 | {
+    "max_position_embeddings": 1048576,
+    "num_local_experts": 128,
+    "interleave_moe_layer_step": 2,
+    "moe_layers": list(range(1, 48, 2)),
+    "use_qk_norm": False,
+    "rope_scaling": None,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_config_means_what_transformers_reads(name):
+    raw = MODELS[name]
+    ours = LlamaConfig.from_dict(raw)
+    theirs = transformers.AutoConfig.for_model(**copy.deepcopy(raw))  # which it changes
+    is_llama4 = theirs.model_type == "llama4_text"
+    assert ours.intermediate_size == (
+        theirs.intermediate_size_mlp if is_llama4 else theirs.intermediate_size
+    )
+    for field in (
+        "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
+        "rms_norm_eps max_position_embeddings tie_word_embeddings bos_token_id"
+    ).split():
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.architecture == theirs.architectures[0]
+    assert ours.head_dim == (
+        getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    )
+    if theirs.model_type in ("llama", "mistral"):
+        assert ours.attention_bias == getattr(theirs, "attention_bias", False)
+        assert ours.mlp_bias == getattr(theirs, "mlp_bias", False)
+        assert ours.dtype == str(theirs.dtype).removeprefix("torch.")
+    ends = theirs.eos_token_id
+    assert ours.eos_token_ids == tuple(ends if isinstance(ends, list) else [ends])
+    kinds = (
+        getattr(theirs, "layer_types", None)
+        or ["sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"]
+        * theirs.num_hidden_layers
+    )
+    windows = {
+        "sliding_attention": lambda: Window(theirs.sliding_window),
+        "chunked_attention": lambda: Window(theirs.attention_chunk_size, is_chunk=True),
+    }
+    assert [spec.window for spec in ours.layers] == [
+        windows[kind]() if kind in windows else None for kind in kinds
+    ]
+    # only layers with a window rotate
+    is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window
+    rotated = [kind == "sliding_attention" for kind in kinds]
+    if not is_hybrid:
+        rotated = list(map(bool, getattr(theirs, "no_rope_layers", [1] * len(kinds))))
+    assert [i not in ours.unrotated_layers for i in range(ours.num_hidden_layers)] == rotated
+    if (parameters := theirs.rope_parameters).get("rope_type") == "longrope":
+        for length in (4096, 4097):
+            wanted, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", length)
+            frequencies, ours_factor = rope.inverse_frequencies(ours, length)
+            np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
+            assert ours_factor == pytest.approx(factor)
+    elif "full_attention" in parameters:
+        assert [(table.type, table.theta, table.factor) for table in ours.ropes] == [
+            (theirs["rope_type"], theirs["rope_theta"], theirs.get("factor"))
+            for theirs in (parameters["full_attention"], parameters["sliding_attention"])
+        ]
+        assert {(spec.window is not None, spec.angles.start) for spec in ours.layers} == {
+            (True, ours.rotary_dim // 2),
+            (False, 0),
+        }
+    elif "alpha" in parameters:
+        wanted, _ = HunYuanDenseV1RotaryEmbedding.compute_ntk_alpha_rope_parameters(theirs)
+        frequencies, _ = rope.inverse_frequencies(ours)
+        np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
+    else:
+        assert ours.rope.type == parameters["rope_type"]
+        assert ours.rope.theta == parameters["rope_theta"]
+        for field in "factor low_freq_factor high_freq_factor".split():
+            assert getattr(ours.rope, field) == parameters.get(field), field
+        if parameters["rope_type"] == "yarn":
+            wanted, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+            frequencies, ours_factor = rope.inverse_frequencies(ours)
+            np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
+            assert ours_factor == pytest.approx(factor)
+    assert ours.rotary_dim == int(ours.head_dim * parameters.get("partial_rotary_factor", 1))
+
+
+def test_factors_of_the_families():
+    granite, gemma = LlamaConfig.from_dict(GRANITE), LlamaConfig.from_dict(GEMMA2)
+    assert (granite.embedding_multiplier, granite.logits_multiplier) == (12, 1 / 8)
+    assert {(spec.scale, spec.residual_multiplier) for spec in granite.layers} == {(0.015625, 0.22)}
+    assert (gemma.embedding_multiplier, gemma.norm_offset, gemma.logits_softcap) == (48, 1, 30)
+    assert {(spec.scale, spec.softcap, spec.activation) for spec in gemma.layers} == {
+        (1 / 16, 50, "gelu_tanh")
+    }
+    # query_pre_attn_scalar of gemma-2-9b, gemma-2-27b and gemma-3-27b on the hub; their GGUF files
+    # do not name it
+    names = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
+    for name, sizes, scalar in (
+        ("Gemma2", (3584, 16, 256, 42), 256),
+        ("Gemma2", (4608, 32, 128, 46), 144),
+        ("Gemma3", (5376, 32, 128, 62), 168),
+    ):
+        read = Reader({}, "model.gguf", is_gguf=True)
+        factors = FAMILIES[f"{name}ForCausalLM"].complete(read, dict(zip(names, sizes)))
+        assert factors["attention_multiplier"] == scalar**-0.5
+
+
+def test_experts_of_the_families():
+    mixtral, qwen = LlamaConfig.from_dict(MIXTRAL), LlamaConfig.from_dict(QWEN3_MOE)
+    few, other = mixtral.layers[31].experts, qwen.layers[47].experts
+    assert (few.count, few.used, few.normalises, mixtral.mlp_size) == (8, 2, True, 14336)
+    assert (other.count, other.used, other.normalises, qwen.mlp_size) == (128, 8, True, 768)
+    scout, maverick = (MODELS[f"Llama 4 {name}"] for name in ("Scout", "Maverick"))
+    layers = LlamaConfig.from_dict(maverick).layers
+    assert [spec.experts is None for spec in layers] == [True, False] * 24
+    experts = layers[1].experts
+    assert (experts.count, experts.used) == (128, 1)
+    assert (experts.scoring, experts.scales_input) == ("sigmoid", True)
+    for fields, weights in ((scout, 107_769_861_120), (maverick, 400_711_848_960)):
+        shapes = LlamaConfig.from_dict(fields).tensor_shapes()
+        assert sum(math.prod(shape) for shape in shapes.values()) == weights
+    # the model card's 46.7 B
+    assert sum(math.prod(shape) for shape in mixtral.tensor_shapes().values()) == 46_702_792_704
+    assert sum(math.prod(shape) for shape in qwen.tensor_shapes().values()) == 30_532_122_624
+    gpt_oss = LlamaConfig.from_dict(GPT_OSS)
+    # 20.91 B by the model card
+    assert sum(math.prod(shape) for shape in gpt_oss.tensor_shapes().values()) == 20_914_757_184
+    plain = LlamaConfig.from_dict(QWEN3_MOE | {"norm_topk_prob": False})
+    assert not plain.layers[0].experts.normalises
+
+
+def test_the_text_part_of_gemma_3_4b_takes_the_defaults_that_its_config_leaves_out():
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152},
+    }
+    config = LlamaConfig.from_dict(raw)
+    assert config.vocab_size == 262208 and config.num_attention_heads == 8
+    assert config.num_key_value_heads == 4 and config.head_dim == 256
+    assert [(table.type, table.theta, table.factor) for table in config.ropes] == [
+        ("linear", 1e6, 8),
+        ("default", 1e4, None),
+    ]
+    assert (config.eos_token_ids, config.dtype, config.is_text_part) == ((1, 106), "bfloat16", True)
+
+
+# Beside sizes, what conversion/NAME.py of llama.cpp writes for models above
+def llama4(step, experts):
+    fields = {"expert_used_count": 1, "expert_feed_forward_length": 8192, "rope.freq_base": 5e5}
+    return fields | {"interleave_moe_layer_step": step, "expert_count": experts}
+
+
+def windows(layers):
+    """Of every four layers, the first three see 4096 tokens."""
+    pattern = [True, True, True, False] * (layers // 4)
+    return {"attention.sliding_window": 4096, "attention.sliding_window_pattern": pattern}
+
+
+CONVERTED = {
+    "Llama 4 Scout": ("llama4", llama4(1, 16)),
+    "Llama 4 Maverick": ("llama4", llama4(2, 128)),
+    "Olmo-3-7B-Instruct": (
+        "olmo2",
+        windows(32)
+        | {
+            "rope.freq_base": 500000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 8192,
+            "rope.scaling.yarn_attn_factor": 1.2079441541679836,
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+        },
+    ),
+    "EXAONE-4.0-1.2B": ("exaone4", {"rope.freq_base": 1e6}),
+    "Hunyuan-7B-Instruct": (
+        "hunyuan-dense",
+        {
+            "context_length": 262144,
+            "rope.freq_base": 11158839.925,
+            "rope.scaling.type": "none",
+            "rope.scaling.factor": 1.0,
+            "rope.scaling.original_context_length": 262144,
+        },
+    ),
+    "EXAONE-4.0-32B": ("exaone4", windows(64) | {"rope.freq_base": 1e6}),
+}
+
+
+def test_a_converted_granite_4_is_a_granite_3():
+    config = LlamaConfig.from_dict(GRANITE4)
+    fields = {
+        "context_length": 131072,
+        "embedding_length": 2560,
+        "block_count": 40,
+        "feed_forward_length": 8192,
+        "expert_shared_feed_forward_length": 8192,
+        "attention.head_count": 40,
+        "attention.head_count_kv": [8] * 40,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": 100352,
+        "attention.scale": 0.015625,
+        "embedding_scale": 12.0,
+        "logit_scale": 10.0,
+        "residual_scale": 0.22,
+        "rope.freq_base": 1e7,
+        "rope.scaling.finetuned": True,
+        "ssm.inner_size": 5120,
+    }
+    for rotates in (True, False):
+        metadata = {f"granite.{key}": value for key, value in fields.items()}
+        metadata |= {"general.architecture": "granite", "granite.rope.scaling.finetuned": rotates}
+        again = LlamaConfig.from_gguf(metadata, {}, {}, "bfloat16", "model.gguf")
+        assert again.layers == tuple(
+            dataclasses.replace(spec, rotates=rotates) for spec in config.layers
+        )
+        assert shared_arithmetic(again) == shared_arithmetic(config)
+        assert (again.embedding_multiplier, again.logits_multiplier) == (12, 0.1)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_converted_file_means_the_same_model(name):
+    config, (family, fields) = LlamaConfig.from_dict(MODELS[name]), CONVERTED[name]
+    fields = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+    } | fields
+    metadata = {"general.architecture": family} | {
+        f"{family}.{key}": value for key, value in fields.items()
+    }
+    # The converter writes a llama3 rope as a tensor of divisors.
+    plain = dataclasses.replace(config, rope=RopeConfig(theta=config.rope.theta))
+    ratios = rope.inverse_frequencies(plain)[0] / rope.inverse_frequencies(config)[0]
+    divisors = {"": tuple(ratios)} if config.rope.type == "llama3" else {}
+    again = LlamaConfig.from_gguf(metadata, {}, divisors, "bfloat16", "model.gguf")
+    assert (again.architecture, again.layers) == (config.architecture, config.layers)
+    assert shared_arithmetic(again) == shared_arithmetic(config)
+    for table in range(len(config.ropes)):
+        for frequencies, wanted in zip(
+            rope.inverse_frequencies(again, table=table),
+            rope.inverse_frequencies(config, table=table),
+        ):
+            np.testing.assert_allclose(frequencies, wanted, rtol=1e-6)
+
+
+EXAONE, SEED, ERNIE = (
+    MODELS[name] for name in ("EXAONE-4.0-32B", "Seed-OSS-36B-Instruct", "ERNIE-4.5-0.3B-PT")
+)
+YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
+LONGROPE = {"type": "longrope", "short_factor": FACTORS["short_factor"]}
+CHUNKED = ["chunked_attention"]
+# (a model, its field, a value that the family refuses, what the message expects)
+BAD_VALUES = [
+    (SMOLLM3, "no_rope_layers", [1, 0], "a list of 36 numbers"),
+    (SMOLLM3 | {"no_rope_layers": None}, "no_rope_layer_interval", 0, ""),
+    (EXAONE, "sliding_window_pattern", "LLLX", "a whole number"),
+    (QWEN2, "mlp_bias", True, "false, since Qwen2ForCausalLM"),
+    (QWEN2 | {"use_sliding_window": True, "sliding_window": 7}, "max_window_layers", -1, ""),
+    (GRANITE, "logits_scaling", 0, "a number above 0"),
+    (GRANITE, "partial_rotary_factor", 0.5, "1"),
+    (GRANITE, "hidden_act", "xielu", "one of"),
+    (PHI4, "partial_rotary_factor", 0.01, ""),
+    (GEMMA2, "hidden_activation", "gelu", "one of"),
+    (GEMMA2, "sliding_window", None, "a whole number from 1"),
+    (GEMMA2, "use_bidirectional_attention", True, "false"),
+    (GEMMA3, "sliding_window_pattern", 0, ""),
+    (MIXTRAL, "num_experts_per_tok", 9, "at most num_local_experts (8)"),
+    (MIXTRAL, "num_local_experts", 0, "a whole number from 1 to 4096"),
+    (LLAMA4, "moe_layers", [0, 1, 3], "the numbers of every layer, every other"),
+    (QWEN3_MOE, "mlp_only_layers", [0, 1], "[], since every layer is a mixture"),
+    (QWEN3_MOE, "decoder_sparse_step", 2, "1"),
+    (QWEN3_MOE, "norm_topk_prob", "yes", "true or false"),
+    (QWEN3_MOE, "moe_intermediate_size", None, ""),
+    (GPT_OSS, "swiglu_limit", 9.0, "7.0, since the constants"),
+    (GPT_OSS, "hidden_act", "gelu", '"silu", since the gate'),
+    (SEED, "attention_out_bias", True, "false"),
+    (ERNIE, "use_bias", True, "false"),
+    (GRANITE4, "num_local_experts", 62, "0, since experts beside the shared one"),
+    (HUNYUAN, "use_qk_norm", False, ""),
+    (APERTUS, "rope_scaling", None, ""),
+    (APERTUS, "hidden_act", "silu", ""),
+]
+REFUSED = [
+    *(
+        (model | {name: value}, re.escape(f"{name} is {value!r}, expected {expected}"))
+        for model, name, value, expected in BAD_VALUES
+    ),
+    (PHI4 | {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "short_factor is .*48 numbers"),
+    (PHI4 | {"rope_scaling": LONGROPE}, "long_factor is missing"),
+    (GEMMA2 | {"layer_types": CHUNKED * 26}, r"layer_types\[0\] is 'chunked_attention'"),
+    (QWEN3 | {"layer_types": ["sliding_attention"] * 2}, r"layer_types\[0\] is 'sliding_"),
+    (GPT_OSS | {"layer_types": CHUNKED * 24}, r"layer_types\[0\] is 'chunked_attention'"),
+    (
+        GEMMA3 | {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "chunked": {}}},
+        "rope_parameters.chunked",
+    ),
+    *(
+        (model | YARN, f"rope_type is 'yarn', expected another type, since {name}ForCausalLM norms")
+        for model, name in ((LLAMA4, "Llama4"), (HUNYUAN, "HunYuanDenseV1"))
+    ),
+    (
+        GRANITE4 | {"layer_types": [*["mamba"] * 39, "attention"]},
+        r"layer_types\[0\] is 'mamba', expected 'attention', since layers with a recurrent",
+    ),
+    (GRANITE4 | {"layer_types": None}, "layer_types.0. is 'mamba'"),
+    ({"model_type": "gemma3", "text_config": {"model_type": "bert"}}, "text_config.model_type is"),
+    ({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}, "Qwen2MoeForCausalLM"),
+    *(
+        ({"model_type": name}, f"it needs {needed}.*: load {other}")
+        for name, needed, other in (
+            ("gemma4", "two sizes of heads, keys that layers share", "Gemma 3, which runs"),
+            ("gemma3n", "AltUp, laurel, ", "Gemma 3, which runs"),
+            ("qwen3_next", "layers with a recurrent state, ", "Qwen3, which runs"),
+            ("lfm2_moe", "layers with convolutions, ", "SmolLM3"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("fields, message", REFUSED)
+def test_a_bad_or_unsupported_field_is_named(fields, message):
+    assert re.search(message, refusal(LlamaConfig.from_dict, fields, kind=ConfigError))
+
+
+@pytest.mark.parametrize(
+    "name, needed", [("gemma4", "two sizes of heads"), ("qwen35", "recurrent state")]
+)
+def test_a_gguf_file_of_a_model_that_does_not_run_says_what_is_missing(name, needed):
+    metadata = {"general.architecture": name}
+    call = lambda: LlamaConfig.from_gguf(metadata, {}, {}, "float16", "model.gguf")  # noqa: E731
+    message = refusal(call, kind=ConfigError)
+    assert re.search(f"general.architecture is '{name}': .*{needed}.*which runs", message)

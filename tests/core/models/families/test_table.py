@@ -1,0 +1,115 @@
+"""Each family: its names are unique, and what its file says is what transformers' class has."""
+
+import pytest
+import torch
+import transformers
+
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
+from mlx_llama.core.models.families.family import Experts
+from mlx_llama.core.models.fields import REQUIRED
+from mlx_llama.core.models.spec import Window
+
+SIZES = dict(hidden_size=64, intermediate_size=80, head_dim=16)
+SIZES |= dict(num_attention_heads=4, num_key_value_heads=2)
+# Without them, transformers' class has parts that the family refuses.
+NEEDED = {
+    "GraniteMoeHybridForCausalLM": dict(layer_types=["full_attention"] * 2, num_local_experts=0),
+    "ApertusForCausalLM": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)),
+}
+# mlx-lm judges the other, in tests/backends/test_nemotron_nas.py.
+IN_TRANSFORMERS = [name for name in FAMILIES if name != "DeciLMForCausalLM"]
+
+
+def test_every_family_is_found_by_each_of_its_names():
+    for name, family in FAMILIES.items():
+        assert BY_SPELLING[name] is BY_MODEL_TYPE[family.model_type] is family
+        assert all(BY_SPELLING[alias] is family for alias in family.aliases)
+        marks = {f"{family.gguf}.{family.gguf_mark}": 3} if family.gguf_mark else {}
+        names = find_gguf({"general.architecture": family.gguf} | marks).names
+        assert vars(names) == vars(family.names)
+    # of two families under one name, the first
+    assert find_gguf({"general.architecture": "llama"}).name == "LlamaForCausalLM"
+
+
+def split_experts(
+    shapes: dict[str, tuple[int, ...]], experts: Experts, mlp: str
+) -> dict[str, tuple[int, ...]]:
+    """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
+    tensors, block = {}, experts.block or mlp
+    for key, shape in shapes.items():
+        layer, _, part = key.partition(f"{mlp}.")
+        if part.startswith("experts."):
+            count, *sizes = shape
+            if experts.fused_rows:  # transposed
+                sizes.reverse()
+            kind = "bias" if part.endswith("_bias") else "weight"
+            modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
+            tensors |= {
+                f"{layer}{block}.experts.{i}.{module}.{kind}": (
+                    sizes[0] // len(modules),
+                    *sizes[1:],
+                )
+                for i in range(count)
+                for module in modules
+            }
+        else:
+            tensors[f"{layer}{block}.{part}" if part else key] = shape
+    return tensors
+
+
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
+    """Biases, norms and shapes, by names, from a config with nothing but sizes."""
+    sizes = SIZES | {"vocab_size": 1 << 18, "num_hidden_layers": 2} | NEEDED.get(name, {})
+    family = FAMILIES[name]
+    if family.experts:
+        count = next(field for field in family.fields if field.name == "num_experts")
+        sizes |= {count.json: 3, "num_experts_per_tok": 2}
+    theirs = transformers.AutoConfig.for_model(family.model_type, **sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(theirs)
+    wanted = {
+        key: tuple(value.shape)
+        for key, value in model.state_dict().items()
+        if key != "lm_head.weight" or not theirs.tie_word_embeddings
+    }
+    if family.experts:
+        wanted = split_experts(wanted, family.experts, family.mlp)
+    ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": family.model_type})
+    assert ours.stored_shapes() == wanted
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.bos_token_id == theirs.bos_token_id
+    ends = theirs.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    assert ours.eos_token_ids == tuple(ends)
+
+
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+def test_defaults_are_those_of_transformers_config(name):
+    family = FAMILIES[name]
+    theirs = transformers.AutoConfig.for_model(family.model_type)
+    defaults = {field.json: field.default for field in family.fields if field.json}
+    defaults = {field: value for field, value in defaults.items() if value is not REQUIRED}
+    if not family.windows.is_switched:  # else transformers clears it
+        defaults[family.windows.field] = family.windows.default
+    for field, value in (defaults | family.defaults).items():
+        is_of_rope = field == "partial_rotary_factor"
+        expected = theirs.rope_parameters[field] if is_of_rope else getattr(theirs, field, None)
+        assert value == expected or (value is None and field == "num_key_value_heads"), field
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, family in FAMILIES.items() if not family.windows.is_absent]
+)
+def test_windows_by_default_are_those_of_transformers_config(name):
+    family, fields = FAMILIES[name], SIZES | {"vocab_size": 96, "num_hidden_layers": 9}
+    fields |= dict(use_sliding_window=True, sliding_window=5, attention_chunk_size=5)
+    fields["max_window_layers"] = 4
+    theirs = transformers.AutoConfig.for_model(family.model_type, **fields)
+    kinds = getattr(theirs, "layer_types", None) or [family.windows.kind] * 9
+    ours = LlamaConfig.from_dict(fields | {"model_type": family.model_type})
+    assert [spec.window for spec in ours.layers] == [
+        Window(5, family.windows.is_chunk) if kind == family.windows.kind else None
+        for kind in kinds
+    ]
