@@ -95,7 +95,7 @@ class Answers:
     """Answers to an HTTP request, one per prompt, computed together. `close` cancels the rest."""
 
     def __init__(self, admission: Admission, llm: LLM, seconds: float):
-        self._desk, self.llm, self.settings = admission, llm, admission.settings
+        self._admission, self.llm, self.settings = admission, llm, admission.settings
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._is_notified = False
@@ -123,7 +123,7 @@ class Answers:
         for request, dropped in [prepare(self.llm, ask, self.settings) for ask in asks]:
             if self.is_closed:
                 return
-            task = Task(self._desk.holder.slots, request, dropped)
+            task = Task(self._admission.holder.slots, request, dropped)
             request = replace(request, notify=self._notify, on_admit=task.admit)
             try:
                 task.handle = self.llm.loop.submit(request)
@@ -159,7 +159,7 @@ class Answers:
 
         with_progress: also yield batches without tokens while prompts are processed.
         """
-        count, metrics = len(self.tasks), self._desk.metrics
+        count, metrics = len(self.tasks), self._admission.metrics
         processed, sent, last = [0] * count, [0] * count, [self.began] * count
         unfinished = set(range(count))
         while unfinished:
@@ -207,7 +207,7 @@ class Answers:
         self._timer.cancel()
         for task in self.tasks:
             task.handle.cancel()
-        self._desk.release(self, outcome)
+        self._admission.release(self, outcome)
 
 
 class Admission:
