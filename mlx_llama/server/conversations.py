@@ -389,9 +389,10 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
         parts = thinking if isinstance(thinking, dict) else {"": thinking}
         if parts.get("type") in ("enabled", "adaptive", "disabled"):
             chosen["enable_thinking"] = parts["type"] != "disabled"
-        if isinstance(budget := parts.get("budget_tokens"), int):
-            values.setdefault("reasoning_budget", budget)
-        read = {"budget_tokens"} if "reasoning_budget" in values else set()
+        budgets = {"reasoning_budget", "thinking_budget_tokens", "thinking_token_budget"}
+        if isinstance(budget := parts.get("budget_tokens"), int) and budgets.isdisjoint(values):
+            values["reasoning_budget"] = budget
+        read = set() if budgets.isdisjoint(values) else {"budget_tokens"}
         for name in parts.keys() - read - ({"type"} if "enable_thinking" in chosen else set()):
             note(f"thinking.{name}")
     if (wanted := values.pop("enable_thinking", None)) is not None:

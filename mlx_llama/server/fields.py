@@ -109,7 +109,7 @@ class Body(BaseModel):
     )
     list_field: ClassVar[str] = ""  # the only field of a body that may be a bare list
     nullable: ClassVar[Sequence[str]] = ()  # fields whose null differs from an absent one
-    schema_places: ClassVar[Sequence[str]] = ()  # within formats
+    schema_places: ClassVar[Sequence[str]] = ()  # places of a schema within formats
 
     @classmethod
     def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
@@ -143,6 +143,7 @@ class Body(BaseModel):
         cls.check_together(values, notes)
         for name in list(values):
             first = chosen.get(names.get(name, ""), name)
+            first = first if first in values else name  # it may have been switched off
             if first != name and notes.is_strict:
                 text = f"contradicts {name}: send only one"
                 notes.refuse(first, "one value", text, values[first])
@@ -307,8 +308,9 @@ class OptionFields(Body, _TableFields):
         elif isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**64:
             notes.note("seed")
             values["seed"] = seed % 2**64
-        if isinstance(stop := values.get("stop"), list):
-            values["stop"] = [text for text in stop if text != ""]
+        for name in ("stop", "stop_sequences"):
+            if isinstance(stop := values.get(name), list):
+                values[name] = [text for text in stop if text != ""]
         asks = {"logprobs", "top_logprobs", "n_probs", "include"} & values.keys()
         if not asks and values.pop("post_sampling_probs", False):
             notes.note("post_sampling_probs")

@@ -83,10 +83,11 @@ class ChatFields(OpenAIFields):
         if values.get("tool_choice") == "any":  # Mistral's word
             values["tool_choice"] = "required"
         super().adapt(values, notes)
-        if values.get("top_logprobs") is not None and values.get("logprobs", False) is False:
-            if "logprobs" in values or not values["top_logprobs"]:
-                del values["top_logprobs"]
-                notes.note("top_logprobs")
+        name = "n_probs" if "n_probs" in values else "top_logprobs"
+        if values.get(name) is not None and values.get("logprobs", False) is False:
+            if "logprobs" in values or not values[name]:
+                del values[name]
+                notes.note(name)
             else:
                 values["logprobs"] = True
         if values.get("continue_final_message") is True:
