@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from mlx_llama.core.models.spec import Window
 from mlx_llama.core.system.forks import cached_property
 
 from . import runtime
-from .pages import PAGE, PageLayout, Pages, Row, dequantise, pieces, quantise
+from .pages import PAGE, Page, PageLayout, Pages, Row, dequantise, pieces, quantise
 
 
 class Tables(NamedTuple):
@@ -35,17 +35,25 @@ class Tables(NamedTuple):
 class View(CallView):
     """Access to a cache by one forward: reads stored keys and values, stores new ones."""
 
-    def __init__(self, cache: Cache, tokens: np.ndarray, *call: Any):
-        super().__init__(cache, *tokens.shape, *call)
+    def __init__(
+        self,
+        cache: Cache,
+        tokens: np.ndarray,
+        index_pos: int | Sequence[int],
+        rows: Sequence[int] | None = None,
+    ):
+        batch, count = tokens.shape
+        super().__init__(cache, batch, count, index_pos, rows)
         self.layout = cache.pages.layout
         self._shared = cache.tables  # another call may replace the cache's
+        # by sequence, at the time of the call: pages; their addresses, and where this table is
+        self.pages: list[tuple[Page, ...]] = []
+        self.page_tables: list[tuple[np.ndarray, int]] = []
         for span, ids in zip(self.spans, tokens):
             cache.store_tokens(span.row, span.start, ids)
-        page_rows = [cache.page_rows[span.row] for span in self.spans]
-        # by sequence, at the time of the call
-        self.pages = tuple([tuple(row.pages) for row in page_rows])
-        # their addresses, where the table is
-        self.page_tables = tuple([(row.table, row.address) for row in page_rows])
+            row = cache.page_rows[span.row]
+            self.pages.append(tuple(row.pages))
+            self.page_tables.append((row.table, row.address))
 
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
@@ -99,9 +107,8 @@ class Cache(Positions):
 
     runtime, view_type = runtime, View
 
-    def __init__(self, config: LlamaConfig, *arguments: Any):
-        super().__init__(config, *arguments)
-        layout = PageLayout.of(config, self.bits)
+    def _make_storage(self) -> None:
+        layout = PageLayout.of(self.config, self.bits)
         self.position_nbytes = layout.tokens // PAGE
         self.pages = Pages(layout)
         self.page_rows = [Row() for _ in self.lengths]

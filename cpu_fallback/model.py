@@ -17,7 +17,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.system import machine
 
 from . import facts, ops, runtime
-from .cache import Cache
+from .cache import Cache, View
 from .kernels import find_target
 from .weights import Weights
 
@@ -122,5 +122,5 @@ class Llama(BaseLlama):
         if self.runner is None:
             return super()._logits(tokens, index_pos, cache, rows, all_positions, probe)
         tokens = checked_tokens(tokens, self.config.vocab_size)
-        with cache.view(tokens, index_pos, rows) as view:
+        with View(cache, tokens, index_pos, rows) as view:
             return self.runner.forward(tokens, view, all_positions, probe)

@@ -24,8 +24,8 @@ from . import arrays
 from .cache import View
 
 Matrix = np.ndarray | AffineWeight
-Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
-Stack = tuple[Matrix, ...]  # of all experts, by number
+Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
+Stack = tuple[Matrix, ...]  # all experts' matrices, by number
 # by number: (a [R, K], b [N, R]), float32 arrays, or panels for a compiled program
 Adapters = Mapping[int, Any]
 
@@ -63,7 +63,7 @@ def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
     if isinstance(weight, AffineWeight):
-        return weight.take(tokens.reshape(-1)).reshape(*tokens.shape, -1)
+        return weight.take(tokens.reshape(-1)).reshape((*tokens.shape, -1))
     return widen(weight[tokens])
 
 
@@ -75,7 +75,7 @@ def linear(x: np.ndarray, weight: Matrices, bias: np.ndarray | None = None) -> n
     out = outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
     if bias is not None:
         out += bias
-    return out.reshape(*x.shape[:-1], out.shape[1])
+    return out.reshape((*x.shape[:-1], out.shape[1]))
 
 
 @np.errstate(over="ignore")  # x / infinity is 0, as it should be for large negative gates
@@ -127,7 +127,7 @@ def norm_heads(
     query, key, value = np.split(heads, ends, axis=-1)
     normed = []
     for part, weight in ((query, query_weight), (key, key_weight)):
-        units = part.reshape(*part.shape[:-1], -1, len(weight))
+        units = part.reshape((*part.shape[:-1], -1, len(weight)))
         normed.append(rms_norm(units, weight, spec.eps).reshape(part.shape))
     return np.concatenate([*normed, value], axis=-1)
 

@@ -13,7 +13,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system import machine
 
 PAGE = 64  # positions
-SPARE_BYTES = 32 << 20  # of free pages kept for the next row
+SPARE_BYTES = 32 << 20  # free pages that are kept for the next row
 HUGE_PAGE = 2 << 20  # bytes of a huge page of the system
 
 
@@ -101,9 +101,9 @@ class Page:
         shape = layout.layers, 2, layout.heads, PAGE
         first, last = layout.numbers(layout.layers, 0), layout.tokens
         # [layers, 2, G, PAGE, width]
-        self.numbers = self.memory[:first].view(layout.dtype).reshape(*shape, layout.width)
+        self.numbers = self.memory[:first].view(layout.dtype).reshape((*shape, layout.width))
         # [layers, 2, G, PAGE, groups]
-        self.scales = self.memory[first:last].view(np.float16).reshape(*shape, layout.groups)
+        self.scales = self.memory[first:last].view(np.float16).reshape((*shape, layout.groups))
         self.tokens = self.memory[last:].view(np.int32)  # [PAGE]
         self.holders = 0  # number of rows that have the page
 
@@ -202,11 +202,12 @@ def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups]."""
     size = x.shape[-1]
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)])
-    padded = padded.reshape(*x.shape[:-1], -1, CACHE_GROUP)
+    padded = padded.reshape((*x.shape[:-1], -1, CACHE_GROUP))
     scales = (np.abs(padded).max(axis=-1) / np.float32(127)).astype(np.float16)
     wide = scales.astype(np.float32)[..., None]
     codes = np.rint(padded / np.where(wide > 0, wide, np.float32(np.inf)))
-    return np.clip(codes, -127, 127).astype(np.int8).reshape(*x.shape[:-1], -1)[..., :size], scales
+    codes = np.clip(codes, -127, 127).astype(np.int8).reshape((*x.shape[:-1], -1))
+    return codes[..., :size], scales
 
 
 def dequantise(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -55,7 +55,9 @@ def launch(*arrays: np.ndarray) -> None:
 
 
 def read(*tokens: np.ndarray) -> list[int]:
-    return [token for array in tokens for token in array.ravel().tolist()]
+    if len(tokens) == 1:
+        return tokens[0].ravel().tolist()
+    return np.concatenate([array.ravel() for array in tokens]).tolist()
 
 
 def to_numpy(array: np.ndarray) -> np.ndarray:

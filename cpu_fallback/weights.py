@@ -37,7 +37,7 @@ class Weights(BaseWeights):
         bits: int = 16,
         cache_bits: int | None = None,
     ):
-        """Pack all panels. target: None for NumPy; the others are as of `_compile`. Raises
+        """Pack all panels. target: None for NumPy; the others are those of `_compile`. Raises
         OutOfMemoryError.
         """
         super().__init__(checkpoint)
@@ -65,7 +65,7 @@ class Weights(BaseWeights):
             return None
         if self.code is None:
             return pairs
-        return {number: self._pack_pair(*pair, rows) for number, pair in pairs.items()}
+        return {number: self._pack_pair(a, b, rows) for number, (a, b) in pairs.items()}
 
     def _pack_pair(
         self, a: np.ndarray, b: np.ndarray, rows: Sequence[int]
@@ -118,7 +118,7 @@ class Weights(BaseWeights):
 
     def _compile(self, target: Target, threads: int, bits: int, cache_bits: int | None) -> None:
         """Plan all panels, compile their code, and map them from the cache or fill an arena. bits:
-        of activations in products with low-bit weights, 8, 16 or 32; cache_bits: as of LoadOptions.
+        of activations in products with low-bit weights, 8, 16 or 32; cache_bits: as in LoadOptions.
         """
         from .kernels import panel_files, panels
         from .kernels.program import Code
@@ -138,10 +138,21 @@ class Weights(BaseWeights):
         lookup = panels.Plan(looked_up, panels.weight_layout(looked_up))
         c = self.config
         sources = tuple(sorted(kinds, key=lambda kind: (kind[0].name, kind[1])))
-        heads = c.head_dim, c.activation, cache_bits, c.rope.dim, c.attention_softcap
-        has = c.num_experts > 0, c.attention_sinks
         embedding = (lookup.layout, lookup.source) if lookup.source else None
-        self.code = Code(Recipe(target, sources, bits, *heads, *has, embedding))
+        recipe = Recipe(
+            target,
+            sources,
+            bits,
+            c.head_dim,
+            c.activation,
+            cache_bits,
+            c.rope.dim,
+            c.attention_softcap,
+            has_experts=c.num_experts > 0,
+            has_sinks=c.attention_sinks,
+            embedding=embedding,
+        )
+        self.code = Code(recipe)
         align = panels.Arena.ALIGN
         size = sum(-(-plan.nbytes // align) * align for plan in plans.values())
         file = panel_files.find(plans.values(), size, self.code.checksum)

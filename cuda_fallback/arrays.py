@@ -24,7 +24,7 @@ from mlx_llama.core.sample import Values
 from . import runtime
 
 _FLOATS = {4: torch.float32, 8: torch.float64}
-_UNIT = 1 << 40  # of probabilities that are summed as integers
+_UNIT = 1 << 40  # probability 1, as an integer to be summed
 
 
 class SamplingBatch(sample.SamplingBatch):
@@ -115,8 +115,8 @@ def likeliest(x: Tensor, count: int) -> Tensor:
 def random24(values: Values, positions: Tensor, first: int, count: int) -> Tensor:
     start = to_signed(first)
     tokens = torch.arange(start, start + count, dtype=torch.int32, device=positions.device)
-    key = values["seed_low"].int(), values["seed_high"].int()
-    words = rng.threefry(*key, tokens, positions.int(), _rotate, Tensor.expand_as)
+    low, high = values["seed_low"].int(), values["seed_high"].int()
+    words = rng.threefry(low, high, tokens, positions.int(), _rotate, Tensor.expand_as)
     return (words >> 8) & 0xFFFFFF
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from mlx_llama.core.backends.positions import CallView, Positions, Span, position_nbytes
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import Window
 
 from . import runtime
@@ -25,8 +23,15 @@ class View(CallView):
     tables: cosines and sines of the new positions, float32 [B, T, D/2].
     """
 
-    def __init__(self, cache: Cache, tokens: Tensor, *call: Any):
-        super().__init__(cache, *tokens.shape, *call)
+    def __init__(
+        self,
+        cache: Cache,
+        tokens: Tensor,
+        index_pos: int | Sequence[int],
+        rows: Sequence[int] | None = None,
+    ):
+        batch, count = tokens.shape
+        super().__init__(cache, batch, count, index_pos, rows)
         self.row_storage = [cache.row_storage[span.row] for span in self.spans]
         for span, storage, new in zip(self.spans, self.row_storage, tokens):
             cache.versions[span.row] += 1
@@ -81,9 +86,8 @@ class Cache(Positions):
 
     runtime, view_type = runtime, View
 
-    def __init__(self, config: LlamaConfig, *arguments: Any):
-        super().__init__(config, *arguments)
-        self.position_nbytes = position_nbytes(config, self.dtype.itemsize, self.bits)
+    def _make_storage(self) -> None:
+        self.position_nbytes = position_nbytes(self.config, self.dtype.itemsize, self.bits)
         self.versions = [0] * self.rows
         self.row_storage: list[Storage | None] = [None] * self.rows
         # cosines and sines of all positions of any row

@@ -26,7 +26,7 @@ from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
 Matrix = Tensor | QuantizedMatrix
-Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
+Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
 Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
 Adapters = tuple[Tensor, Tensor]
@@ -159,7 +159,7 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: La
     if len(query_weight) == D:
         query, key = query.unflatten(-1, (H, D)), key.unflatten(-1, (G, D))
     query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
-    query = query.reshape(*value.shape[:-1], H * D)
+    query = query.reshape((*value.shape[:-1], H * D))
     return torch.cat([query, key.reshape(value.shape), value], dim=-1)
 
 

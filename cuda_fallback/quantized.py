@@ -71,7 +71,7 @@ class QuantizedMatrix:
     biases: Tensor | None  # the same, two levels: uint8; None for zero
     super_scales: Tensor | None  # float16 [N, K / 256]; None for one level
     super_biases: Tensor | None
-    dtype: torch.dtype  # of the result of `rows`
+    dtype: torch.dtype  # `rows` returns it
     kernels: ModuleType | None = None  # packed.py; None for torch's operations
     # exponent bits of floating-point codes (E2M1: 2, E4M3: 4), which have no offset; 0: integers
     exponent: int = 0
@@ -113,11 +113,27 @@ class QuantizedMatrix:
             kinds = 2 * [(groups, getattr(torch, first.scale_dtype))]
         # scales and biases in turn
         scalings = [
-            None if i % 2 and not has_biases else empty(*kind) for i, kind in enumerate(kinds)
+            None if i % 2 and not has_biases else empty(columns, kind)
+            for i, (columns, kind) in enumerate(kinds)
         ]
         scalings += [None] * (4 - len(scalings))
-        planes, layout = map(plane, widths), ((N, K), bits, first.group_size, offset)
-        matrix = cls(*layout, *planes, *scalings, dtype, kernels, exponent)
+        low, high = map(plane, widths)
+        scales, biases, super_scales, super_biases = scalings
+        matrix = cls(
+            (N, K),
+            bits,
+            first.group_size,
+            offset,
+            low,
+            high,
+            scales,
+            biases,
+            super_scales,
+            super_biases,
+            dtype,
+            kernels,
+            exponent,
+        )
         at, step = 0, max(1, _SLAB // K)
         # Few threads, since each allocates a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -173,18 +189,19 @@ class QuantizedMatrix:
         if self.kernels:
             is_step = x.ndim == 3 and x.shape[1] == 1
             if len(flat) <= (self.kernels.MAX_ROWS if is_step else self.kernels.MOST_ROWS):
-                return self.kernels.multiply(self, flat).reshape(*x.shape[:-1], N)
+                return self.kernels.multiply(self, flat).reshape((*x.shape[:-1], N))
         flat = flat.to(x.dtype if x.is_cuda else torch.float32)
         out = torch.empty((len(flat), N), dtype=flat.dtype, device=x.device)
         step = max(1, (_SCRATCH // flat.itemsize if self.kernels else _BLOCK[x.device.type]) // K)
         for start in range(0, N, step):
             block = self.dequantize(slice(start, min(start + step, N)), flat.dtype)
             torch.mm(flat, block.T, out=out[:, start : start + step])
-        return out.to(x.dtype).reshape(*x.shape[:-1], N)
+        return out.to(x.dtype).reshape((*x.shape[:-1], N))
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Dequantise rows by index. tokens: int32 or int64; returns [*tokens.shape, K]."""
-        return self.dequantize(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
+        rows = self.dequantize(tokens.reshape(-1), self.dtype)
+        return rows.reshape((*tokens.shape, self.shape[1]))
 
     def dequantize(self, which: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """Rows as [n, K] in `dtype`, computed in float32. which: a slice, or int indices [n]."""
@@ -281,4 +298,4 @@ def _pack_words(digits: Tensor, width: int, low: int, plane: Tensor, start: int)
         target = plane.view(-1, steps, 2, 8, 4, 2, 2).permute(0, 6, 3, 1, 2, 5, 4)
     else:
         target = plane.view(-1, steps, 8, 4, 4 // units, 2).permute(0, 5, 2, 1, 4, 3)
-    target[rows // 16, rows % 16 // 8, rows % 8] = words.view(n, *target.shape[3:])
+    target[rows // 16, rows % 16 // 8, rows % 8] = words.view((n, *target.shape[3:]))

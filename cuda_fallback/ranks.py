@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mlx_llama.core.errors import BackendError
 
-_SECONDS = 60  # of a collective operation on the CPU device, far more than a forward's share takes
+# timeout of a collective operation on the CPU device, far more than a forward's share takes
+_SECONDS = 60
 
 
 class Ranks:

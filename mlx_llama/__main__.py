@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         from . import cli
-        from .core.system.launch import find_launcher
+        from .core.system.forks import find_launcher
 
         command = importlib.import_module(f"mlx_llama.{HOMES.get(name, name)}").main
     finally:

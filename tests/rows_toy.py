@@ -75,7 +75,7 @@ class ToyModel:
                     logits[b, t] = source.standard_normal(VOCABULARY) + keys[:end, 0, 0, 0, 0].sum()
         return logits if all_positions else logits[:, -1]
 
-    def step(self, tokens, index_pos, cache, sampling, *, rows=None):
+    def step(self, tokens, index_pos, cache, sampling, *, rows=None, masks=None):
         logits = self.forward(tokens, index_pos, cache, rows=rows)
         return logits.argmax(1).astype(np.int32)[:, None]
 

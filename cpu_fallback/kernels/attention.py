@@ -60,7 +60,7 @@ def attend(
         for count in (HEADS_AT_ONCE, 1)
     }
     widen = widen_rows(f.module, layout) if cache_bits else None
-    wide_bytes = 4 * layout.width  # of a row of numbers
+    wide_bytes = 4 * layout.width  # a row of numbers
     scratch = f.allocate_stack(PAGE * wide_bytes) if cache_bits else None
 
     def load_rows(numbers: Value, scales: Value, index: Value, count: Value | int) -> Value:

@@ -100,9 +100,13 @@ class Guard:
         self._words[at + 1] = address + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         return number
 
+    def flag(self, number: int) -> memoryview:
+        """A word that is not 0 once a page of a mapping was missing when it was touched."""
+        at = _MAPPINGS + _MAPPING * number + 2
+        return self._words[at : at + 1]
+
     def is_cut(self, number: int) -> bool:
-        """True if a page of a mapping was missing when it was touched."""
-        return self._words[_MAPPINGS + _MAPPING * number + 2] != 0
+        return self.flag(number)[0] != 0
 
     def remove(self, number: int) -> None:
         """End the protection of a mapping that is about to be unmapped."""

@@ -108,7 +108,7 @@ def kernel(write: Callable[..., None]) -> Callable[..., Function]:
             module.kernels[key] = f.finish()
         return module.kernels[key]
 
-    build.name = name  # of the LLVM function with these constants
+    build.name = name  # the LLVM function's, by its constants
     build.parameters = lambda: len(read()[0])  # their number
     return build
 
@@ -351,11 +351,10 @@ class Function:
         """a * b + c of float32 vectors, rounded once."""
         return self.intrinsic(f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
 
-    def math(self, name: str, *arguments: Value) -> Value:
-        """Call llvm.<name> on float32 vectors or numbers: sqrt, fabs, rint."""
-        type_ = arguments[0].type
-        suffix = f"v{type_.count}f32" if isinstance(type_, ir.VectorType) else "f32"
-        return self.intrinsic(f"llvm.{name}.{suffix}", type_, *arguments)
+    def math(self, name: str, x: Value) -> Value:
+        """Call llvm.<name> on a float32 vector or number: sqrt, fabs, rint."""
+        suffix = f"v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else "f32"
+        return self.intrinsic(f"llvm.{name}.{suffix}", x.type, x)
 
     def exp(self, x: Value) -> Value:
         """exp of 16 floats within 2 ulps, by Cephes' polynomial (Moshier, expf.c)."""
@@ -377,8 +376,8 @@ class Function:
         """The largest lane of a float32 (without NaN) or signed int32 vector."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
-        for lanes in _HALVES:  # LLVM's reduction of floats is sequential
-            values = self.larger(*(values.shuffle(half) for half in lanes))
+        for low, high in _HALVES:  # LLVM's reduction of floats is sequential
+            values = self.larger(values.shuffle(low), values.shuffle(high))
         return values.extract_lane(0)
 
     def reduce_sum(self, values: Value) -> Value:

@@ -37,7 +37,7 @@ def fill(
     f: Function,
     rows,  # int64 [panels][16], addresses of rows, which hold whole blocks of the layout
     panels,
-    blocks,  # of a panel
+    blocks,  # in a panel
     out,
     panel_bytes,
     *,
@@ -161,19 +161,22 @@ class _Block:
                 for j in range(4)
             ]
             low, high = (
-                [_shuffle_quarters(*quads[j : j + 2], a, 16 + a, a + 1, 17 + a) for j in (0, 2)]
+                [
+                    _shuffle_quarters(quads[j], quads[j + 1], (a, 16 + a, a + 1, 17 + a))
+                    for j in (0, 2)
+                ]
                 for a in (0, 2)
             )
             self._loaded[start] = [
-                _shuffle_quarters(*pair, a, a + 1, 16 + a, 17 + a)
-                for pair in (low, high)
+                _shuffle_quarters(left, right, (a, a + 1, 16 + a, 17 + a))
+                for left, right in (low, high)
                 for a in (0, 2)
             ]
         return self._loaded[start]
 
 
-def _shuffle_quarters(left: Value, right: Value, *lanes: int) -> Value:
-    """Shuffle each quarter of two vectors alike. lanes: of the first quarter."""
+def _shuffle_quarters(left: Value, right: Value, lanes: tuple[int, ...]) -> Value:
+    """Shuffle each quarter of two vectors alike. lanes: those of the first quarter."""
     return left.shuffle([lane + k for k in range(0, 16, 4) for lane in lanes], right)
 
 
@@ -258,8 +261,8 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
 def embed(
     f: Function,
     rows,  # int64 [16], addresses of rows, all of them valid
-    count,  # of rows to dequantise, 1 to 16
-    blocks,  # of the layout, of a row
+    count,  # rows to dequantise, 1 to 16
+    blocks,  # in a row, of the layout
     out,  # float32, row t at t * out_bytes
     out_bytes,
     *,

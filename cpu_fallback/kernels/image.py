@@ -56,7 +56,7 @@ class Image:
             name: address
             for (name, kind, _, _), address in zip(symbols, addresses)
             if kind & 15 == _FUNCTION and address
-        }  # of each function by name
+        }  # each function's, by name
         del view
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(self._memory)), _READ_EXECUTE):

@@ -16,11 +16,12 @@ from .records import COMMON, CONTEXT, WORDS
 def write_module(recipe: Recipe) -> Module:
     module = Module()
     module.triple = recipe.target.triple
-    for source in recipe.sources:
-        filling.fill(module, *source, public=True)
+    for layout, source in recipe.sources:
+        filling.fill(module, layout, source, public=True)
     filling.checksum(module, public=True)
     if recipe.embedding:
-        filling.embed(module, recipe.target, *recipe.embedding, public=True)
+        layout, source = recipe.embedding
+        filling.embed(module, recipe.target, layout, source, public=True)
     functions = [write(module, name) for name, write in operations(recipe).items()]
     for name in ("run", "run_clocked"):
         _write_interpreter(module, name, functions, clocked=name == "run_clocked")
@@ -54,8 +55,10 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], clo
                 lo = begin + f.atomic_add(counters + owner * 64, portion)
                 break_if(lo.compare(">=", end))
                 hi = (lo + portion).minimum(end)
-                arguments = op, lo, hi, f.thread, f.context
-                f.switch(kind, [partial(f.call, function, *arguments) for function in functions])
+                f.switch(
+                    kind,
+                    [partial(f.call, run, op, lo, hi, f.thread, f.context) for run in functions],
+                )
         if clocked:
             f.store(_read_clock(f), f.times, i * 16 + 8)
         with f.if_then(f.load_word(op, at["wait"]).compare("!=", 0)):

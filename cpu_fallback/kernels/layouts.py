@@ -16,7 +16,7 @@ import numpy as np
 
 from mlx_llama.core.system.forks import cached_property
 
-ROWS = 16  # of a panel, one per lane of a vector
+ROWS = 16  # a panel's rows, one per lane of a vector
 GROUP = 32  # inputs of a group
 # groups whose activations share a scale, from a row's start; a multiple of every layout's block
 SPAN = 8
@@ -167,7 +167,7 @@ class ActivationLayout:
 
     kind: str
     limit: int = 0  # the largest code
-    offset: int = 0  # of the weights to be multiplied; 0: none
+    offset: int = 0  # the weights' offset; 0: none
 
     @property
     def name(self) -> str:

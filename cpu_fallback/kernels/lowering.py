@@ -74,7 +74,7 @@ class Product(Symbol):
     """Matrices times packed activations."""
 
     first: int  # the first operation, of packing
-    operations: list[int]  # of each matrix
+    operations: list[int]  # one for each matrix
     parts: list[tuple[int, int]]  # (first column, number of columns) of each matrix's output
     buffer: Buffer | None = None  # where `place` directs it
     accumulates: bool = False
@@ -209,7 +209,7 @@ class Trace:
         self.segments: list[Segment] = []  # finished programs
         self.vectors: list[Buffer] = []  # norms and biases that they point to
         self.embedding: ops.Matrix | None = None
-        self.embedding_factor = 1.0  # of looked up rows
+        self.embedding_factor = 1.0  # multiplies rows that are looked up
         self.stream = Columns(self, workspace.hidden, 0, config.hidden_size)
         self.sums: list[str] = []  # probes of the stream's next sum
         self._marks: list[Mark] = []

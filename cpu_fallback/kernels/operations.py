@@ -38,12 +38,13 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
     writers |= {write.__name__: (write,) for write in simple}
     writers["rotate"] = _rotate, head_dim, bits, recipe.rotary_dim or head_dim
     writers["attend"] = _attend, head_dim, bits, recipe.softcap, recipe.has_sinks
-    return {kind: partial(_build, *writer) for kind, writer in writers.items()}
+    return {
+        kind: partial(_build, write, constants) for kind, (write, *constants) in writers.items()
+    }
 
 
-def _build(write: Callable[..., None], *arguments) -> Function:
-    """The function that write(f, *constants) writes. arguments: constants, module and name."""
-    *constants, module, name = arguments
+def _build(write: Callable[..., None], constants: list, module: Module, name: str) -> Function:
+    """The function that write(f, *constants) writes."""
     f = Operation(module, name)
     write(f, *constants)
     return f.finish()
@@ -125,7 +126,7 @@ def _pack(f: Operation, x_layout: ActivationLayout, source: str, sizes: tuple[in
     with f.loop(f.hi, f.lo) as item:
         # Tokens of a tile share cache lines. Threads take different parts of tokens, mostly the
         # parts that they computed.
-        first = item // (parts * full) * full  # of the tile
+        first = item // (parts * full) * full  # the tile's first token
         rest = tokens - first
         inside, count = item - first * parts, rest.minimum(full)
         token, start = first + inside % count, inside // count * part

@@ -66,7 +66,8 @@ def linear(
 def adapt(product: Product, x: Symbol, adapters: ops.Adapters, view: View) -> Product:
     for number in view.adapters:
         if number in adapters:
-            product.trace.add_low_rank(product, x, *adapters[number], number)
+            a, b = adapters[number]
+            product.trace.add_low_rank(product, x, a, b, number)
     return product
 
 
@@ -84,18 +85,19 @@ def gate(gate_up: Product, activation: str) -> Gated:
     buffers = gate_up.trace.workspace.hidden_units.get(units[0], ())
     if len(buffers) != len(units) or len({*units}) > 1:
         raise ValueError(f"no layer has an MLP of {units} columns")
-    _direct(gate_up, *buffers)
-    return Gated(gate_up.trace, activation, *buffers)
+    _direct(gate_up, buffers)
+    gate, up = buffers
+    return Gated(gate_up.trace, activation, gate, up)
 
 
 def xielu(x: Product, positive: float, negative: float, beta: float, eps: float) -> Gated:
     buffer, _ = x.trace.workspace.hidden_units[x.parts[0][1]]
-    _direct(x, buffer)
+    _direct(x, (buffer,))
     numbers = x.trace.copy_vector(np.array([positive, negative, beta, eps], np.float32))
     return Gated(x.trace, "xielu", buffer, numbers)
 
 
-def _direct(product: Product, *buffers: Buffer) -> None:
+def _direct(product: Product, buffers: tuple[Buffer, ...]) -> None:
     for operation, (at, _), buffer in zip(product.operations, product.parts, buffers, strict=True):
         additions = [addition for addition, column in product.additions if column == at]
         for number in (operation, *additions):
@@ -115,7 +117,8 @@ def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
     find = trace.code.recipe.activation_layout
     layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
     packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, spec.scales_input)
-    gated = Gated(trace, activation, *trace.workspace.hidden_units[gate[0].plan.rows])
+    gates, ups = trace.workspace.hidden_units[gate[0].plan.rows]
+    gated = Gated(trace, activation, gates, ups)
     trace.multiply_experts(gate, gate_bias, packed, gated.gate, wait=False)
     trace.multiply_experts(up, up_bias, packed, gated.up)
     packed = trace.pack(gated, layouts[2:], of_experts=True)

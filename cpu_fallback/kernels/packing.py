@@ -19,8 +19,8 @@ def pack(
     factor: f32,
     groups,  # a multiple of SPAN
     out,  # the first record to write
-    index,  # of the token in its tile
-    size,  # of the tile, in tokens
+    index,  # the token's place in its tile
+    size,  # tokens in the tile
     *,
     x_layout: ActivationLayout,
     source: str,

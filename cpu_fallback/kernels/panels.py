@@ -15,8 +15,8 @@ from mlx_llama.core.system.forks import cached_property
 from ..pages import HUGE_PAGE, allocate
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
-ADAPTER = FloatLayout("float32")  # of the matrices of low-rank adapters
-_INDICES = {name: np.zeros(256, np.uint8) for name in TABLES}  # of each code in a table
+ADAPTER = FloatLayout("float32")  # matrices of low-rank adapters
+_INDICES = {name: np.zeros(256, np.uint8) for name in TABLES}  # by table, each code's
 for _name, _values in TABLES.items():
     _INDICES[_name][_values[::-1]] = np.arange(16)[::-1]
 _SLAB = 1 << 21  # weights that a thread packs at a time
@@ -142,8 +142,8 @@ def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
     fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
-    numbers = [getattr(tensor, name) for name in fields]
-    layout = LowBitLayout(*numbers, is_e4m3=tensor.mode == "mxfp8")
+    numbers = {name: getattr(tensor, name) for name in fields}
+    layout = LowBitLayout(**numbers, is_e4m3=tensor.mode == "mxfp8")
     return dataclasses.replace(layout, bits=4, table=tensor.table) if tensor.table else layout
 
 
@@ -180,7 +180,8 @@ class Slab:
 
     def read_ahead(self) -> None:
         """Ask the system to read the file in the background."""
-        self.matrix.plan.tensor.read_ahead(*self.file_rows)
+        first, end = self.file_rows
+        self.matrix.plan.tensor.read_ahead(first, end)
 
     def fill(self, kernel: Kernel) -> None:
         """Fill the panels from the file and release the file's pages.
@@ -196,12 +197,12 @@ class Slab:
                 f"{tensor.name}: panels {self.first} to {self.last} of {plan.panels} are not "
                 "all in the arena"
             )
-        count_in_file = tensor.stored_rows
-        if not 0 <= self.file_rows[0] < self.file_rows[1] <= count_in_file:
+        (first, end), count_in_file = self.file_rows, tensor.stored_rows
+        if not 0 <= first < end <= count_in_file:
             raise ValueError(
                 f"{tensor.name}: the row order refers to rows outside its {count_in_file}"
             )
-        tensor.read(*self.file_rows)
+        tensor.read(first, end)
         scaling, which = None, slice(start, stop)
         if tensor.order is not None:
             which = tensor.order[start:stop]
@@ -235,7 +236,7 @@ class Slab:
         if scaling is not None:
             for part, values, dtype in _scales(plan.layout, scaling):
                 self._store_scales(part, values, dtype)
-        tensor.release(*self.file_rows)
+        tensor.release(first, end)
 
     def _store_scales(self, part: str, values: np.ndarray, dtype: str) -> None:
         """Scatter values [n, groups] to [panel, block, group of the block, 16 rows]."""

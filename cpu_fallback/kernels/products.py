@@ -34,11 +34,11 @@ def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
 @kernel
 def product(
     f: Function,
-    weights,  # of the panel
+    weights,  # address of the panel
     x,  # the activations' first record
     out,  # float32, token t at t * out_stride bytes
     out_stride,
-    blocks,  # of the panel
+    blocks,  # in the panel
     bias,  # float32 [16], or 0
     accumulate,
     *,
@@ -88,7 +88,7 @@ def _float_sums(
         weights = f.weights + i * (unroll * width)
         x = f.x + i * (unroll * (2 if pairs else 4) * tokens)
         for panel in range(panels):
-            if tokens > 1:  # of the next panels
+            if tokens > 1:  # the next panels' weights
                 f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
             else:
                 for level, distance in target.prefetch(layout.name):
@@ -206,7 +206,7 @@ def _prefetch(
     if tokens > 2 and target.tile_prefetch_bytes:
         f.prefetch(address + target.tile_prefetch_bytes, nbytes, level=1)
     elif tokens == target.tile and not target.tile_prefetch_bytes:
-        f.prefetch(address + f.blocks * layout.block_bytes, nbytes)  # of the next panel
+        f.prefetch(address + f.blocks * layout.block_bytes, nbytes)  # the next panel's weights
     elif tokens <= 2:
         for level, distance in target.prefetch(layout.name):
             f.prefetch(address + distance, nbytes, level)
@@ -299,7 +299,10 @@ def _dequantised_sums(
         subs = [unpack_subs(f, layout, block) for block in blocks]
         with f.loop(layout.groups) as group:
             x = f.x + (i * layout.groups + group) * group_bytes
-            columns = (dequantise(f, target, layout, *x, group, tokens) for x in zip(blocks, subs))
+            columns = (
+                dequantise(f, target, layout, block, sub, group, tokens)
+                for block, sub in zip(blocks, subs)
+            )
             for weights in zip(*columns):
                 for panel, (column, weight) in enumerate(weights):
                     for t in range(tokens):

@@ -48,7 +48,7 @@ class Run:
     program: Program
     tokens: int
     ticks: np.ndarray  # int64 [threads, 1 + 2 operations], see interpreter.py
-    seconds: float  # of Team.run
+    seconds: float  # spent in Team.run
     first: int = 0
 
 
@@ -121,7 +121,7 @@ def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
             if operands["weights"] in matrices:
                 panels = matrices[operands["weights"]][1]
                 nbytes, flops = panels.nbytes, 2 * run.tokens * math.prod(panels.shape)
-            else:  # of an adapter
+            else:  # an adapter's matrix
                 nbytes = operands["items"] * operands["panel_bytes"]
                 flops = 2 * run.tokens * nbytes // 4
         # several tokens of a prompt may choose an expert

@@ -16,13 +16,13 @@ class Recipe:
     target: Target
     # layouts of weights, and the file formats that fill them (filling.fill)
     sources: tuple[tuple[Layout, str], ...]
-    # of products with low-bit weights; 8: bfloat16 with bfloat16 weights, if the target has it
+    # bits in products with low-bit weights; 8: bfloat16 with bfloat16 weights, if the target has it
     activation_bits: int
     head_dim: int
-    activation: str = "silu"  # of the gate, as in LayerSpec
+    activation: str = "silu"  # the gate's, as in LayerSpec
     cache_bits: int | None = None  # 8 for int8 keys and values, 16 for float16, None for float32
-    rotary_dim: int | None = None  # of a head; None for all of it
-    softcap: float | None = None  # of attention's scores
+    rotary_dim: int | None = None  # rotated dimensions of a head; None for all
+    softcap: float | None = None  # cap of attention's scores
     has_experts: bool = False  # a router chooses MLPs
     has_sinks: bool = False  # in attention's softmax
     # like a source; None: NumPy looks up its rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .emit import Function, Module, Value, f32, i64
 from .layouts import ActivationLayout, Layout
 
-WORDS = 32  # of a record
+WORDS = 32  # in a record
 
 # Fields of every record.
 COMMON = (

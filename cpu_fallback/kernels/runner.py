@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.backends.positions import GROWTH
@@ -89,6 +90,10 @@ class Runner:
         self._base = self._lower(())
         self.decode, self.prompt, self.last, self.body, self.head, _ = self._base
         self._table, self._table_rows = self._find_table(), np.zeros(ROWS, np.int64)
+        # a table of numbers that NumPy converts to float32
+        self._numbers = self._embedding if isinstance(self._embedding, np.ndarray) else None
+        if self._numbers is not None and self._numbers.dtype == np.uint16:
+            self._numbers = self._numbers.view(ml_dtypes.bfloat16)
 
     def _lower(self, adapters: tuple[int, ...]) -> Programs:
         """Lower the programs for rows with any of these adapters or none."""
@@ -147,7 +152,6 @@ class Runner:
             self._start_over()
         if batch == count == 1 and not all_positions and not probe:
             with self._lock:
-                self._reserve_scores(view.spans[0].end)
                 return self._decode(tokens[0], view)
         vocab, together = self.config.vocab_size, count == 1  # rows of single tokens
         shape = (batch, count, vocab) if all_positions else (batch, vocab)
@@ -185,12 +189,15 @@ class Runner:
 
     def _decode(self, token: np.ndarray, view: cache.View) -> np.ndarray:
         """Logits float32 [1, V] after a token, int32 [1], alone."""
+        start, adapter = view.spans[0].start, view.adapters[0]
         (_, pages), (cosine, sine) = view.page_tables[0], view.find_tables()
-        _PLACE.pack_into(
-            self._place_words, 0, view.spans[0].start, pages, cosine, sine, view.adapters[0]
-        )
+        if not self._scored - GROWTH <= start < self._scored:
+            self._reserve_scores(start + 1)
+        _PLACE.pack_into(self._place_words, 0, start, pages, cosine, sine, adapter)
         self._start_chunk(token)
-        self._run(self._find_programs(view.adapters).decode, 1, None)
+        self._words[_TOKENS] = 1
+        programs = self._find_programs(view.adapters) if adapter else self._base
+        self.team.run(programs.decode.program, self.context)
         return self._logits.copy()
 
     def _reserve_scores(self, positions: int) -> None:
@@ -250,8 +257,8 @@ class Runner:
 
     def embed(self, tokens: np.ndarray) -> None:
         """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""
-        if self._table is None and len(tokens) == 1 and isinstance(self._embedding, np.ndarray):
-            ops.widen(self._embedding[tokens[0]], self._first_row)
+        if self._numbers is not None and len(tokens) == 1:
+            self._first_row[...] = self._numbers[tokens[0]]
         elif self._table is None:
             self._stream[: len(tokens)] = ops.embed(tokens[None], self._embedding)[0]
         elif len(tokens) == 1:

@@ -173,9 +173,19 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni, bf16 = (wide and f"+{name}" in features.split(",") for name in ("gfni", "avx512bf16"))
     prefetches, _ = find_prefetches(find_host().cpu if host else "any", name)
-    machine = name, triple or find_host().triple, cpu, features, dot
-    ahead = 4096 if dot == "vnni" else 0
-    return Target(*machine, tile, float_tile, prefetches, ahead, gfni, bf16)
+    return Target(
+        name,
+        triple or find_host().triple,
+        cpu,
+        features,
+        dot,
+        tile,
+        float_tile,
+        prefetches,
+        4096 if dot == "vnni" else 0,
+        gfni,
+        bf16,
+    )
 
 
 def available() -> list[str]:
@@ -199,8 +209,8 @@ class Compiled:
     """Loaded machine code."""
 
     def __init__(self, owner: object, address: dict[str, int]):
-        self._owner = owner  # of the memory
-        self.address = address  # of each public function by name
+        self._owner = owner  # keeps the code's memory alive
+        self.address = address  # each public function's, by name
 
     def function(self, name: str, parameters: int) -> Callable[..., None]:
         """A callable of `parameters` integers; it releases the GIL."""

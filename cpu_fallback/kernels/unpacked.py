@@ -126,7 +126,7 @@ def _multiply(
     span,
     x,
     tile_bytes,
-    groups,  # of the span
+    groups,  # in the span
     sums,
     *,
     target: Target,

@@ -42,15 +42,15 @@ class Routing:
     def __init__(self, config: LlamaConfig, full: int):
         """full: rows of a full tile."""
         experts, assignments = config.num_experts, CHUNK * config.num_experts_per_tok
-        self.rows = max_rows(assignments, experts, full)  # of tiles
-        self.scores = Buffer(CHUNK, pad(experts, WIDTH))  # of the router
+        self.rows = max_rows(assignments, experts, full)  # rows in tiles
+        self.scores = Buffer(CHUNK, pad(experts, WIDTH))  # the router's
         self.chosen, self.row_of, self.counts, self.order = (
             Buffer(size, dtype=np.int64) for size in (assignments, assignments, experts, self.rows)
         )
         self.shares, self.ones = Buffer(assignments), Buffer(assignments)
         self.ones.array[:] = 1
         self.tiles = Buffer(1 + assignments, len(TILE), dtype=np.int64)
-        self.outputs = Buffer(self.rows, pad(config.hidden_size, WIDTH))  # of the experts
+        self.outputs = Buffer(self.rows, pad(config.hidden_size, WIDTH))  # the experts'
 
 
 class Workspace:

@@ -45,7 +45,8 @@ def find_kernels(device: torch.device) -> Kernels:
     """The kernels that run on a device. The first call compiles and launches two of them."""
     if device.type == "cpu":
         return Kernels()
-    capability = float("{}.{}".format(*torch.cuda.get_device_capability(device)))
+    major, minor = torch.cuda.get_device_capability(device)
+    capability = float(f"{major}.{minor}")
     # On older GPUs Triton 3.3 cannot compile attention, and later versions spill its registers.
     if torch.version.hip is None and capability < KERNELS_CAPABILITY:
         reason = f"need compute capability {KERNELS_CAPABILITY}, and this GPU has {capability}"

@@ -410,11 +410,32 @@ def store_rotated(
     B, half = len(heads), half or D // 2
     query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)
     table = torch.empty(0, dtype=torch.float32, device=heads.device)
-    tensors = (heads.contiguous(), query, table, *_stored(heads, bits))
-    sizes = (H, G, D, half, stride or half, offset, query_offset, triton.next_power_of_2(half))
-    sizes += (triton.next_power_of_2(max(1, D - 2 * half)), rotates)
-    groups, grid = triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)), (H + 2 * G, B)
-    packed.run(_store_rotated, grid, state, layer, *tensors, *sizes, groups, num_warps=1)
+    stored, scales = _stored(heads, bits)
+    widths = half, max(1, D - 2 * half), triton.cdiv(D, CACHE_GROUP)
+    block, rest, groups = map(triton.next_power_of_2, widths)
+    packed.run(
+        _store_rotated,
+        (H + 2 * G, B),
+        state,
+        layer,
+        heads.contiguous(),
+        query,
+        table,
+        stored,
+        scales,
+        H,
+        G,
+        D,
+        half,
+        stride or half,
+        offset,
+        query_offset,
+        block,
+        rest,
+        rotates,
+        groups,
+        num_warps=1,
+    )
     return query
 
 
@@ -441,7 +462,7 @@ def attend(
     B, H, _, D = query.shape
     if bits == 8 and D % 4:
         raise ValueError(f"heads of {D} numbers: 8-bit keys and values need a multiple of 4")
-    # of the positions of each key head: a row's programs fill a large GPU
+    # each key head's positions are cut so that a row's programs fill a large GPU
     pieces = max(PIECES, triton.next_power_of_2(triton.cdiv(PROGRAMS, G)))
     # positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, else fewer
     keys = min(64, max(16, TILE // (triton.next_power_of_2(D) * query.itemsize)))
@@ -452,22 +473,78 @@ def attend(
     stored, scales = _stored(query, bits)
     width = window.size * (-1 if window.is_chunk else 1) if window else 0
     # The GPU computes powers of two, not of e.
-    factors = (scale * _LOG2_E, width, cap and cap * _LOG2_E)
+    scale, cap = scale * _LOG2_E, cap and cap * _LOG2_E
     rows = max(16, triton.next_power_of_2(H // G))  # tl.dot's minimum
     block = max(16, triton.next_power_of_2(D))
-    common, sizes = (sums, tops, parts, *factors, G, H // G, D, rows), (pieces, keys)
-    grid = (G, pieces, B)
+    grid, shared = (G, pieces, B), H // G
     if scales is None:
         # Keys that are widened to float32 stay in registers, which leaves none for others to come.
         options = dict(num_stages=1) if stored.itemsize < query.itemsize else {}
-        packed.run(_attend, grid, state, layer, query, stored, *common, block, *sizes, **options)
+        packed.run(
+            _attend,
+            grid,
+            state,
+            layer,
+            query,
+            stored,
+            sums,
+            tops,
+            parts,
+            scale,
+            width,
+            cap,
+            G,
+            shared,
+            D,
+            rows,
+            block,
+            pieces,
+            keys,
+            **options,
+        )
     else:
         # four warps split a quarter of the numbers
         blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))
-        tensors = (query, stored, scales)
-        packed.run(_attend_codes, grid, state, layer, *tensors, *common, blocks, *sizes)
-    sizes = (width, H, D, block, pieces, keys, min(pieces, _JOINED))
-    packed.run(_join, (H, B), state, sums, tops, parts, sinks, out, *sizes)
+        packed.run(
+            _attend_codes,
+            grid,
+            state,
+            layer,
+            query,
+            stored,
+            scales,
+            sums,
+            tops,
+            parts,
+            scale,
+            width,
+            cap,
+            G,
+            shared,
+            D,
+            rows,
+            blocks,
+            pieces,
+            keys,
+        )
+    joined = min(pieces, _JOINED)
+    packed.run(
+        _join,
+        (H, B),
+        state,
+        sums,
+        tops,
+        parts,
+        sinks,
+        out,
+        width,
+        H,
+        D,
+        block,
+        pieces,
+        keys,
+        joined,
+    )
     return out
 
 
@@ -476,8 +553,8 @@ def read_keys(
 ) -> Tensor:
     """A layer's stored keys at the rows' positions: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
-    sizes = (G, D, triton.next_power_of_2(D))
-    packed.run(_read_keys, (G, B), state, layer, *_stored(out, bits), out, *sizes, num_warps=1)
+    (stored, scales), block = _stored(out, bits), triton.next_power_of_2(D)
+    packed.run(_read_keys, (G, B), state, layer, stored, scales, out, G, D, block, num_warps=1)
     return out
 
 

@@ -45,7 +45,7 @@ class Capture:
     A replay may overwrite results of other graphs: queue their use before it.
     """
 
-    # of all models: a capture starts by waiting for the device, which ends any other capture
+    # shared by all models: a capture starts by waiting for the device, which ends any other capture
     _lock = threading.Lock()
 
     def __init__(self, device: torch.device):
@@ -120,10 +120,17 @@ class Step:
     def draw(self) -> None:
         """Draw the next tokens from the logits and advance the view's state, uncaptured."""
         view, features, positions = self.view, self.view.features, self.view.next_positions[:, None]
-        logits, words = self.logits[:, -1], self.view.kernels.arrays
         recent = view.recent(features.window) if features.window else None
-        given = recent, view.values, view.masks
-        self.drawn = sample(words, features, logits, positions, *given, self.vocabulary)
+        self.drawn = sample(
+            view.kernels.words,
+            features,
+            self.logits[:, -1],
+            positions,
+            recent,
+            view.values,
+            view.masks,
+            self.vocabulary,
+        )
         view.advance(self.drawn[:, :1].contiguous())
 
 
@@ -133,7 +140,7 @@ class _Ready:
 
     step: Step
     cache: weakref.ref[Cache]
-    rows: list[tuple[Span, int, int]]  # of _describe_rows
+    rows: list[tuple[Span, int, int]]  # from _describe_rows
     tokens: Tensor
     sampling: SamplingBatch
 

@@ -18,13 +18,18 @@ in every run, whatever else is in the batch, at every capacity of the cache.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
-from . import arrays  # noqa: F401, for sampling
+from .. import arrays
 from .attention import attend, read_keys, store_rotated, try_heads  # noqa: F401
 from .elements import add_rms_norm, gate, norm_heads, rotate, xielu  # noqa: F401
 from .products import adapt, combine, experts, multiply, multiply_chosen, multiply_gated  # noqa: F401
 from .tokens import add_noise, advance, note, recent  # noqa: F401
+
+# words of sampling (core/sample.py) for captured steps: torch's, and noise by Triton's kernel
+words = SimpleNamespace(**vars(arrays) | {"add_noise": add_noise})
 
 
 def try_out(device: torch.device) -> None:

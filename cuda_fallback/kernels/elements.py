@@ -110,8 +110,9 @@ def add_rms_norm(
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     rows, block = x.numel() // E, triton.next_power_of_2(E)
     warps = min(16, max(1, block // 512))
-    tensors = (x, delta, weight, total, normed)
-    packed.run(_add_rms_norm, (rows,), *tensors, eps, E, block, num_warps=warps)
+    packed.run(
+        _add_rms_norm, (rows,), x, delta, weight, total, normed, eps, E, block, num_warps=warps
+    )
     return total, normed
 
 
@@ -121,9 +122,21 @@ def norm_heads(
     """RMS norm of each head of queries and keys. heads: [..., (H + 2 G) D]; weights: [D]."""
     heads = heads.contiguous()
     out, block = torch.empty_like(heads), triton.next_power_of_2(D)
-    grid, weights = (H + 2 * G, heads.numel() // heads.shape[-1]), (query_weight, key_weight)
-    warps = max(1, block // 512)
-    packed.run(_norm_heads, grid, heads, *weights, out, eps, H, G, D, block, num_warps=warps)
+    grid, warps = (H + 2 * G, heads.numel() // heads.shape[-1]), max(1, block // 512)
+    packed.run(
+        _norm_heads,
+        grid,
+        heads,
+        query_weight,
+        key_weight,
+        out,
+        eps,
+        H,
+        G,
+        D,
+        block,
+        num_warps=warps,
+    )
     return out
 
 
@@ -134,10 +147,23 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     B, H, T, D = x.shape
     half = D // 2
     out = torch.empty((B, H, T, D), dtype=x.dtype, device=x.device)
-    strides = (*x.stride()[:3], T * half if cosines.numel() > T * half else 0)
-    sizes = (H, T, *strides, half, triton.next_power_of_2(half))
-    tables = (cosines.contiguous(), sines.contiguous())
-    packed.run(_rotate, (T, H, B), x, *tables, out, *sizes, num_warps=1)
+    packed.run(
+        _rotate,
+        (T, H, B),
+        x,
+        cosines.contiguous(),
+        sines.contiguous(),
+        out,
+        H,
+        T,
+        x.stride(0),
+        x.stride(1),
+        x.stride(2),
+        T * half if cosines.numel() > T * half else 0,
+        half,
+        triton.next_power_of_2(half),
+        num_warps=1,
+    )
     return out
 
 

@@ -13,20 +13,13 @@ from mlx_llama.core.models.spec import LayerSpec
 from mlx_llama.core.ops import ExpertStacks
 
 from .. import ops as plain
-from ..ops import (  # noqa: F401, the same words
-    Adapters,
-    Matrices,
-    add,
-    embed,
-    last_position,
-    scale,
-    scale_heads,
-    softcap,
-    split_heads,
-)
+from ..ops import Adapters, Matrices
 from . import decode
-from .decode import add_rms_norm, gate, xielu  # noqa: F401, the same word
 from .state import StateView
+
+embed, add, scale, softcap = plain.embed, plain.add, plain.scale, plain.softcap
+last_position, scale_heads, split_heads = plain.last_position, plain.scale_heads, plain.split_heads
+add_rms_norm, gate, xielu = decode.add_rms_norm, decode.gate, decode.xielu
 
 
 def linear(x: Tensor, weight: Matrices, bias: Tensor | None = None) -> Tensor:
@@ -55,7 +48,8 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
 
 
 def adapt(product: Tensor, x: Tensor, adapters: Adapters, view: StateView) -> Tensor:
-    return decode.adapt(view.state, product, x, *adapters)
+    a, b = adapters
+    return decode.adapt(view.state, product, x, a, b)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -72,12 +66,31 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: La
 
 
 def rope_and_store(heads: Tensor, view: StateView, spec: LayerSpec) -> Tensor:
-    shape, angles = (spec.heads, spec.key_value_heads, spec.head_dim), spec.angles
-    turns = angles.stop - angles.start, angles.start, spec.query_angles.start, view.table_width
-    how = spec.rotates, view.bits, *turns
-    return decode.store_rotated(view.state, spec.index, heads, *shape, *how)
+    return decode.store_rotated(
+        view.state,
+        spec.index,
+        heads,
+        spec.heads,
+        spec.key_value_heads,
+        spec.head_dim,
+        spec.rotates,
+        view.bits,
+        half=spec.angles.stop - spec.angles.start,
+        offset=spec.angles.start,
+        query_offset=spec.query_angles.start,
+        stride=view.table_width,
+    )
 
 
 def attend(query: Tensor, view: StateView, spec: LayerSpec, sinks: Tensor | None = None) -> Tensor:
-    how = spec.key_value_heads, spec.window, spec.scale, view.bits, spec.softcap, sinks
-    return decode.attend(view.state, spec.index, query, *how)
+    return decode.attend(
+        view.state,
+        spec.index,
+        query,
+        spec.key_value_heads,
+        spec.window,
+        spec.scale,
+        view.bits,
+        spec.softcap,
+        sinks,
+    )

@@ -238,12 +238,14 @@ def _multiply(
     DTYPE: tl.constexpr = x.dtype.element_ty
     # the interpreter would multiply bfloat16's raw bits
     NUMBER: tl.constexpr = tl.float32 if IS_INTERPRETED else DTYPE
-    FLOAT: tl.constexpr = tl.float16 if DTYPE == tl.float32 else DTYPE  # of floating-point codes
-    COLUMNS: tl.constexpr = 8 * DIGITS  # of half a step
-    TILES: tl.constexpr = COLUMNS // 16  # of half a step
+    FLOAT: tl.constexpr = (
+        tl.float16 if DTYPE == tl.float32 else DTYPE
+    )  # floating-point codes as numbers
+    COLUMNS: tl.constexpr = 8 * DIGITS  # in half a step
+    TILES: tl.constexpr = COLUMNS // 16  # in half a step
     SPAN: tl.constexpr = GROUP // 16 if GROUP < COLUMNS else TILES  # tiles that share a scale
     GROUPS: tl.constexpr = K // GROUP
-    # of the high plane, of each thread and row
+    # the high plane's, for each thread and row
     WORDS: tl.constexpr = DIGITS * HIGH // 8 if HIGH else 1
     tile = tl.program_id(0) % tiles  # neighbouring programs read the same rows of w
     column = tl.arange(0, TILE)
@@ -252,7 +254,9 @@ def _multiply(
     m = tile * SAMPLES + column
     if members is not None:
         m = tl.load(members + tile * TILE + column).to(tl.int32)
-        stop = tl.where(tl.load(members + tile * TILE) < 0, start, stop)  # of a tile without rows
+        stop = tl.where(
+            tl.load(members + tile * TILE) < 0, start, stop
+        )  # a tile without rows takes no steps
     sample = tl.maximum(tl.minimum(m, M - 1), 0) // SHARED  # columns without a row are not stored
     begin = tl.program_id(0) * 0
     if chosen is not None:
@@ -491,10 +495,10 @@ def _dequantize(
     A thread's addresses differ by constants, which need no instructions.
     """
     SPAN: tl.constexpr = 4 * DIGITS  # columns of a unit
-    # of floating-point codes: their magnitudes' place in float16, and the ratio to its numbers
+    # place of floating-point codes' magnitudes in float16, and the ratio to its numbers
     FLOAT: tl.constexpr = 11 - LOW + EXPONENT
     FACTOR: tl.constexpr = 1 << 16 - (1 << EXPONENT - 1) if EXPONENT else 1
-    # of the second of two digits, which saves a shift and leaves room for high digits
+    # place of the second of two digits, which saves a shift and leaves room for high digits
     PLACE: tl.constexpr = LOW % 8
     IS_RAGGED: tl.constexpr = K % (PASSES * UNITS * SPAN) != 0  # else masks are constants
     EACH: tl.constexpr = LOW // HIGH if HIGH else 4  # units to a word of the high plane

@@ -116,7 +116,9 @@ def multiply_tile(
     if members is not None:
         m = tl.load(members + tile * TILE + tl.arange(0, TILE)).to(tl.int32)
         row += tl.load(chosen + tile) * N
-        stop = tl.where(tl.load(members + tile * TILE) < 0, 0, stop)  # of a tile without rows
+        stop = tl.where(
+            tl.load(members + tile * TILE) < 0, 0, stop
+        )  # a tile without rows takes no steps
         m = tl.where(m < 0, M, m)
     sample = tl.minimum(m, M - 1)  # those beyond M and N are not stored
     if SHARED > 1:
@@ -230,8 +232,24 @@ def _product(
     tile = min(_SAMPLES, triton.next_power_of_2(M)) if chosen is None else 1
     out = torch.empty((*shape, N), dtype=x.dtype, device=x.device)
     grid, warps = (triton.cdiv(M, tile) * triton.cdiv(N, rows),), max(1, columns // 256)
-    sizes = (M, N, K, shared, activation, tile, rows, columns)
-    packed.run(_multiply, grid, x, weight, bias, chosen, out, *sizes, num_warps=warps)
+    packed.run(
+        _multiply,
+        grid,
+        x,
+        weight,
+        bias,
+        chosen,
+        out,
+        M,
+        N,
+        K,
+        shared,
+        activation,
+        tile,
+        rows,
+        columns,
+        num_warps=warps,
+    )
     return out
 
 
@@ -244,7 +262,7 @@ def _product_of_tiles(
     groups: packed.Groups | None = None,
     products: int = 0,
 ) -> Tensor:
-    """Multiply 16-bit numbers, as of `multiply_tile`. products: number of rows in `groups`."""
+    """Multiply 16-bit numbers, by `multiply_tile`. products: number of rows in `groups`."""
     K, x, weight = weight.shape[1], x.contiguous(), weight.contiguous()
     rows, wide = x.numel() // K, 2 * N if activation else N
     columns = min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
@@ -257,9 +275,26 @@ def _product_of_tiles(
     part = steps if groups else triton.cdiv(steps, max(1, PROGRAMS // blocks))
     parts = triton.cdiv(steps, part)
     sums = torch.empty((parts, M, wide), dtype=torch.float32, device=x.device)
-    grid, options = (tiles * blocks, parts), dict(num_warps=packed.WARPS, num_stages=4)
-    sizes = (M, tiles, wide, K, M // rows, tile, _TILE_ROWS, columns, part * columns)
-    packed.run(multiply_tile, grid, x, weight, chosen, members, sums, *sizes, **options)
+    packed.run(
+        multiply_tile,
+        (tiles * blocks, parts),
+        x,
+        weight,
+        chosen,
+        members,
+        sums,
+        M,
+        tiles,
+        wide,
+        K,
+        M // rows,
+        tile,
+        _TILE_ROWS,
+        columns,
+        part * columns,
+        num_warps=packed.WARPS,
+        num_stages=4,
+    )
     out = torch.empty((*shape, N), dtype=x.dtype, device=x.device)
     packed.add_parts(sums, out, bias, activation)
     return out

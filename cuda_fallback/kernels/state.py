@@ -18,7 +18,7 @@ from ..arrays import SamplingBatch, pack, unpack
 from ..cache import Cache
 from .storage import Storage
 
-MAX_ROWS = 32  # of one step
+MAX_ROWS = 32  # in one step
 
 # Fields of the state, each int64 [MAX_ROWS]: the token's position, the next position, the token,
 # allocated positions of the row's storage; addresses of its tokens (0: a padding row), keys and
@@ -74,12 +74,12 @@ class StateView(View):
         layout = arrange(features, ())
         size = WORDS + len(pack(layout, MAX_ROWS)), MAX_ROWS
         self.state = torch.zeros(size, dtype=torch.int64, device=device)
-        self.table_width = config.table_width  # of a position's cosines
+        self.table_width = config.table_width  # cosines for a position
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
         self.values = unpack(layout, self.state[WORDS:, :rows])  # options of sampling
         words = -(-config.vocab_size // 32)
-        # of grammars, and penalties of DRY
+        # the grammars' masks, and DRY's penalties
         self.masks: Tensor | None = None
         if features.has_masks:
             width = words + features.has_dry * config.vocab_size
@@ -100,8 +100,8 @@ class StateView(View):
         state = new_state()
         for i, span in enumerate(spans):
             token, adapter = 0 if on_device else int(tokens[i][0]), cache.adapters[span.row]
-            place = span.start, cache.row_storage[span.row], cache.tables
-            pack_row(state, i, *place, token, adapter=adapter)
+            storage = cache.row_storage[span.row]
+            pack_row(state, i, span.start, storage, cache.tables, token, adapter=adapter)
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables)
             state[TOKENS, i] = 0
@@ -125,8 +125,8 @@ class StateView(View):
 
     def new_keys(self, layer: int) -> Tensor:
         spec = self.config.layers[layer]
-        sizes = self.rows, spec.key_value_heads, spec.head_dim
-        return self.kernels.read_keys(self.state, layer, *sizes, self.dtype, self.bits)
+        G, D = spec.key_value_heads, spec.head_dim
+        return self.kernels.read_keys(self.state, layer, self.rows, G, D, self.dtype, self.bits)
 
 
 def _upload(values: np.ndarray, into: Tensor) -> None:

@@ -11,7 +11,7 @@ from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.forks import cached_property
 
-# of 8-bit codes: 127 times that is finite in float16, in which they are multiplied
+# largest scale of 8-bit codes: 127 times that is finite in float16, in which they are multiplied
 LARGEST_SCALE = 515.0
 
 
@@ -22,7 +22,7 @@ class Storage:
     # int32 [allocated + 1]: the step at the last position stores the next token there
     tokens: Tensor
     numbers: Tensor  # keys and values, [layers, 2, G, allocated, D], of stored_dtype
-    scales: Tensor | None  # of 8-bit codes, float16 [layers, 2, G, allocated, groups]
+    scales: Tensor | None  # for 8-bit codes, float16 [layers, 2, G, allocated, groups]
 
     @classmethod
     def allocate(

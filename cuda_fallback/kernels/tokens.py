@@ -106,7 +106,7 @@ def add_noise(scores: Tensor, positions: Tensor, values: Values, first: int = 0)
     """As core.sample.Words.add_noise. positions: int64 [B, 1]; values: views of packed words, int64
     [fields, MAX_ROWS].
     """
-    table, words = gumbel_table(scores.device), values["seed_low"]  # of the first field
+    table, words = gumbel_table(scores.device), values["seed_low"]  # the first field's
     (B, V), out = scores.shape, torch.empty_like(scores)
     grid = (triton.cdiv(V, _BLOCK), B)
     packed.run(_add_noise, grid, positions, words, scores, table, out, V, first, _BLOCK)

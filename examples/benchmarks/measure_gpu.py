@@ -581,7 +581,7 @@ def serve_processes(folder: str, name: str, device: str, count: str) -> None:
     launcher's, and print a JSON object: tokens at float32, and tokens per second at the stored
     width."""
     from mlx_llama.core.backends.selection import select
-    from mlx_llama.core.system.launch import find_launcher
+    from mlx_llama.core.system.forks import find_launcher
     from mlx_llama.distributed.following import follow_leader
 
     if (launcher := find_launcher()) and follow_leader(launcher):

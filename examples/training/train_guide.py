@@ -61,7 +61,7 @@ PARTS = (0.0, 0.4, 0.7, 0.93)
 # pools from this number on have the rows of the second part, from twice it on those of the third,
 # and so on
 PART = 100_000
-EMBEDDING_RATE = 1.5  # of embedding and norms, in that of the matrices
+EMBEDDING_RATE = 1.5  # rate of embedding and norms, relative to the matrices'
 DECAY = 0.5  # share of the steps after which the learning rate falls, linearly
 SAVED = 50  # steps between checkpoints
 POOL = 6000  # rows that are sorted by length together
@@ -75,7 +75,9 @@ DOUBTED = (0.0, 0.0, 0.25, 0.18)
 # Share of the rows: questions that the README, the pages and the examples show, which are tried
 # first.
 SHOWN = (0.0, 0.0, 0.0, 0.02)
-TEACHER_WEIGHT = 0.5  # of the teacher's probabilities in the targets; the rest is the right answer
+TEACHER_WEIGHT = (
+    0.5  # share of the teacher's probabilities in the targets; the rest is the right answer
+)
 INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
@@ -277,7 +279,9 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     if rng.random() < INSTRUCTED:
         chat = [("system", rng.choice(talk.SYSTEM)), *chat]
     ids, said = tokens.chat(chat, cut)
-    begin = [at for at in range(1, len(ids)) if said[at] and not said[at - 1]]  # of each answer
+    begin = [
+        at for at in range(1, len(ids)) if said[at] and not said[at - 1]
+    ]  # where an answer begins
     ends = [first + rng.randint(2, BEGIN) for first in begin]
     if rng.random() < 0.03:
         ends[-1] = len(ids)
@@ -475,7 +479,9 @@ def loss_of(
     loss = -chances.gather(1, targets[at][:, None])[:, 0]
     asked = [(number, turn.first) for number, row in enumerate(rows) for turn in row.asked]
     if asked:
-        place = (at.flatten().cumsum(0) - 1).view(at.shape)  # of a learned position in `chances`
+        place = (at.flatten().cumsum(0) - 1).view(
+            at.shape
+        )  # row of a learned position in `chances`
         line, first = torch.tensor(asked, device=inputs.device).T
         logits, wanted = [], []
         for step in range(BEGIN):

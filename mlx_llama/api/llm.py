@@ -32,8 +32,7 @@ from mlx_llama.core.files.watch import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.options import ALIASES, Defaults, Options, Resolved
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.forks import cached_property
-from mlx_llama.core.system.launch import find_launcher
+from mlx_llama.core.system.forks import cached_property, find_launcher
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.surrogates import find_notices
 from mlx_llama.core.text.template import (
@@ -145,21 +144,41 @@ class LLM:
         without a template, and as `stream`, for a list as `batch`.
         """
         if isinstance(question, (list, tuple)):
-            talks = [self._ask(text, system, f"[{i}]") for i, text in enumerate(question)]
-            completions = self.batch(talks, **options)
-            for text, completion in zip(question, completions, strict=True):
-                completion.asides = self.look_up(text)
-            return completions
+            return self._finish_all(self._ask_all(question, system, options), question)
         completion = self.generate(self._ask(question, system), **options)
         completion.asides = self.look_up(question)
         return completion
 
+    @overload
     async def aask(
         self, question: str, system: str | None = None, **options: Unpack[Options]
-    ) -> Completion:
-        """`ask` for asyncio, of one question. Cancelling the task ends the answer."""
+    ) -> Completion: ...
+
+    @overload
+    async def aask(
+        self,
+        question: list[str] | tuple[str, ...],
+        system: str | None = None,
+        **options: Unpack[Options],
+    ) -> list[Completion]: ...
+
+    async def aask(
+        self,
+        question: str | list[str] | tuple[str, ...],
+        system: str | None = None,
+        **options: Unpack[Options],
+    ) -> Completion | list[Completion]:
+        """`ask` for asyncio. Cancelling the task ends the answers."""
         import asyncio  # takes 30 ms
 
+        if isinstance(question, (list, tuple)):
+            self.loop.refuse_callback("wait for an answer")
+            handles = self._ask_all(question, system, options)
+            try:
+                return await asyncio.to_thread(self._finish_all, handles, question)
+            finally:
+                for handle in handles:
+                    handle.cancel()
         completion = await self.agenerate(self._ask(question, system), **options)
         completion.asides = await asyncio.to_thread(self.look_up, question)
         return completion
@@ -167,6 +186,12 @@ class LLM:
     def look_up(self, question: str) -> list[Aside]:
         """The texts to show beside the answer to a question; none without `on_question`."""
         return self.on_question(self, question) if self.on_question else []
+
+    def _ask_all(
+        self, questions: abc.Sequence[str], system: str | None, options: Any
+    ) -> list[Handle]:
+        talks = [self._ask(text, system, f"[{i}]") for i, text in enumerate(questions)]
+        return self._prepare_all(talks, options)
 
     def _ask(self, question: Any, system: str | None, place: str = "") -> list[dict[str, str]]:
         self.require_template()
@@ -238,6 +263,9 @@ class LLM:
             raise ContextError("batch takes a list of prompts, not a text: put it into a list")
         if not isinstance(prompts, abc.Iterable):
             raise ContextError(f"batch takes a list of prompts, not {type(prompts).__name__}")
+        return self._finish_all(self._prepare_all(prompts, options))
+
+    def _prepare_all(self, prompts: abc.Iterable[Prompt], options: Any) -> list[Handle]:
         handles: list[Handle] = []
         for number, prompt in enumerate(prompts):
             try:
@@ -246,6 +274,12 @@ class LLM:
                 raise type(error)(f"prompts[{number}]: {error}") from None
         if not handles:
             raise ContextError("batch needs at least one prompt")
+        return handles
+
+    def _finish_all(
+        self, handles: list[Handle], questions: abc.Sequence[str] = ()
+    ) -> list[Completion]:
+        """Compute answers together. questions: those that they answer, if they answer any."""
         try:
             for handle in handles:
                 handle.begin()
@@ -257,6 +291,8 @@ class LLM:
         finally:
             for handle in handles:
                 handle.cancel()
+        for handle, question in zip(handles, questions):
+            handle.completion.asides = self.look_up(question)
         return [handle.completion for handle in handles]
 
     def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Handle:

@@ -33,8 +33,8 @@ from cpu_fallback.pages import allocate
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFWeight
 from mlx_llama.core.system.files import write_file
 
-COLUMNS = 2048  # of the measured matrices
-NBYTES = 256 << 20  # of their panels
+COLUMNS = 2048  # in the measured matrices
+NBYTES = 256 << 20  # all their panels
 ROUNDS = 15
 MARGIN = 1.03  # by which a candidate of a format must beat the general candidate
 CANDIDATES: tuple[Prefetch, ...] = (
@@ -127,7 +127,7 @@ class _Run:
         self.blocks = COLUMNS // layout.block
         self.panel_bytes = self.blocks * layout.block_bytes
         at_once = products.panels_at_once(target, layout, 1)
-        # of a thread
+        # a thread's share
         self.panels = len(arena.bytes) // self.panel_bytes // threads // at_once * at_once
         x_layout = layouts.FLOAT
         if isinstance(layout, LowBitLayout):

@@ -159,7 +159,7 @@ def main(arguments: list[str]) -> int:
         prompts, generates, depths, context if args.plot else None
     )
     if are_batches:
-        cases = [Batch(*case) for case in itertools.product(prompts, generates, row_counts)]
+        cases = list(itertools.starmap(Batch, itertools.product(prompts, generates, row_counts)))
     needs = [(case.name, case.positions) for case in cases]
     if is_single:
         name = f"a prompt of {prompts[0]} and {generates[0]} more tokens"

@@ -86,7 +86,7 @@ class Loaded:
     checkpoint: Checkpoint
     backend: Backend
     model: Model
-    seconds: float  # of loading
+    seconds: float  # spent loading
 
     @property
     def dtype(self) -> str:
@@ -271,7 +271,7 @@ class Batch:
 @dataclass(frozen=True)
 class BatchRow:
     case: Batch
-    seconds: list[tuple[float, float]]  # of all prompts and of all decoded tokens, per repetition
+    seconds: list[tuple[float, float]]  # for all prompts and for all decoded tokens, by repetition
 
     def figures(self) -> dict[str, Any]:
         """Medians under llama-batched-bench's names; speeds in tokens/s of all rows."""

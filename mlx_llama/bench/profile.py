@@ -25,10 +25,10 @@ class Profiled:
     case: Case
     rows: int
     count: int  # steps, or prompts
-    seconds: float  # of all of them
+    seconds: float  # for all of them
     bandwidth: float  # bytes per second, measured before and after
     profile: Profile
-    kv_nbytes: int | None  # of keys and values that attention read; None for a prompt
+    kv_nbytes: int | None  # keys and values that attention read; None for a prompt
 
     def figures(self) -> dict[str, Any]:
         """Figures by name: microseconds, bytes per second, shares of the time."""

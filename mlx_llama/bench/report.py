@@ -131,7 +131,7 @@ def kernels(f: dict[str, Any]) -> str:
 
     cells = [
         ("GB/s by prefetch", *map(name, f["candidates"])),
-        *(line(*item) for item in f["formats"].items()),
+        *(line(formats, rates) for formats, rates in f["formats"].items()),
         line("all", f["mean"]),
     ]
     chosen = describe_choice(f["chosen"], f["chosen_own"])
@@ -221,7 +221,10 @@ def _align(cells: Cells, kind: str, words: int) -> list[str]:
         return ["| " + " | ".join(row) + " |" for row in (cells[0], rule, *cells[1:])]
     widths = [max(map(len, column)) for column in zip(*cells)]
     sides = [str.ljust] * words + [str.rjust] * (len(widths) - words)
-    return ["  ".join(side(*x) for side, *x in zip(sides, row, widths)).rstrip() for row in cells]
+    return [
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths)).rstrip()
+        for row in cells
+    ]
 
 
 def _csv(f: dict[str, Any], columns: list[str], lines: Iterable[dict[str, Any]]) -> str:

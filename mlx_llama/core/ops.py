@@ -18,7 +18,7 @@ Array = Any  # the backend's own
 Probe = Callable[[str, Array], None]
 Matrix = Any  # [N, K], at its stored width; a tuple of matrices stands for their rows concatenated
 Stack = Any  # matrices [N, K] of all experts, by number
-Biases = tuple[Array, Array, Array]  # of all experts' gates, ups and downs, [experts, N]
+Biases = tuple[Array, Array, Array]  # all experts' gates, ups and downs, [experts, N]
 
 
 class ExpertStacks(NamedTuple):
@@ -32,7 +32,7 @@ class ExpertStacks(NamedTuple):
     biases: Biases | tuple[None, None, None] = (None, None, None)
 
 
-# of the gate "clamped_swiglu"
+# numbers of the gate "clamped_swiglu"
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 

@@ -20,7 +20,7 @@ class Words(Protocol):
     clip: Callable[..., Array]  # (x, low, high); None: no bound
     tanh: Callable[[Array], Array]
     expm1: Callable[[Array], Array]
-    halves: Callable[[Array], tuple[Array, Array]]  # of the last axis
+    halves: Callable[[Array], tuple[Array, Array]]  # halves of the last axis
     swish: Callable[[Array, Array], Array]  # (x, z): x sigmoid(z)
     gelu: Callable[[Array], Array]  # by the tanh approximation
     # over the last axis of [T, n]:

@@ -24,7 +24,7 @@ from .options import GenerationOptions
 # follow as bits. Call it once, after the forward is on its way: the host works while the device
 # does.
 Masks = Callable[[], np.ndarray]
-Values = Mapping[str, Array]  # of SamplingBatch.arrange
+Values = Mapping[str, Array]  # from SamplingBatch.arrange
 
 
 class Words(plain.Words, Protocol):
@@ -40,9 +40,9 @@ class Words(plain.Words, Protocol):
     to_bits: Callable[[Array], Array]  # int32 of the bits of float32
     from_bits: Callable[[Array], Array]  # float32 of the bits of int32
     zeros_like: Callable[[Array], Array]
-    concatenate: Callable[[Sequence[Array]], Array]  # of [B, n] with any n, along n
-    largest: Callable[[Array], Array]  # of each row, a column; NaN if any is
-    smallest: Callable[[Array], Array]  # of each row, a column
+    concatenate: Callable[[Sequence[Array]], Array]  # arrays [B, n] with any n, along n
+    largest: Callable[[Array], Array]  # each row's, a column; NaN if any is
+    smallest: Callable[[Array], Array]  # each row's, a column
     # each row's largest and its first place, columns; a NaN is the largest
     best: Callable[[Array], tuple[Array, Array]]
     # the place of each row's largest, int32, a column; -1 if any is NaN or it is infinite
@@ -60,7 +60,7 @@ class Words(plain.Words, Protocol):
     def cumulative_share(self, ordered: Array, share: Array) -> Array:
         """True where all before it have less than `share`, a column, of the softmax's sum.
 
-        ordered: as of `sort`. The first has none before it, unless a score is not finite.
+        ordered: sorted by `sort`. The first has none before it, unless a score is not finite.
         """
 
     def has_share(self, scores: Array, temperature: Array, least: Array) -> Array:
@@ -121,7 +121,7 @@ class SamplingFeatures(NamedTuple):
     biases: int = 0
     # likeliest tokens to report, not rounded; None: no log-probabilities
     logprobs: int | None = None
-    has_masks: bool = False  # of grammars, and penalties of DRY
+    has_masks: bool = False  # masks of grammars, or penalties of DRY
     has_dry: bool = False
     has_xtc: bool = False
     rates_sampled: bool = False  # log-probabilities of a row are those after its filters
@@ -312,7 +312,9 @@ def sample(
         return tokens
     if features.rates_sampled:
         is_drawn = words.arange(scores.shape[1], scores) == tokens
-        final = words.where(is_drawn, words.zeros_like(scores), -math.inf)  # of greedy rows
+        final = words.where(
+            is_drawn, words.zeros_like(scores), -math.inf
+        )  # greedy rows' log-probabilities
         if features.is_random:
             final = words.where(values["is_random"] > 0, scores, final)
         logits = words.where(values["rates_sampled"] > 0, final, logits)
@@ -351,8 +353,8 @@ def _penalise(words: Any, scores: Array, recent: Array, values: Values) -> Array
     width = recent.shape[1]
     # each row's own window, without its padding
     is_seen = (words.arange(width, scores) >= width - values["window"]) & (recent >= 0)
-    seen = words.where(is_seen, recent, 0), words.float32(is_seen)
-    counts = words.scatter_add(words.zeros_like(scores), *seen)
+    ids = words.where(is_seen, recent, 0)
+    counts = words.scatter_add(words.zeros_like(scores), ids, words.float32(is_seen))
     penalty = values["repetition_penalty"]
     repeated = words.where(scores > 0, scores / penalty, scores * penalty)
     scores = words.where(counts > 0, repeated - values["presence_penalty"], scores)

@@ -211,13 +211,14 @@ def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
     for notice in config.notices:
         diagnosis.add("note", "config", notice)
     shapes = config.tensor_shapes()
-    widths = {"8_bits": (2, 8), "16_bits": (2,), "32_bits": (4,)}
     diagnosis.model = {
         **{name: attrgetter(field)(config) for name, field in _FIELDS.items()},
         "parameters": sum(map(math.prod, shapes.values())),
         "longest_context": rope.max_context(config),
         "cache_bytes_per_token": {
-            name: position_nbytes(config, *width) for name, width in widths.items()
+            "8_bits": position_nbytes(config, 2, 8),
+            "16_bits": position_nbytes(config, 2),
+            "32_bits": position_nbytes(config, 4),
         },
     }
     if opened.checkpoint is None:

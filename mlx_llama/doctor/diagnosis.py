@@ -88,7 +88,7 @@ class OpenedModel:
     checkpoint: Checkpoint | None  # None if `open_checkpoint` refuses the model
     config: LlamaConfig | None  # None if it is invalid
     tokenizer_config: LlamaConfig  # the config, or a stand-in that suffices to read the tokenizer
-    metadata: dict[str, Any] | None = None  # of a GGUF file
+    metadata: dict[str, Any] | None = None  # a GGUF file's
 
     @cached_property
     def files(self) -> Checkpoint:

@@ -42,11 +42,11 @@ FIRST = 2  # further times that a row's first cell counts, which names its subje
 AGREEMENT = 0.4  # weight of agreeing subjects, relative to the cosine
 OTHER_ASKED, OTHERS_ASKED = 0.15, 3  # weight and number of a passage's further questions
 RELEVANCE, MAX_RELEVANCE = 0.03, 30.0  # weight of the passage's text, and its maximum
-# Least score to show; how much more it must be where the model rather doubts, and where it is sure
-# of another subject
+# Least score to show, and how much is added to it where the model doubts, and where it is sure of
+# another subject
 MIN_SCORE, DOUBTED, DISAGREED = 0.6, 0.6, 0.5
 POINTERS, NEAR = 3, 0.55  # maximum number to show; least score as a share of the best one's
-MAX_CELLS = 4  # of a row; longer ones are figures
+MAX_CELLS = 4  # maximum number in a row; longer rows are figures
 PASSAGE = 120  # characters after which a paragraph is split at the next sentence
 QUOTED, QUOTED_LATER = 300, 160  # maximum characters to show of the best passage, of others
 
@@ -100,7 +100,7 @@ class Passage(NamedTuple):
     def quote(self, length: int = QUOTED) -> str:
         """The address and the beginning of the text."""
         text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", self.text)  # links lead nowhere here
-        text = text.replace("\\|", "|")  # of a table's cell
+        text = text.replace("\\|", "|")  # escaped in a table's cell
         if len(text) > length:
             text = text[:length].rsplit(" ", 1)[0]
             text += "` ..." if text.count("`") % 2 else " ..."  # close code that was cut

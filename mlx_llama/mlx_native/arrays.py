@@ -88,9 +88,9 @@ def likeliest(x: mx.array, count: int) -> mx.array:
 
 def random24(values: Values, positions: mx.array, first: int, count: int) -> mx.array:
     tokens = mx.arange(first, first + count, dtype=mx.uint32)
-    key = values["seed_low"], values["seed_high"]
+    low, high = values["seed_low"], values["seed_high"]
     words = rng.threefry(
-        *key, tokens, positions, _rotate, lambda x, like: mx.broadcast_to(x, like.shape)
+        low, high, tokens, positions, _rotate, lambda x, like: mx.broadcast_to(x, like.shape)
     )
     return int32(words >> 8)
 

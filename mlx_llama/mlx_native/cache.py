@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,9 +12,8 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.spec import Window
 
 from . import runtime
-from .kernels.buffers import Buffer, Buffers, make_angles, make_periods
+from .kernels.buffers import Buffer, Buffers, Parts, make_angles, make_periods
 from .kernels.pace import Pace
-from .kernels.packing import Parts
 
 
 class View(CallView):
@@ -23,8 +21,15 @@ class View(CallView):
 
     flat = False  # x is [B, T, E], with an axis of positions
 
-    def __init__(self, cache: Cache, tokens: mx.array, *call: Any):
-        super().__init__(cache, *tokens.shape, *call)
+    def __init__(
+        self,
+        cache: Cache,
+        tokens: mx.array,
+        index_pos: int | Sequence[int],
+        rows: Sequence[int] | None = None,
+    ):
+        batch, count = tokens.shape
+        super().__init__(cache, batch, count, index_pos, rows)
         # [B]; None: no row has one
         self.adapters = mx.array(self.adapters, mx.int32) if any(self.adapters) else None
         self.buffers = [cache.buffer_of(span.row, span.end) for span in self.spans]

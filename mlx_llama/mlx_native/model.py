@@ -24,8 +24,8 @@ from mlx_llama.core.models.config import LlamaConfig
 from . import ops, runtime
 from .arrays import SamplingBatch
 from .cache import Cache
+from .kernels.buffers import Packing
 from .kernels.pace import Pace
-from .kernels.packing import Packing
 from .kernels.trace import Runner
 from .kernels.view import StepView
 from .kernels.wired import wire

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
@@ -18,11 +19,31 @@ from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays
 from .cache import View
-from .kernels.packing import Parts
-from .quantized import DenseMatrix, LowBitMatrix, QuantizedStack
+from .kernels.buffers import Parts
+from .quantized import LowBitMatrix, QuantizedStack
+
+
+@dataclass(frozen=True)
+class DenseMatrix:
+    """A matrix [N, K], stored as its transpose, which saves a primitive of each product."""
+
+    columns: mx.array  # [K, N], in either order in memory
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.columns.shape[1], self.columns.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes
+
+    def matmul(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
+        """x @ w.T + bias. x: [..., K]; bias: [N]; returns [..., N]."""
+        return x @ self.columns if bias is None else mx.addmm(bias, x, self.columns)
+
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
-Matrices = Matrix | tuple[Matrix, ...]  # of concatenated rows
+Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
 Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
 
 SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm
@@ -106,7 +127,7 @@ def norm_heads(
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     shape, parts, axis, unit = heads.shape, heads, -1, D
     if query_weight.size == D:
-        parts, axis, unit = heads.reshape(*shape[:-1], H + 2 * G, D), -2, 1
+        parts, axis, unit = heads.reshape((*shape[:-1], H + 2 * G, D)), -2, 1
     query, key, value = mx.split(parts, [H * unit, (H + G) * unit], axis=axis)
     normed = [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value]
     return mx.concatenate(normed, axis=axis).reshape(shape)
@@ -145,7 +166,7 @@ def attend(query: mx.array, view: View, spec: LayerSpec, sinks: mx.array | None 
     ]
     mixed = mixed[0] if len(stored) == 1 else mx.concatenate(mixed)
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
-    return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
+    return mixed.reshape((B, H * D) if view.flat else (B, T, H * D))
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
@@ -168,7 +189,7 @@ def rope(x: mx.array, table: tuple) -> mx.array:
         return mx.concatenate([rope(x[..., :width], table), x[..., width:]], axis=-1)
     if len(table) == 2:
         cosine, sine = table
-        halves = x.reshape(*x.shape[:-1], 2, -1)
+        halves = x.reshape((*x.shape[:-1], 2, -1))
         # a single fused primitive in a trace
         rotated = halves * cosine + halves[..., ::-1, :] * sine
         return rotated.reshape(x.shape).astype(x.dtype)

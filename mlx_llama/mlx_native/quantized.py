@@ -27,25 +27,6 @@ _SLAB = 1 << 20  # weights that a thread repacks at a time
 _BLOCK = 1 << 26  # weights dequantised at a time
 
 
-@dataclass(frozen=True)
-class DenseMatrix:
-    """A matrix [N, K], stored as its transpose, which saves a primitive of each product."""
-
-    columns: mx.array  # [K, N], in either order in memory
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.columns.shape[1], self.columns.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return self.columns.nbytes
-
-    def matmul(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
-        """x @ w.T + bias. x: [..., K]; bias: [N]; returns [..., N]."""
-        return x @ self.columns if bias is None else mx.addmm(bias, x, self.columns)
-
-
 def lays_for_gpu(device: mx.Device) -> bool:
     """True if matrices are packed for a GPU. Tests force it on the CPU."""
     return device.type == mx.gpu
@@ -90,8 +71,8 @@ class QuantizedMatrix:
     # (scales,), uint8.
     scalings: tuple[tuple[mx.array, ...], ...]
     even: mx.array | None  # bool [K], True in columns of even groups of 16; None with a single pair
-    product: mx.Dtype  # of x in products
-    dtype: mx.Dtype  # of the result of `rows`
+    product: mx.Dtype  # x in products
+    dtype: mx.Dtype  # `rows` returns it
 
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> Self:
@@ -160,7 +141,8 @@ class QuantizedMatrix:
         if self.packing.mode == "affine":
             pairs = [tuple(part.astype(mx.float32) for part in pair) for pair in pairs]
         rows = [mx.dequantize(packed, *pair, **options) for pair in pairs]
-        return (rows[0] if self.even is None else mx.where(self.even, *rows)).astype(self.dtype)
+        chosen = rows[0] if self.even is None else mx.where(self.even, rows[0], rows[1])
+        return chosen.astype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -194,8 +176,8 @@ class TwoLevelMatrix:
 
     layout: Layout
     parts: Parts
-    product: mx.Dtype  # of the dequantised matrix in products with many rows
-    dtype: mx.Dtype  # of the result of `rows`
+    product: mx.Dtype  # the dequantised matrix in products with many rows
+    dtype: mx.Dtype  # `rows` returns it
     # multiply few rows by a kernel, which reads each code once and sums in float32; else dequantise
     has_kernel: bool
 
@@ -239,7 +221,7 @@ class TwoLevelMatrix:
     def matmul(self, x: mx.array) -> mx.array:
         N, K = self.shape
         if x.ndim != 2:
-            return self.matmul(x.reshape(-1, K)).reshape(*x.shape[:-1], N)
+            return self.matmul(x.reshape(-1, K)).reshape((*x.shape[:-1], N))
         if self.has_kernel and x.shape[0] <= two_level.MAX_ROWS:
             return two_level.multiply(self.layout, self.parts, x)
         dequantise = two_level.dequantise if self.has_kernel else two_level.dequantise_plainly
@@ -247,14 +229,14 @@ class TwoLevelMatrix:
         for start in range(0, N, step):
             block = self.parts
             if step < N:
-                block = Parts(*(part[start : start + step] for part in block))
+                block = Parts._make(part[start : start + step] for part in block)
             blocks.append(wide @ dequantise(self.layout, block, self.product).T)
         return (blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=-1)).astype(x.dtype)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        parts = Parts(*(part[tokens.reshape(-1)] for part in self.parts))
+        parts = Parts._make(part[tokens.reshape(-1)] for part in self.parts)
         rows = two_level.dequantise_plainly(self.layout, parts, self.dtype)
-        return rows.reshape(*tokens.shape, self.shape[1])
+        return rows.reshape((*tokens.shape, self.shape[1]))
 
 
 LowBitMatrix = QuantizedMatrix | TwoLevelMatrix

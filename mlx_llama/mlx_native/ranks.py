@@ -24,7 +24,7 @@ class Ranks:
 
     def __init__(self, group: mx.distributed.Group):
         self.group, self.rank, self.size, self.sent = group, group.rank(), group.size(), 0
-        self.stream: mx.Stream | None = None  # of the last broadcast
+        self.stream: mx.Stream | None = None  # the last broadcast's
 
     def sum(self, x: mx.array) -> mx.array:
         self.sent += x.nbytes

@@ -14,7 +14,8 @@ from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 
 from . import facts, ops, quantized, runtime
-from .quantized import DenseMatrix, LowBitMatrix, QuantizedStack
+from .ops import DenseMatrix
+from .quantized import LowBitMatrix, QuantizedStack
 from .ranks import Ranks, Vocabulary
 
 # On Linux MLX's CPU device crashes when memory is short, so check before anything is read.
@@ -51,13 +52,13 @@ class Weights(BlockWeights):
     def _matrix(self, names: Sequence[str]) -> ops.Matrices:
         blocks = [
             DenseMatrix(block.T) if isinstance(block, mx.array) else block
-            for block in self._blocks_of(*names)
+            for block in self._blocks_of(tuple(names))
         ]
         mx.eval([block.columns for block in blocks if isinstance(block, DenseMatrix)])
         return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
     def _table(self, name: str) -> ops.Matrix:
-        (weight,) = self._blocks_of(name, for_products=name == self.config.head_name)
+        (weight,) = self._blocks_of((name,), for_products=name == self.config.head_name)
         return weight
 
     def _pack_adapters(self, a: np.ndarray, b: np.ndarray) -> ops.Adapters:
@@ -73,7 +74,9 @@ class Weights(BlockWeights):
     def _ones(self, width: int) -> mx.array:
         return mx.ones(width, self.dtype)
 
-    def _blocks_of(self, *names: str, for_products: bool = True) -> list[mx.array | LowBitMatrix]:
+    def _blocks_of(
+        self, names: tuple[str, ...], for_products: bool = True
+    ) -> list[mx.array | LowBitMatrix]:
         """Concatenate the rows of the matrices, in as few blocks as the formats allow."""
         if names not in self._blocks:
             blocks = self._read([f"{name}.weight" for name in names])
@@ -81,7 +84,7 @@ class Weights(BlockWeights):
             if for_products and is_slow and len(blocks) == 1 and isinstance(blocks[0], mx.array):
                 columns = mx.contiguous(blocks[0].T)  # products are twice as fast
                 blocks = [columns.T]
-                mx.eval(columns, *blocks)
+                mx.eval(columns, blocks)
             self._blocks[names] = blocks
         return self._blocks[names]
 

@@ -47,7 +47,7 @@ class BatchResult:
     """Rows of a batch compared with the same rows alone."""
 
     rows: int
-    start: str  # of STARTS
+    start: str  # one of STARTS
     same_tokens: int  # number of rows
     same_bits: int  # number of rows
     # largest difference at a position of keys, values and logits, up to the first other token
@@ -117,7 +117,8 @@ def _compare(
             same_tokens += 1
             parts = [(run.stored, single.stored), (run.logits, single.logits)]
             same_bits += all(ours.tobytes() == theirs.tobytes() for ours, theirs in parts)
-        relative = max(relative, *(measure_difference("row", *pair).peak for pair in parts))
+        peaks = (measure_difference("row", ours, theirs).peak for ours, theirs in parts)
+        relative = max(relative, max(peaks))
     return BatchResult(
         len(batch), start, same_tokens, same_bits, float(relative), promise, tolerance
     )

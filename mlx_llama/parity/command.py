@@ -15,8 +15,7 @@ from mlx_llama.core.backends.load_options import full_dtype
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.parity.batches import SIZES
 
-from .job import TOKENS, Job
-from .modes import MODES, WINDOW
+from .modes import MODES, TOKENS, WINDOW, Job
 
 EXAMPLES = """
 --check

@@ -87,7 +87,7 @@ def measure_agreement(actual: np.ndarray, expected: np.ndarray) -> Agreement:
     kl = np.where(np.isnan(kl), math.inf, kl)
     k = min(TOP, expected.shape[1])
     tops = [np.argsort(-logits, axis=-1, kind="stable")[:, :k] for logits in (expected, actual)]
-    shared = np.mean([len(set(a) & set(b)) / k for a, b in zip(*tops)])
+    shared = np.mean([len(set(a) & set(b)) / k for a, b in zip(tops[0], tops[1])])
     chosen = [logits.argmax(axis=-1) for logits in (expected, actual)]
     at = margins = choices = None
     if len(differ := np.flatnonzero(chosen[0] != chosen[1])):

@@ -2,28 +2,183 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mlx_llama import cli
+from mlx_llama.api.llm import LLM, single_adapter
+from mlx_llama.cli import flags
 from mlx_llama.cli.flags import parse_number
 from mlx_llama.cli.spelling import spell_options
 from mlx_llama.core.backends import selection
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
+from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.parity import batches, probes as parity, trace
 from mlx_llama.parity.differences import is_tie
 from mlx_llama.parity.probes import measure_perplexity
 
 from . import report
-from .job import Job
 
-MAX_ROWS = 256  # of a batch
-WINDOW = 512  # of a perplexity, in a longer context
+MAX_ROWS = 256  # largest batch
+WINDOW = 512  # perplexity's window in a longer context
+TOKENS = 64
+DECODED = 16  # maximum number of tokens that run one by one
+STEPS = 24  # greedy tokens to decode
+TEXT = (
+    "The lighthouse keeper counted the ships that passed in the night, and wrote each one down: "
+    "three from the north, two with red sails, and one that carried no light at all. In the "
+    "morning he read the list aloud to his cat. "
+)
+
+
+class Job:
+    """The parts that all modes share. Raises LlamaError for bad ones before a model is loaded."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.opened = open_backends(args.backends, args.device)
+        self.options = flags.load_options(args)
+        for backend in self.opened:
+            backend.check(self.options)
+        self.checkpoint = open_checkpoint(args.model, args.revision, single_adapter(self.options))
+        self.config = self.checkpoint.config
+        self.made_for = self.config.max_position_embeddings
+
+    def load(self, backend: Backend) -> LLM:
+        """Load the model on a backend, with the options of the command line."""
+        return self._load(backend, f"{backend.name} ({backend.device_name})", self.options)
+
+    def runs(self) -> Iterator[tuple[LLM, dict[str, Any]]]:
+        """(the model, first columns of its rows in a table) on each backend in turn."""
+        for backend in self.opened:
+            llm = self.load(backend)
+            names = {"backend": backend.name, "device": backend.device_name}
+            yield llm, names | {"dtype": parity.dtype_of(llm), "tolerance": self.tolerance(llm)}
+            parity.free(llm)
+
+    def load_reference(self) -> LLM:
+        """Load the float32 NumPy model that the others are compared with."""
+        options = LoadOptions(dtype="float32", compile=False)
+        return self._load(selection.select("cpu"), "NumPy at float32", options, is_whole=True)
+
+    def _load(
+        self, backend: Backend, name: str, options: LoadOptions, is_whole: bool = False
+    ) -> LLM:
+        cli.say(f"running {self.checkpoint.name} on {name}")
+        checkpoint = self.checkpoint
+        model = backend.build(checkpoint, backend.check(options), is_whole)
+        return LLM(checkpoint, backend, model, checkpoint.template, self.made_for)
+
+    def tokens(self) -> tuple[list[int], int]:
+        """(ids, number of the last ones that run one by one). Raises OptionsError, ContextError."""
+        args, tokenizer = self.args, self.checkpoint.tokenizer
+        count = parse_number("--tokens", args.tokens, 2, self.made_for)
+        if args.prompt is not None:
+            tokens = tokenizer.encode(args.prompt, add_bos=True)
+            if len(tokens) < 2:
+                raise ContextError(
+                    f"--prompt: {len(tokens)} token is too few, at least 2 are needed: give "
+                    "a longer text"
+                )
+            tokens = tokens[:count]
+        else:
+            count = count or min(TOKENS, self.made_for)
+            text = tokenizer.encode(TEXT, add_bos=True)
+            tokens = (text * (count // len(text) + 1))[:count]
+        if len(tokens) > self.made_for:
+            raise ContextError(
+                f"--prompt: {len(tokens)} tokens do not fit the context of {self.made_for}: give "
+                "--tokens to run fewer"
+            )
+        return tokens, min(DECODED, len(tokens) // 2)
+
+    def steps(self, prompt: list[int]) -> int:
+        return min(STEPS, self.made_for - len(prompt))
+
+    def tolerance(self, llm: LLM) -> float:
+        return parity.tolerance_of(
+            parity.dtype_of(llm), bool(self.checkpoint.low_bit), llm.model.cache_bits
+        )
+
+
+def open_backends(names: str | None, device: str | None) -> list[Backend]:
+    """The backends of --backends, or all that are installed, on a GPU if there is one. In processes
+    of a launcher: the launcher's backend.
+
+    Raises BackendError, OptionsError.
+    """
+    if names is not None:
+        requested = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+        if not requested or not set(requested) <= set(selection.PACKAGES):
+            raise OptionsError(
+                f"--backends {names!r:.60}: must be some of {', '.join(selection.PACKAGES)}, "
+                "with commas"
+            )
+        if requested == ["cpu"]:
+            return [selection.select("cpu", device)]  # refuses a GPU
+        return [_open(name, device) for name in requested]
+    if selection.world:
+        return [_open(selection.world.backend, device)]
+    opened = []
+    for name in selection.PACKAGES:
+        try:
+            opened.append(_open(name, device))
+        except BackendError as error:
+            cli.say(f"({name} is left out: {error})")
+    return opened
+
+
+def _open(name: str, device: str | None) -> Backend:
+    """Open a backend. --device does not apply to the cpu backend."""
+    if name == "cpu" or device is not None:
+        return selection.select(name, None if name == "cpu" else device)
+    try:
+        return selection.select(name, "gpu")
+    except BackendError:
+        return selection.select(name, "cpu")
+
+
+def show_rows(
+    job: Job,
+    facts: dict[str, Any],
+    rows: list[report.Row],
+    columns: str,
+    remark: report.Remark = lambda row: "",
+) -> int:
+    """Print a table with a line for each row, or one JSON object. Returns the exit code."""
+    facts = {"model": job.checkpoint.name, **facts}
+    code = 0 if all(row["within"] for row in rows) else 1
+    if job.args.json:
+        print(json.dumps(facts | {"rows": rows}))
+        return code
+    from rich.table import Table
+
+    console = report.make_console()
+    console.print(", ".join(f"{name} {value}" for name, value in facts.items()), soft_wrap=True)
+    table = Table()
+    names = columns.split()
+    for name in names:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(
+            *(
+                f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name])
+                for name in names
+            )
+        )
+    console.print(table)
+    for row in rows:
+        if text := remark(row):
+            console.print(text, soft_wrap=True)
+    return code
 
 
 def compare(job: Job) -> int:
@@ -98,7 +253,7 @@ def check(job: Job) -> int:
         rows.append(columns | probes | tokens | within)
     facts = {"trace": job.args.check, "recorded_from": golden.model, "tokens": len(golden.tokens)}
     columns = "backend device dtype worst tolerance"
-    return report.show_rows(job, facts, rows, columns, report.describe_check)
+    return show_rows(job, facts, rows, columns, report.describe_check)
 
 
 def verify_cache(job: Job) -> int:
@@ -116,7 +271,7 @@ def verify_cache(job: Job) -> int:
         for way in batches.compare_ways(llm, tokens, columns["tolerance"])
     ]
     columns = "backend dtype way relative tolerance"
-    return report.show_rows(job, {"tokens": len(tokens)}, rows, columns, report.describe_way)
+    return show_rows(job, {"tokens": len(tokens)}, rows, columns, report.describe_way)
 
 
 def batch(job: Job) -> int:
@@ -131,14 +286,21 @@ def batch(job: Job) -> int:
     prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
     for llm, columns in job.runs():
         promise = batches.promise_of(llm.model, columns["dtype"])
-        run, on_progress = (llm.backend, llm.model, prompts, promise), cli.announce("comparing")
-        results = batches.compare_batches(*run, columns["tolerance"], sizes, on_progress)
+        results = batches.compare_batches(
+            llm.backend,
+            llm.model,
+            prompts,
+            promise,
+            columns["tolerance"],
+            sizes,
+            advance=cli.announce("comparing"),
+        )
         rows += [columns | result.report() for result in results]
     lengths = [len(prompt) for prompt in prompts]
     facts = {"prompts": len(prompts), "prompt_tokens": f"{min(lengths)} to {max(lengths)}"}
     facts["decoded"] = batches.STEPS + 1
     columns = "backend dtype rows start same_tokens same_bits relative promise"
-    code = report.show_rows(job, facts, rows, columns, report.describe_batch)
+    code = show_rows(job, facts, rows, columns, report.describe_batch)
     if not job.args.json:
         for line in report.batch_verdicts(rows):
             print(line)
@@ -170,7 +332,7 @@ def repeat(job: Job) -> int:
         row["in_a_fresh_process"] = None if at is None else at >= count
         rows.append(row)
     columns = "backend device dtype runs"
-    return report.show_rows(job, {"tokens": len(tokens)}, rows, columns, report.describe_repeat)
+    return show_rows(job, {"tokens": len(tokens)}, rows, columns, report.describe_repeat)
 
 
 def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
@@ -211,7 +373,7 @@ def perplexity(job: Job) -> int:
         rows.append(columns | {"perplexity": result.value, "nll": result.nll, "within": True})
     facts = {"text": job.args.perplexity, "tokens": len(tokens), "window": window}
     facts |= {"stride": stride, "stored": job.checkpoint.formats}
-    return report.show_rows(job, facts, rows, "backend device dtype perplexity nll")
+    return show_rows(job, facts, rows, "backend device dtype perplexity nll")
 
 
 # by name

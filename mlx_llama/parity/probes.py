@@ -266,7 +266,7 @@ class Perplexity:
 
     value: float  # exp(nll)
     nll: float  # mean negative log likelihood per token, nats
-    count: int  # of scored tokens
+    count: int  # scored tokens
 
 
 def measure_perplexity(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.system.files import write_file, writing
 from mlx_llama.parity.differences import TOP, Difference
 from mlx_llama.parity.probes import IN_LAYER, LAST, Report
-
-from .job import Job
 
 COLUMNS = 64  # maximum number of columns of a picture; more positions share them
 Row = dict[str, Any]
@@ -38,7 +35,7 @@ def show(facts: dict[str, Any], reports: list[Report]) -> None:
     """Print a table for each backend: a line per kind of probe, with the worst of its layers."""
     from rich.table import Table
 
-    console = _console()
+    console = make_console()
     console.print(
         f"{facts['model']}: {len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, "
         f"against {facts['reference']}",
@@ -95,37 +92,6 @@ def logits_lines(report: Report) -> list[str]:
                 + ("a near-tie that rounding turned" if d.near_tie else "no tie")
             )
     return lines
-
-
-def show_rows(
-    job: Job, facts: Row, rows: list[Row], columns: str, remark: Remark = lambda row: ""
-) -> int:
-    """Print a table with a line for each row, or one JSON object. Returns the exit code."""
-    facts = {"model": job.checkpoint.name, **facts}
-    code = 0 if all(row["within"] for row in rows) else 1
-    if job.args.json:
-        print(json.dumps(facts | {"rows": rows}))
-        return code
-    from rich.table import Table
-
-    console = _console()
-    console.print(", ".join(f"{name} {value}" for name, value in facts.items()), soft_wrap=True)
-    table = Table()
-    names = columns.split()
-    for name in names:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
-    for row in rows:
-        table.add_row(
-            *(
-                f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name])
-                for name in names
-            )
-        )
-    console.print(table)
-    for row in rows:
-        if text := remark(row):
-            console.print(text, soft_wrap=True)
-    return code
 
 
 def describe_check(row: dict[str, Any]) -> str:
@@ -302,7 +268,7 @@ BODY
 """
 
 
-def _console() -> Any:
+def make_console() -> Any:
     from rich.console import Console
 
     return Console(highlight=False, width=None if os.isatty(1) else 110)

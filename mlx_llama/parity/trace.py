@@ -38,7 +38,7 @@ from .differences import clamp_norms, first_other
 
 DIRECTIONS = 8
 TOP = 8  # likeliest tokens in a trace
-MOST_BYTES = 1 << 28  # of a file
+MOST_BYTES = 1 << 28  # largest file
 
 
 def signs(width: int) -> np.ndarray:
@@ -84,7 +84,7 @@ class Trace(BaseModel):
     format: Literal["mlx_llama trace"]
     version: Literal[1]
     model: str  # the checkpoint's name
-    hash: str  # of the checkpoint, see core.files.checkpoint
+    hash: str  # the checkpoint's, see core.files.checkpoint
     tokens: Annotated[list[TokenId], Field(min_length=2)]
     decoded: Annotated[int, Field(ge=1)]  # number of tokens at the end that run one by one
     greedy: list[TokenId]  # decoded by the engine after the prompt

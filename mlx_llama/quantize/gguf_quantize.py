@@ -181,7 +181,7 @@ def _search_min(
     low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
     # equal values, or a width whose inverse overflows
     is_flat = ~np.isfinite(np.float32(top) / (high - low))
-    scale, minimum, best, best_origin = search.run(fit_min, x, weights, (low, high), *grid)
+    scale, minimum, best, best_origin = search.run(fit_min, x, weights, (low, high), grid)
     scale[is_flat] = best[is_flat] = best_origin[is_flat] = 0
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -209,7 +209,7 @@ def _fit_positive(
         is_better = trial < error
         best, error = np.where(is_better, inverse, best), np.where(is_better, trial, error)
     codes = np.minimum(np.rint(best * values), top)
-    scale, *changed = search.run(descend, values, weights, (codes,), -np.inf, top)
+    scale, *changed = search.run(descend, values, weights, (codes,), (-np.inf, top))
     codes = np.where(is_zero, 0, np.stack(changed)).astype(np.int32).astype(np.uint8)
     return np.where(is_zero, np.float32(0), scale), codes
 
@@ -364,7 +364,7 @@ def _fit_symmetric(
     returns their codes, -top .. top - 1.
     """
     largest = _largest(x, 0)
-    scales, best = search.run(fit_scales, x, weights, (largest,), top)
+    scales, best = search.run(fit_scales, x, weights, (largest,), (top,))
     is_zero = np.abs(largest) < _EPSILON
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -405,7 +405,7 @@ def _q3_k(rows: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
         is_zero, squares = ~(np.abs(largest) >= _EPSILON), x * x
         codes = np.clip(np.rint(np.float32(-4) / largest * x), -4, 3)
         codes[:, is_zero] = 0
-        scales, *changed = search.run(descend, x, squares, (codes,), -4, 3)
+        scales, *changed = search.run(descend, x, squares, (codes,), (-4, 3))
         codes = np.stack(changed)
         codes[:, is_zero], scales[is_zero] = -4, 0
         levels = scales.reshape(-1, 16).T
@@ -472,7 +472,7 @@ def _fit_iq4(x: np.ndarray, weights: Weights, search: Search) -> np.ndarray:
     """Scales [G] of quantize_row_iq4_nl_impl."""
     largest = _largest(x, 0)
     weights = None if weights is None else _groups(weights, 32)
-    scales, _ = search.run(fit_scales, x, weights, (largest,), None)
+    scales, _ = search.run(fit_scales, x, weights, (largest,), (None,))
     return np.where(np.abs(largest) < _EPSILON, np.float32(0), scales)
 
 
@@ -533,9 +533,11 @@ class Search:
         x: np.ndarray,
         weights: Weights,
         others: tuple[np.ndarray, ...],
-        *constants: float | None,
+        constants: tuple[float | None, ...],
     ) -> Sequence[np.ndarray]:
-        """The rows [G] that a search returns. x, weights: [size, G]; others: its further arrays."""
+        """The rows [G] that a search returns. x, weights: [size, G]; others,
+        constants: its further parameters.
+        """
         return function(_Words, x, weights, *others, *constants)
 
 

@@ -30,7 +30,7 @@ class Importance:
     """Sums of squares of inputs, by the matrices' GGUF names. Stacks have a row for each expert."""
 
     sums: Mapping[str, np.ndarray]  # float32 [1 or experts, K]
-    counts: Mapping[str, np.ndarray]  # of tokens, float32 [1 or experts]
+    counts: Mapping[str, np.ndarray]  # tokens seen, float32 [1 or experts]
     datasets: tuple[str, ...] = ()  # names of the texts
     chunks: int = 1
     chunk_size: int = 512  # tokens
@@ -95,8 +95,13 @@ def _read_gguf(path: Path) -> Importance:
 
     counts = {name: arrays[name + _COUNTS].reshape(-1) for name in names}
     sums = {name: arrays[name + _SUMS].reshape(len(counts[name]), -1) for name in names}
-    chunks = int(field("imatrix.chunk_count", 1)), int(field("imatrix.chunk_size", 512))
-    return Importance(sums, counts, tuple(field("imatrix.datasets", ())), *chunks)
+    return Importance(
+        sums,
+        counts,
+        datasets=tuple(field("imatrix.datasets", ())),
+        chunks=int(field("imatrix.chunk_count", 1)),
+        chunk_size=int(field("imatrix.chunk_size", 512)),
+    )
 
 
 def _write_gguf(importance: Importance, path: Path) -> None:
@@ -238,8 +243,8 @@ class _Recorder:
         self._record(x, weight)
         return self._ops.gated_linear(x, weight, bias, activation)
 
-    def experts(self, *arguments: Any) -> np.ndarray:
-        return self._ops.mix_experts(self, *arguments)
+    def experts(self, x: np.ndarray, scores: np.ndarray, stacks: Any) -> np.ndarray:
+        return self._ops.mix_experts(self, x, scores, stacks)
 
     def _record(self, x: np.ndarray, weight: Any) -> None:
         parts = weight if isinstance(weight, tuple) else (weight,)

@@ -16,7 +16,6 @@ import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
-from mlx_llama.core.files import gguf_folder
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import FP8_NUMBERS, AffineWeight, pack_stream
 from mlx_llama.core.files.tensor import DTYPES, NUMBERS, Tensor, encode
@@ -31,7 +30,7 @@ from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, reading, replace_when_done
 from mlx_llama.core.text.template import NAMED_FILE, NAMES
 
-from . import writing
+from . import gguf_folder, writing
 
 MODES = ("affine", *FLOAT_MODES)
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file
@@ -133,8 +132,11 @@ def write_mlx(
     """
     if mode in FLOAT_MODES:
         if (bits, group_size) != FLOAT_MODES[mode]:
-            fixed = "{} bits in groups of {}".format(*FLOAT_MODES[mode])
-            raise OptionsError(f"`bits` {bits} and `group_size` {group_size}: {mode} has {fixed}")
+            width, size = FLOAT_MODES[mode]
+            raise OptionsError(
+                f"`bits` {bits} and `group_size` {group_size}: {mode} has {width} bits in groups "
+                f"of {size}"
+            )
     elif (bits is not None and bits not in BITS) or group_size not in GROUP_SIZES:
         raise OptionsError(
             f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and groups "
@@ -218,7 +220,7 @@ def write_mlx(
 class _TensorPlan(writing.TensorPlan):
     """A tensor and its form in the folder."""
 
-    dtype: str  # of its values, or of its scales and biases
+    dtype: str  # its values', or its scales' and biases'
     packing: Packing | None
     offset: float = 0.0  # to subtract from the values
     rounds_scales: bool = False  # two levels of scales may become a single level, rounded to dtype
@@ -333,11 +335,12 @@ def _pick_packing(tensor: Tensor | AffineWeight) -> Packing | None:
     if not isinstance(tensor, AffineWeight):
         return None
     if tensor.mode != "affine":
-        return Packing(*FLOAT_MODES[tensor.mode], tensor.mode)
+        bits, group_size = FLOAT_MODES[tensor.mode]
+        return Packing(bits, group_size, tensor.mode)
     if tensor.group_size in GROUP_SIZES:
         return Packing(tensor.bits, tensor.group_size)
     # a quarter of the stored step
-    return Packing(min(bits for bits in BITS if bits >= tensor.bits + 2), 32)
+    return Packing(min(width for width in BITS if width >= tensor.bits + 2), 32)
 
 
 def _notice_kept(plan: Mapping[str, _TensorPlan]) -> list[str]:

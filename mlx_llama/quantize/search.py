@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class CompiledSearch(Search):
 
     target: Target
 
-    def run(self, function, x, weights, others, *constants) -> np.ndarray:
+    def run(self, function, x, weights, others, constants) -> np.ndarray:
         """As Search.run: float32 [rows, G]."""
         groups, inputs = x.shape[1], [x, x if weights is None else weights, *others]
         if padding := -groups % LANES:
@@ -42,14 +41,14 @@ class CompiledSearch(Search):
         out = np.empty((rows, groups + padding), np.float32)
         arrays = [*(np.ascontiguousarray(a, np.float32) for a in inputs), out]
         sizes = tuple(len(a) if a.ndim > 1 else 0 for a in inputs)
-        compiled = _compile(self.target, function, sizes, weights is not None, *constants)
+        compiled = _compile(self.target, function, sizes, weights is not None, constants)
         compiled(*(a.ctypes.data for a in arrays), groups + padding)
         return out[:, :groups]
 
 
 @functools.cache
 def _compile(
-    target: Target, function: Callable, sizes: tuple[int, ...], is_weighed: bool, *constants: Any
+    target: Target, function: Callable, sizes: tuple[int, ...], is_weighed: bool, constants: tuple
 ) -> Callable[..., None]:
     """Machine code of a search. sizes: rows of its arrays, 0 for a vector. Its parameters are the
     arrays' addresses, that of the results, and the number of groups, a multiple of LANES.

@@ -27,7 +27,7 @@ _SLAB = 1 << 18  # weights at a time: a few float32 arrays of this size fit a co
 @dataclass(frozen=True)
 class Written:
     path: Path
-    nbytes: int  # of tensors
+    nbytes: int  # size of the tensors
     weights: int  # their number
     notices: tuple[str, ...]  # lines for the user
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -168,10 +169,13 @@ def test_a_list_of_questions_gets_an_answer_each(llm):
         for asked in (questions, tuple(questions)):
             answers = llm.ask(asked, system=system, **options)
             assert [answer.tokens for answer in answers] == [answer.tokens for answer in alone]
-    with pytest.raises(ContextError, match=r"questions\[1\]: a question is a text, not NoneType"):
-        llm.ask(["hi", None])
-    with pytest.raises(ContextError, match="at least one"):
-        llm.ask([])
+        answers = asyncio.run(llm.aask(questions, system, **options))
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in alone]
+    for ask in (llm.ask, lambda asked: asyncio.run(llm.aask(asked))):
+        with pytest.raises(ContextError, match=r"questions\[1\]: a question is a text, not None"):
+            ask(["hi", None])
+        with pytest.raises(ContextError, match="at least one"):
+            ask([])
     with pytest.raises(ContextError, match=r"prompts\[1\]: the prompt has"):
         llm.ask(["hi", "once upon a time " * 100])
 
@@ -294,6 +298,27 @@ def test_asyncio_gives_what_the_blocking_calls_give(llm):
 
     wanted = llm.generate("Once upon", max_tokens=5), llm.ask("hi", system="Be kind", max_tokens=5)
     assert asyncio.run(both()) == tuple(answer.text for answer in wanted)
+
+
+def test_cancelling_asked_questions_ends_their_answers(llm):
+    pieces, started, goes_on = [], threading.Event(), threading.Event()
+
+    def on_piece(text, kind):
+        pieces.append(text)
+        started.set()
+        assert goes_on.wait(60)
+
+    async def ask():
+        endless = {"max_tokens": 50, "logit_bias": dict.fromkeys(llm.tokenizer.eos_ids, -100.0)}
+        asked = asyncio.create_task(llm.aask(["hi", "hello"], on_piece=on_piece, **endless))
+        assert await asyncio.to_thread(started.wait, 60)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        goes_on.set()
+
+    asyncio.run(ask())
+    assert len(pieces) < 9
 
 
 def test_a_conversation_may_begin_elsewhere(llm):

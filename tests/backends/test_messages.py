@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from mlx_llama.core.system.launch import find_launcher
+from mlx_llama.core.system.forks import find_launcher
 from mlx_llama.distributed.world import FRAME, World
 
 

@@ -77,7 +77,9 @@ def test_arrays_have_the_words_of_sampling_and_of_the_forward(backend, kernels):
     """By kernels, too, but for those that only SamplingBatch says."""
     if kernels and backend.name != "cuda":
         pytest.skip("kernels replace no word of sampling")
-    words = importlib.import_module(f"{backend.model.__package__}.{kernels}arrays")
+    package = backend.model.__package__
+    words = importlib.import_module(f"{package}.kernels.decode" if kernels else f"{package}.arrays")
+    words = words.words if kernels else words
     of_batches = {"scope", "launch", "send", "send_all"} if kernels else set()
     forward = set() if kernels else plain.Words.__annotations__.keys()
     assert all(hasattr(words, name) for name in Words.__annotations__.keys() - of_batches | forward)

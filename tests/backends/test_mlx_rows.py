@@ -25,7 +25,7 @@ mx = pytest.importorskip("mlx.core")
 from mlx_llama.core.sample import process, sample
 from mlx_llama.mlx_native import arrays, ops
 from mlx_llama.mlx_native.kernels import buffers as home
-from mlx_llama.mlx_native.kernels.packing import Packing
+from mlx_llama.mlx_native.kernels.buffers import Packing
 from mlx_llama.mlx_native.kernels.view import StepView
 
 MODELS = {

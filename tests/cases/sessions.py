@@ -5,13 +5,12 @@ from __future__ import annotations
 
 def check_consistency(session):
     """Compare the bookkeeping with the device's record of the tokens."""
-    loop = session.loop
+    loop, cache = session.loop, session.loop.scheduler.cache
     assert not loop.scheduler.rows.used
     for row, tokens in loop.scheduler.rows.kept.items():
-        length = loop.scheduler.cache.lengths[row]
+        length = cache.lengths[row]
         assert 0 < length <= len(tokens)
-        state = loop.compute(lambda: loop.scheduler.cache.state(row))
-        assert state["tokens"].tolist() == tokens[:length]
+        assert loop.compute(lambda: cache.state(row))["tokens"].tolist() == tokens[:length]
 
 
 def rendered(llm, session, question):

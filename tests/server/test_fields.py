@@ -447,7 +447,8 @@ def test_schemas_of_ordinary_types_are_relaxed_and_noted(lenient):
             assert done.json()["choices"][0]["message"]["content"].startswith("{")
 
 
-# Written in the style of tools of Model Context Protocol servers
+MCP_TOOLS = json.loads((Path(__file__).parents[1] / "data" / "mcp_tools.json").read_text("utf-8"))
+# Written in their style, with what those do not have
 MCP = {
     "list_issues": {
         "labels": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
@@ -494,6 +495,22 @@ def test_forced_tools_are_relaxed_and_noted_as_schemas_are(name, lenient):
     assert f"tools: {NOTED[name]}" in done.headers["x-mlx-llama-noted"]
 
 
+@pytest.mark.parametrize("server", MCP_TOOLS)
+def test_tools_of_mcp_servers_are_enforced_as_they_are_listed(server, guide):
+    """By a strict server, so that nothing in them is relaxed."""
+    for listed in MCP_TOOLS[server]:
+        name, text, schema = listed["name"], listed["description"], listed["inputSchema"]
+        path, base = CHAT
+        tool = {"name": name, "description": text, "parameters": schema}
+        forced = {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+        done = guide.post(path, **base, **forced, max_tokens=1)
+        assert done.status_code == 200, (name, done.text)
+        path, base = MESSAGES
+        tool = {"name": name, "description": text, "input_schema": schema}
+        done = guide.post(path, **base, tools=[tool], tool_choice={"type": "any"})
+        assert done.status_code == 200, (name, done.text)
+
+
 def test_refused_schemas_of_forced_tools_name_tool_and_property(lenient):
     path, base = CHAT
     fine = {"name": "fine", "parameters": {"type": "object", "properties": {"a": {}}}}
@@ -502,7 +519,7 @@ def test_refused_schemas_of_forced_tools_name_tool_and_property(lenient):
         ({"type": "object", "properties": {"id": {"not": {}}}}, "not"),
         ({"type": "integer", "minimum": 2**64}, f"minimum {2**64}"),
         ({"type": "string", "pattern": "(a{1003}){991}"}, "counts"),
-        ({"allOf": [{"type": "integer"}, {"const": 2**60 + 1}]}, f"{2**60 + 1}"),
+        ({"allOf": [{"enum": [2**60 + 1, 3]}, {"enum": [2**60 + 1]}]}, f"{2**60 + 1}"),
     ):
         bad = {"name": "bad_one", "parameters": {"type": "object", "properties": {"wrong": part}}}
         tools = [{"type": "function", "function": function} for function in (fine, bad)]

@@ -6,11 +6,17 @@ import random
 import re
 from functools import cache
 
-from . import read_text, stories
+from . import read_text
 from .facts import PHRASES
 
 Message = tuple[str, str]
 
+NAMES = """Mia Lily Anna Ella Nina Rosa Ida Luna Ruby Clara Daisy Greta Nora Tilly Emma Sophie Zoe
+Alice Maya Eva Kate Julia Laura Sara Lena Amy Iris Olga Maria Ana Carla Elena Yuki Mei Fatima Leila
+Priya Astrid Freya Ingrid Chloe Hannah Molly Bella Martha Vera Tom Ben Max Sam Leo Finn Otto Pip
+Milo Oscar Theo Hugo Felix Jack Paul Oliver Noah Lucas Henry Jonas Adam Simon Peter Mark David
+Daniel Karl Bruno Ivan Pedro Luis Marco Kenji Chen Ali Omar Ravi Arjun Sven Lars Erik Pierre Bob
+George Walter Frank""".split()
 ONSETS = """b c d f g h j k l m n p r s t v w z b d f g k l m n p r s t v bl br ch cl cr dr dw fl fr gl gn gr kh kj kl kn kr kw lh ll mb
 ng nd ph pl pr ps qu rh sc sch sh shr sk sl sm sn sp spr st str sv sw sz th thr tr ts tsch tw vl vr wh wr x xh y zb zd zh zw""".split()
 VOWELS = (
@@ -84,7 +90,7 @@ def made_up(rng: random.Random, most: int = 3) -> str:
 
 def any_name(rng: random.Random) -> str:
     if rng.random() < 0.2:
-        return rng.choice(stories.NAMES)
+        return rng.choice(NAMES)
     name = made_up(rng).capitalize() + rng.choice(("", "", "", "n", "s", "l", "r", "a", "o"))
     if rng.random() < 0.06:
         name = "".join(

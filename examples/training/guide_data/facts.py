@@ -46,7 +46,7 @@ from mlx_llama.quantize.gguf_types import FORMATS
 
 from . import read_text
 
-# of train_guide.SHAPE, as the guide tells them
+# Sizes of train_guide.SHAPE, as the guide tells them
 GUIDE_FIGURES = {"parameters": "four", "layers": "4", "megabytes": "9"}
 SOURCES = (
     "concepts.txt",

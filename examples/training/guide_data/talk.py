@@ -3,6 +3,9 @@ question.
 
 `conversation` writes one chat as a list of (role, text); `raw_text` writes a text without the chat
 template.
+
+Some answers offer a story. The shipped network learned to tell stories; the data has none any more,
+so reword those answers before a new training.
 """
 
 import random
@@ -10,7 +13,7 @@ import re
 from collections import Counter
 from functools import cache
 
-from . import copying, facts, read_text, stories
+from . import copying, facts, read_text
 from .copying import introduction
 from .facts import PHRASES, Fact, lines
 from .thesaurus import reword
@@ -480,20 +483,6 @@ MORE = (
     "and what else",
     "can you explain more",
 )
-ANOTHER = (
-    "another one",
-    "another one please",
-    "one more",
-    "one more please",
-    "again",
-    "more",
-    "another",
-    "tell me another one",
-    "and another one",
-    "can i have another",
-    "a new one please",
-    "tell me one more",
-)
 SYSTEM = (
     "You are a helpful assistant.",
     "You are the guide to mlx_llama.",
@@ -782,7 +771,7 @@ def dressed(question: str, rng: random.Random) -> str:
             words.pop(rng.randrange(len(words)))
     if len(words) > 4 and rng.random() < 0.06:
         words = [word for word in words if word not in LITTLE_WORDS] or words
-    # of the words; some people make many
+    # share of words with slips; some people make many
     slips = rng.choice((0.2, 0.35, 0.5)) if rng.random() < 0.22 else 0.02
     words = [
         typo(word, rng) if rng.random() < slips and _WORD.fullmatch(word) else word
@@ -1090,8 +1079,6 @@ def turn(
     rng: random.Random, name: str, last: Fact | str | None
 ) -> tuple[str, str, Fact | str | None, str]:
     """One question and its answer, given the user's name and what was talked about last."""
-    if last == "story" and rng.random() < 0.35:
-        return dressed(rng.choice(ANOTHER), rng), stories.story(rng), "story", name
     if last is None and rng.random() < 0.02:
         return (
             dressed(rng.choice(MORE), rng),
@@ -1099,21 +1086,18 @@ def turn(
             None,
             name,
         )
-    if last not in (None, "story") and rng.random() < 0.25:
+    if last is not None and rng.random() < 0.25:
         more = last.more if isinstance(last, Fact) else SCOPE_MORE
         return dressed(rng.choice(MORE), rng), more, None, name
     kind = rng.random()
-    if kind < 0.60:
+    if kind < 0.64:
         fact = any_fact(rng)
         return question_about(fact, rng), fact.answer, fact, name
-    if kind < 0.74:
+    if kind < 0.80:
         answers, ask = rng.choice(SMALL_TALK)
         return dressed(expand(rng.choice(lines(ask)), rng), rng), rng.choice(answers), None, name
-    if kind < 0.83:
-        return out_of_scope(rng), SCOPE_ANSWER, "scope", name
     if kind < 0.90:
-        question, text = stories.request(rng)
-        return dressed(question, rng), text, "story", name
+        return out_of_scope(rng), SCOPE_ANSWER, "scope", name
     if name and rng.random() < 0.7:
         question = rng.choice(
             (
@@ -1179,7 +1163,5 @@ def conversation(rng: random.Random) -> list[tuple[str, str]]:
 
 
 def raw_text(rng: random.Random) -> str:
-    """A text to be continued as it is: mostly stories, some plain sentences about the project."""
-    if rng.random() < 0.8:
-        return stories.story(rng, raw=True)
+    """A text to be continued as it is: plain sentences about the project."""
     return " ".join(FACTS[name].answer for name in rng.sample(_NAMES, 2))

@@ -26,7 +26,7 @@ CLASSES = {name: number for number, name in enumerate((*talk.FACTS, *OTHERS))}
 RATE, BATCH = 5e-3, 256
 DROPPED = 0.15  # share of a question's features that are left out in training
 MIN_COUNT = 4  # questions that must have a feature
-# of all classes but small talk
+# Answers of all classes but small talk
 ANSWERS = [*(fact.answer for fact in talk.FACTS.values()), talk.SCOPE_ANSWER]
 _CLASS_OF = {answer: number for number, answer in enumerate(ANSWERS)}
 _WORD = re.compile(r"--?[a-z][a-z-]*|/[a-z]+|[a-z]+|\d+|[^\sa-z\d]")

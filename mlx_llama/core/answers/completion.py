@@ -305,9 +305,10 @@ class Writer:
         if logprobs is not None and not is_end:
             self._unpaired.append((token, logprobs, self.decoder.data(token), decoded))
         start = len(self.completion.text) + len(self.stops.withheld)
-        shown = self._split(decoded)
-        text = self.stops.push(shown)
-        self._pair(shown, start)
+        shown = self._split(decoded) if self.thoughts else decoded
+        text = self.stops.push(shown) if self.stops.texts else shown
+        if self._unpaired:
+            self._pair(shown, start)
         if self.is_finished and not self.stops.matched:
             rest = self._split(self.decoder.finish(), is_last=True)
             text += self.stops.push(rest)

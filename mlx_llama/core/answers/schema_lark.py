@@ -75,6 +75,7 @@ class SchemaRules:
             part = schema if isinstance(schema, dict) else {"allOf": [schema]}
             rule = {**self._definitions, **part, "x-guidance": self._options}
             return f"%json {json.dumps(rule)}"
+        schema = _simplify(schema)
         keywords = schema.keys() - NOTES
         if keywords & {"const", "enum"} and keywords <= {"const", "enum", "type"}:
             return self._write_values(schema, place)
@@ -181,3 +182,24 @@ def _is_of(value: Any, kind: str) -> bool:
         is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         return is_whole or (kind == "number" and isinstance(value, float))
     return isinstance(value, _TYPES.get(kind, ()))
+
+
+def _simplify(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema without a `minProperties` that `required` implies, and with the types and
+    values of `allOf` in place of it if none of them occurs twice.
+    """
+    required, least, parts = (schema.get(name) for name in ("required", "minProperties", "allOf"))
+    kept = {**schema}
+    if (
+        isinstance(required, list)
+        and isinstance(least, int)
+        and least <= len({*map(str, required)})
+    ):
+        del kept["minProperties"]
+    if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
+        pairs = [pair for part in parts for pair in part.items() if pair[0] not in NOTES]
+        names = {name for name, _ in pairs}
+        if len(names) == len(pairs) and names <= {"type", "const", "enum"} - schema.keys():
+            del kept["allOf"]
+            kept.update(pairs)
+    return kept

@@ -14,18 +14,18 @@ class Stops:
     def __init__(self, stops: Collection[str]):
         # Sorted, without texts that begin with another, which is complete first. One bisection
         # then finds all that may begin at a position, however many there are.
-        self._sorted: list[str] = []
+        self.texts: list[str] = []
         for stop in sorted(stops):
-            if not self._sorted or not stop.startswith(self._sorted[-1]):
-                self._sorted.append(stop)
-        self._first_letters = {stop[0] for stop in self._sorted}
-        self._shortest = min(map(len, self._sorted), default=0)
+            if not self.texts or not stop.startswith(self.texts[-1]):
+                self.texts.append(stop)
+        self._first_letters = {stop[0] for stop in self.texts}
+        self._shortest = min(map(len, self.texts), default=0)
         self.withheld = ""
         self.matched: str | None = None
 
     def push(self, piece: str) -> str:
         """Append `piece`; returns text that is safe to show, which ends before a stop string."""
-        if not self._sorted:
+        if not self.texts:
             return piece
         text = self.withheld + piece
         begun: int | None = None  # the first place where a stop string may begin
@@ -45,10 +45,10 @@ class Stops:
     def _look(self, text: str, at: int) -> tuple[str | None, bool]:
         """The stop string at a place of `text`, if any; and whether one may begin there."""
         head = text[at : at + _HEAD]
-        place = bisect_right(self._sorted, head)
-        if place and head.startswith(stop := self._sorted[place - 1]):
+        place = bisect_right(self.texts, head)
+        if place and head.startswith(stop := self.texts[place - 1]):
             return stop, False
-        while place < len(self._sorted) and (stop := self._sorted[place]).startswith(head):
+        while place < len(self.texts) and (stop := self.texts[place]).startswith(head):
             if text.startswith(stop, at):
                 return stop, False
             if len(stop) > len(text) - at and stop.startswith(text[at:]):

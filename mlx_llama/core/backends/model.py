@@ -123,6 +123,7 @@ class BaseLlama:
         masks: Masks | None = None,
     ) -> Array:
         """The next tokens as `step` returns them. logits: [B, V] after the rows, also NumPy's."""
+        rows = cache.select_rows(len(logits), rows)
         with self.scope():
             return self._sample(self._send(logits), cache, sampling, rows, masks)
 
@@ -187,8 +188,10 @@ class BaseLlama:
         masks: Masks | None,
         vocabulary: Any = None,
     ) -> Array:
-        """As `sample`. vocabulary: of which the logits are this process's share; None for all."""
-        chosen = cache.select_rows(len(logits), rows)
-        recent = cache.recent(sampling.window, chosen) if sampling.window else None
-        positions = [cache.lengths[row] for row in chosen]
+        """As `sample`, of rows that are checked. vocabulary: of which the logits are this process's
+        share; None for all.
+        """
+        rows = range(len(logits)) if rows is None else rows
+        recent = cache.recent(sampling.window, rows) if sampling.window else None
+        positions = [cache.lengths[row] for row in rows]
         return sampling(logits, positions, recent, masks, vocabulary)

@@ -68,6 +68,10 @@ class Positions:
         self.lengths = [0] * rows  # positions filled
         self.allocated = [0] * rows  # positions that the storage has room for
         self.adapters = [0] * rows  # number of the adapter that computes a row, 0 for none
+        self._make_storage()
+
+    def _make_storage(self) -> None:
+        """Set `position_nbytes` and make what will hold keys, values and tokens."""
 
     @property
     def length(self) -> int:
@@ -81,7 +85,7 @@ class Positions:
 
     def select_rows(self, batch: int, rows: Sequence[int] | None) -> list[int]:
         """The rows of a call over `batch` sequences (None: the first). Raises ContextError."""
-        chosen = list(range(batch)) if rows is None else [int(row) for row in rows]
+        chosen = list(range(batch) if rows is None else map(int, rows))
         if batch == len(chosen) == 1 and 0 <= chosen[0] < len(self.lengths):  # most steps
             return chosen
         if len(chosen) != batch:
@@ -309,15 +313,16 @@ class CallView(View):
             raise ContextError(
                 f"{batch} sequences need {batch} positions or one for all, not {len(starts)}"
             )
-        grows = False
+        # One loop, since a generator or two cost a decoded token as much as their work
+        spans, adapters, grows = [], [], False
         for row, start in zip(chosen, starts):
             cache.check_continues(row, start, count)
             grows = grows or start + count > cache.allocated[row]
-        # Lists, since a generator costs a decoded token as much as its work
-        self.spans = tuple([Span(row, start, count) for row, start in zip(chosen, starts)])
-        self.adapters = tuple([cache.adapters[row] for row in chosen])
+            spans.append(Span(row, start, count))
+            adapters.append(cache.adapters[row])
         if grows:
-            cache.reserve({span.row: span.end for span in self.spans})
+            cache.reserve({span.row: span.end for span in spans})
+        self.spans, self.adapters = tuple(spans), tuple(adapters)
         self.cache, self.config, self.batch, self.count = cache, cache.config, batch, count
         self._masks: dict[tuple[int, Window], Any] = {}  # by start and window
 

@@ -60,9 +60,10 @@ class BaseWeights:
         biases = [key for name in names if (key := f"{name}.bias") in self.tensors]
         with self._allocating():
             matrix, bias = self._matrix(names), self._vector(biases) if biases else None
-            layer = self.ops, matrix, bias, self._adapt(names)
-        is_summed = self.share and names[0] in self.share.summed
-        return SummedLinear(*layer, ranks=self.ranks) if is_summed else Linear(*layer)
+            adapters = self._adapt(names)
+        if self.share and names[0] in self.share.summed:
+            return SummedLinear(self.ops, matrix, bias, adapters, ranks=self.ranks)
+        return Linear(self.ops, matrix, bias, adapters)
 
     def norm(self, name: str | None) -> RMSNorm | None:
         """The norm of that name; None for None."""
@@ -165,7 +166,7 @@ class BlockWeights(BaseWeights):
     stack_type: ClassVar[type]  # (count, block): low-bit matrices of all experts
     _pack: Callable[[Sequence[Any]], Matrix]  # a block of low-bit weights
     _dense: Callable[[Sequence[Any]], Array]  # one of others
-    _pack_adapters: Callable[[Array, Array], Any]  # of core.files.adapters.stack's arrays
+    _pack_adapters: Callable[[Array, Array], Any]  # takes core.files.adapters.stack's arrays
 
     def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
         super().__init__(checkpoint, device, ranks)

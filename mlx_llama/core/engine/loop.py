@@ -173,7 +173,9 @@ class Loop:
     ):
         self.engine = RequestBuilder(backend, model, tokenizer, eos, context, draft)
         self.max_rows = max_rows
-        self._limits = cache_memory, max_rows, kept_rows
+        self._new_scheduler = functools.partial(
+            Scheduler, self.engine, cache_memory, max_rows, kept_rows
+        )
         self._owner = worker  # of the backend's arrays
         if worker:
             weakref.finalize(self, worker.close)
@@ -212,7 +214,7 @@ class Loop:
 
     def _make_scheduler(self) -> Scheduler:
         with self._setup:
-            self._scheduler = self._scheduler or Scheduler(self.engine, *self._limits)
+            self._scheduler = self._scheduler or self._new_scheduler()
             return self._scheduler
 
     def refuse_callback(self, action: str) -> None:
@@ -283,30 +285,33 @@ class Loop:
         """End cancelled requests now, or after the tick that runs."""
         if self._ticker == threading.get_ident():
             return
-        if worker := self._worker:
+        if owner := self._owner:
             sweep = functools.partial(self._hold, self._sweep)
-            (worker.post if self._is_started or self._ticker else worker.call)(sweep)
+            (owner.post if self._is_started or self._ticker else owner.call)(sweep)
         elif self._ticking.acquire(blocking=False):
             try:
-                self._hold(self._sweep, contextlib.nullcontext())
+                with uninterrupted():
+                    self._mark(self._sweep)
             finally:
                 self._ticking.release()
 
     def _call_between_ticks(self, function: abc.Callable[[], Result]) -> Result:
-        """Call a function that may change rows in the thread that ticks, or in this one."""
+        """Call a function that may change rows, in the thread that may."""
         hold = functools.partial(self._hold, function)
-        return self._worker.call(hold) if self._worker else hold()
+        return self._owner.call(hold) if self._owner else hold()
 
-    def _hold(self, function: abc.Callable[[], Result], lock: Any = None) -> Result:
-        """Call a function, which may run callbacks, while no other one ticks or changes rows. lock:
-        in place of the lock that the caller holds.
-        """
-        with lock or self._ticking, uninterrupted():
-            self._ticker = threading.get_ident()
-            try:
-                return function()
-            finally:
-                self._ticker = None
+    def _hold(self, function: abc.Callable[[], Result]) -> Result:
+        """Call a function while no other one ticks or changes rows. Ctrl-C waits for its end."""
+        with self._ticking, uninterrupted():
+            return self._mark(function)
+
+    def _mark(self, function: abc.Callable[[], Result]) -> Result:
+        """Call a function in this thread, which holds `_ticking` and may run callbacks."""
+        self._ticker = threading.get_ident()
+        try:
+            return function()
+        finally:
+            self._ticker = None
 
     def _tick(self) -> bool:
         if self._arrived:
@@ -343,7 +348,8 @@ class Loop:
         try:
             while worker is self._worker:
                 if self._has_work():
-                    self._hold(self._tick)
+                    with self._ticking:
+                        self._mark(self._tick)
                     worker.make_queued()
                 elif not self._is_started:
                     return

@@ -87,6 +87,7 @@ class Scheduler:
         self.runtime, drafts = backend.runtime, None
         self.backend, self.model, self.max_rows = backend, model, rows
         self.runs_ahead, self._files = backend.runs_ahead, builder.files
+        self._is_invariant = model.is_batch_invariant
         self.cache = model.make_cache(builder.context, rows + kept)
         self.drafts: list[ModelDrafts] = []  # by row
         if draft:
@@ -183,7 +184,7 @@ class Scheduler:
         for step in steps:
             if not self._read(step):
                 break  # the others were forgotten with it
-        if self.model.is_batch_invariant:  # others have chunks of one size
+        if self._is_invariant:  # chunks of others have one size
             self._chunks.note(time.perf_counter() - started, prompt_tokens, is_stepping)
         if self.runs_ahead:
             self._launch(may_wait=False)  # the device works while consumers look at the tokens
@@ -206,11 +207,12 @@ class Scheduler:
         self.rows.look()
         sequence, rows = self.waiting[0], self.rows
         tokens, length = sequence.tokens, len(sequence.tokens)
-        wishes = sequence.request.reuses, sequence.adapter
+        reuses, adapter = sequence.request.reuses, sequence.adapter
         try:
-            claimed = rows.claim(tokens, length + min(PORTION, sequence.remaining), *wishes)
+            end = length + min(PORTION, sequence.remaining)
+            claimed = rows.claim(tokens, end, reuses, adapter)
             if claimed is None and not self.running:
-                claimed = rows.claim(tokens, length, *wishes)
+                claimed = rows.claim(tokens, length, reuses, adapter)
                 if claimed is None:
                     self._refuse(sequence)
             if claimed is None:
@@ -285,7 +287,8 @@ class Scheduler:
 
     def sweep(self) -> None:
         """End the requests that were cancelled."""
-        for sequence in [*self.waiting, *self.admitted]:
+        requests = [*self.waiting, *self.admitted]
+        for sequence in requests:
             if sequence.is_cancelled:
                 self.end(sequence)
 
@@ -345,7 +348,7 @@ class Scheduler:
         chunk = min(self._chunk_size(sequence), self.model.prefill_width)
         if not self.running:
             return chunk
-        return min(chunk, self._chunks.choose() if self.model.is_batch_invariant else SHARED_CHUNK)
+        return min(chunk, self._chunks.choose() if self._is_invariant else SHARED_CHUNK)
 
     def _launch_chunk(self, sequence: Sequence, start: int, end: int) -> None:
         """Launch a chunk of a prompt. A lazy device projects nothing to the vocabulary."""
@@ -508,7 +511,7 @@ class Scheduler:
                     or sequence.is_cancelled
                     or sequence.needs_token
                     or sequence.needs_logits
-                    or sequence.speculation.may_draft_next()
+                    or (sequence.speculation.drafter and sequence.speculation.may_draft_next())
                     for sequence in step.sequences
                 )
             ):
@@ -516,7 +519,7 @@ class Scheduler:
             lengths = self.cache.lengths
             ends = {sequence.row: lengths[sequence.row] + 1 for sequence in step.sequences}
             try:
-                if self.rows.reserve(ends):
+                if self._has_storage(step.sequences, 1) or self.rows.reserve(ends):
                     self._launch_step(step.sequences, step.tokens)
             except Exception:  # it is launched again once the tokens are read
                 for sequence in step.sequences:
@@ -587,12 +590,9 @@ class Scheduler:
         """Make room for `count` more positions of `sequences`; returns those that have it. While
         there is none, the youngest request is preempted.
         """
-        lengths, allocated = self.cache.lengths, self.cache.allocated
-        for sequence in sequences:
-            if lengths[sequence.row] + count > allocated[sequence.row]:
-                break
-        else:  # most steps
+        if self._has_storage(sequences, count):  # most steps
             return sequences
+        lengths = self.cache.lengths
         self.rows.look()
         while sequences:
             try:
@@ -614,6 +614,13 @@ class Scheduler:
                 self._end_full(youngest)
             sequences = [sequence for sequence in sequences if sequence is not youngest]
         return []
+
+    def _has_storage(self, sequences: list[Sequence], count: int) -> bool:
+        lengths, allocated = self.cache.lengths, self.cache.allocated
+        for sequence in sequences:
+            if lengths[sequence.row] + count > allocated[sequence.row]:
+                return False
+        return True
 
     def _is_launched(self, sequence: Sequence) -> bool:
         """True if a launched step computes the request's next token."""

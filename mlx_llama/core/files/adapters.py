@@ -40,7 +40,7 @@ _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
 _CHAR = r"(?:\\[.dw]|\[\^?[\w-]+\]|[\w.])"
-_ITEM = re.compile(rf"(?:({_CHAR})|\((?:\?:)?((?:{_CHAR}|\|)+)\))([*+?]?)")  # of alpha_pattern
+_ITEM = re.compile(rf"(?:({_CHAR})|\((?:\?:)?((?:{_CHAR}|\|)+)\))([*+?]?)")  # alpha_pattern's
 Scale = Callable[[str, int], float]
 # Unsupported fields of PEFT's config that change the arithmetic, and values for "off"
 _PEFT_REFUSED = (
@@ -84,11 +84,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    name: str  # of its folder; requests select it by this name
+    name: str  # its folder's; requests select it by this name
     path: Path
     pairs: Mapping[str, Pair] = field(repr=False)  # by module
-    digest: str = ""  # of its settings, scale and weights
-    scale: float = 1.0  # of FOLDER=SCALE; the pairs include it
+    digest: str = ""  # hash of its settings, scale and weights
+    scale: float = 1.0  # SCALE in FOLDER=SCALE; the pairs include it
 
     def fuse(
         self, modules: Sequence[str], rows: Sequence[int]
@@ -215,7 +215,8 @@ def open_adapters(
         raise CheckpointError(f"{len(specs)} adapters: at most {MOST_ADAPTERS} can be loaded")
     adapters: dict[str, Adapter] = {}
     for spec in specs:
-        adapter = _open(*parse(spec), config, tensors)
+        folder, scale = parse(spec)
+        adapter = _open(folder, scale, config, tensors)
         if adapter.name in adapters or adapter.name == BASE:
             other = "that is the name of the model without adapters"
             if adapter.name in adapters:

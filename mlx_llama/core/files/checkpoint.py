@@ -51,8 +51,8 @@ class Checkpoint:
     tensors: Mapping[str, Tensor | AffineWeight] = field(repr=False)
     # parsed generation_config.json, {} if there is none
     generation_config: dict[str, Any] = field(repr=False)
-    nbytes: int  # of all tensors
-    gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)  # of a GGUF file
+    nbytes: int  # size of all tensors
+    gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)  # None for folders
     # those of `config.stored_shapes()`, with the rows of several `tensors`; None: the same
     stored: Mapping[str, Tensor | AffineWeight] | None = field(default=None, repr=False)
     # for requests that ask for them; an adapter's number is its index + 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,7 +61,7 @@ def _take_part(whole: Stored, i: int, count: int, axes: int) -> Stored:
         return rows.part(name, i * shape[0], (i + 1) * shape[0])
 
     array = partial(whole.take, i, count)
-    return dataclasses.replace(whole, shape=tuple(shape), array=array, decode=decode)
+    return replace(whole, shape=tuple(shape), array=array, decode=decode)
 
 
 def unstack(weights: Weights, config: LlamaConfig) -> Weights:
@@ -180,7 +179,7 @@ def select(
     for name in config.stored_shapes(weights):
         if name in packed:
             parts = [weights[part] for part in (name, *_scaling(name, packed[name].mode))]
-            tensors[name] = _quantized(name, packed[name], *parts)
+            tensors[name] = _quantized(name, packed[name], parts)
         else:
             tensors[name] = weights[name].tensor(name)
     return tensors
@@ -197,7 +196,7 @@ def split(
         else:
             whole, first, last = parts[name]
             tensor = stored[whole].part(name, first, last)
-        order = config.row_order(name.rpartition(".")[0], *shape[:1])
+        order = config.row_order(name.rpartition(".")[0], shape[0] if shape else 1)
         tensors[name] = tensor if order is None else tensor.reorder(order)
     return tensors
 
@@ -239,10 +238,9 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, P
     return packed
 
 
-def _quantized(
-    name: str, packing: Packing, codes: Stored, *scaling: Stored
-) -> MLXWeight | FloatWeight:
+def _quantized(name: str, packing: Packing, parts: Sequence[Stored]) -> MLXWeight | FloatWeight:
     """Make a matrix of its stored tensors: codes, scales and, in mode "affine", biases."""
+    codes, *scaling = parts
     if codes.dtype != "U32":
         raise CheckpointError(
             f"{codes.path}: tensor {name} has dtype {codes.dtype}, expected U32, since "
@@ -258,7 +256,7 @@ def _quantized(
                 f"{stored.path}: tensor {stored.name} has dtype {kind}, expected {wanted} for the "
                 "scales of a quantised matrix; quantise the model again with mlx_lm.convert"
             )
-    arrays, all_pages = zip(*(stored.array() for stored in (codes, *scaling)))
+    arrays, all_pages = zip(*(stored.array() for stored in parts))
     pages: Any = [page for pages in all_pages for page in pages]
     if packing.mode != "affine":
         return FloatWeight(name, packing.mode, arrays[0], arrays[1], pages=pages)

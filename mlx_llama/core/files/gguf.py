@@ -6,7 +6,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF
 numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name,
 dimensions, type, offset), padding, the data.
 
-Tensors get their Hugging Face names and row order here, by the table of core/models/families/names.py.
+Tensors get their Hugging Face names and row order here, by the table of core/models/families/family.py.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class GGUFFile:
         self._names = (find_gguf(self.metadata) or FAMILIES["LlamaForCausalLM"]).names
         self._tensors: dict[str, Stored] = {}  # by Hugging Face name
         self._rope_factors: dict[str, Stored] = {}
-        self._factors: dict[str, Stored] = {}  # of the scales of NVFP4 matrices, by their names
+        self._factors: dict[str, Stored] = {}  # factors on NVFP4 matrices' scales, by matrix
         for part in self._parts:
             for stored, entry in part.tensors.items():
                 if stored in _ROPE_FACTORS:

@@ -54,7 +54,7 @@ _SHORT = {
     for bare in [model.lower().partition("/")[2].partition(":")[0]]
     for name in (bare, bare.removesuffix("-gguf"))
 } | SHORT_NAMES
-DEFAULT_TYPE = "Q4_K_M"  # of a repository of GGUF files, as in llama.cpp
+DEFAULT_TYPE = "Q4_K_M"  # for a repository of GGUF files, as in llama.cpp
 SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
 # Other formats of the same model: subfolders, and the originals of Meta and Mistral
@@ -198,7 +198,7 @@ def _ask(
     except OSError as e:
         cause = _first_line(e)
         reason = f"download failed ({cause}); check the network and the free space, then try again"
-    except Exception as e:  # of huggingface_hub's HTTP library, which differs between versions
+    except Exception as e:  # huggingface_hub's HTTP library differs between versions
         cause = f"{type(e).__name__}: {_first_line(e)}"
         reason = f"the hub cannot be reached ({cause}); check the network ({_INSTEAD})"
     raise CheckpointError(f"model {where}: {reason}") from None
@@ -213,7 +213,7 @@ def _first_line(error: BaseException) -> str:
 
 MAX_BYTES = 1 << 20
 MAX_EXAMPLES = 4
-MAX_CHARACTERS = 200  # of an example
+MAX_CHARACTERS = 200  # longest example
 
 
 def read_examples(path: Path) -> list[str]:

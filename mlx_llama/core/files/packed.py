@@ -1,11 +1,11 @@
 """Matrices of other quantisers: GPTQ's and AWQ's as affine groups, 8-bit floats (OCP's E4M3)
 decoded to bfloat16.
 
-8-bit floats: w[n, k] = weight[n, k] * scale, with a scale of the matrix, of row n, or of a block:
+8-bit floats: w[n, k] = weight[n, k] * scale, of the matrix, of row n, or of a block. The scale is
 `weight_scale_inv` in DeepSeek's files (a factor, despite its name), else `weight_scale`.
 
-GPTQ and AWQ store a linear layer [N, K] by columns, as four tensors (GPTQ: Frantar et al. 2023,
-arXiv 2210.17323; AWQ: Lin et al. 2024, arXiv 2306.00978; layouts: AutoGPTQ, AutoAWQ and AutoRound):
+GPTQ (Frantar et al. 2023, arXiv 2210.17323) and AWQ (Lin et al. 2024, arXiv 2306.00978) store a
+linear layer [N, K] by columns, as four tensors (layouts: AutoGPTQ, AutoAWQ and AutoRound):
 
     w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]),  g = g_idx[k], or k // group_size
 
@@ -53,7 +53,7 @@ class _Arrays:
     codes: np.ndarray  # uint32, qweight
     zeros: np.ndarray  # uint32, qzeros
     scales: np.ndarray  # as in the file
-    dtype: str  # of the scales
+    dtype: str  # the scales'
     groups: np.ndarray  # int [K / size]: the group of each run of `size` columns
     size: int
     shape: tuple[int, int]  # (N, K)
@@ -105,7 +105,7 @@ class _Arrays:
 
 def _unpack_awq(words: np.ndarray) -> np.ndarray:
     """uint32 [k, n / 8] -> uint8 [k, n]."""
-    packed = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
+    packed = np.ascontiguousarray(words).view(np.uint8).reshape((*words.shape, 4))
     codes = np.empty((*words.shape, 8), np.uint8)
     codes[..., _AWQ_LOW], codes[..., _AWQ_HIGH] = packed & 15, packed >> 4
     return codes.reshape(len(words), -1)
@@ -256,17 +256,26 @@ def _join(
             group = -(-K // count)
         order = np.arange(K) // group
     size, groups = _find_runs(order)
-    stored_parts = codes.view(np.uint32), zeros.view(np.uint32), scales
-    all_pages = [page for some in pages for page in some]
-    dtype = DTYPES[parts["scales"].dtype]
-    arrays = _Arrays(method, bits, *stored_parts, dtype, groups, size, (N, K), all_pages)
+    arrays = _Arrays(
+        method,
+        bits,
+        codes=codes.view(np.uint32),
+        zeros=zeros.view(np.uint32),
+        scales=scales,
+        dtype=DTYPES[parts["scales"].dtype],
+        groups=groups,
+        size=size,
+        shape=(N, K),
+        pages=[page for some in pages for page in some],
+    )
 
     def decode(name: str) -> PackedWeight | DecodedTensor:
         if size > 1:
             return PackedWeight(name, arrays)
         kind = f"{_NAMES[method]} {bits}-bit with act-order"
-        args = arrays.dtype, arrays.shape, arrays.dequantise, kind, arrays.nbytes, arrays.pages
-        return DecodedTensor(name, *args)
+        return DecodedTensor(
+            name, arrays.dtype, (N, K), arrays.dequantise, kind, arrays.nbytes, arrays.pages
+        )
 
     return replace(first, dtype="", shape=(N, K), decode=decode)
 

@@ -63,19 +63,19 @@ class Rows:
 class AffineWeight(Mapped, ABC):
     """A low-bit matrix [N, K] of a mapped file, read lazily; threads may share it."""
 
-    name: str  # of Hugging Face, such as model.layers.0.self_attn.q_proj.weight
+    name: str  # Hugging Face's, such as model.layers.0.self_attn.q_proj.weight
     shape: tuple[int, int]  # (N, K), rows in Hugging Face order
     format: str  # GGUF type, such as "Q4_0", "Q4_K" or "IQ4_NL"; mode of mx.quantize
     # width of the codes of `Rows`: 2, 3, 4, 5, 6 or 8; of tables' values, 8 (IQ4) or 5 (E2M1)
     bits: int
     group_size: int  # weights that share a scale: 16, 32, 64 or 128
-    offset: int  # of its `Rows`
+    offset: int  # the one of its `Rows`
     has_biases: bool
     two_level: bool
     # that holds the file's (super) scales: "float16", "bfloat16" or "float32"
     scale_dtype: str
     dtype: str  # for activations: "float16" for GGUF, that of the scales for mx.quantize
-    mode = "affine"  # of mx.quantize, for the same numbers
+    mode = "affine"  # mx.quantize's mode for the same numbers
     table = ""  # name in TABLES: the codes are its values, and 4-bit indices in the file
     nbytes: int  # in the file
     column_unit: int  # columns that must stay together
@@ -519,11 +519,11 @@ def _q6_k(block: Any) -> Parts:
 
 
 def _q8_k(block: Any) -> Parts:
-    return {"scales": block.repeat(*block.words(0, 1), 2)}
+    return {"scales": block.repeat(block.words(0, 1)[0], 2)}
 
 
 def _iq4_xs(block: Any) -> Parts:
-    codes = block.fields(*block.words(4, 1), 4) | block.fields(block.half(2), 2) << 4
+    codes = block.fields(block.words(4, 1)[0], 4) | block.fields(block.half(2), 2) << 4
     return _two_levels(block.half(0), codes - 32)
 
 
@@ -586,11 +586,11 @@ class GGUFFormat:
     """A GGUF tensor type."""
 
     block_size: int  # weights
-    nbytes: int  # of a block
+    nbytes: int  # size of a block
     group_size: int  # from here on as in AffineWeight
     offset: int
-    scales: Callable[[Any], Parts]  # of a block
-    fields: tuple[Field, ...]  # of the codes, or of indices into the table
+    scales: Callable[[Any], Parts]  # reads a block's scales
+    fields: tuple[Field, ...]  # bits of the codes, or of indices into the table
     has_biases: bool = False
     two_level: bool = False
     table: str = ""  # name in TABLES: the codes are its values
@@ -641,7 +641,6 @@ class GGUFFormat:
                     codes |= part
 
 
-_FP4 = "fp4", "bfloat16"  # table, and dtype of scales
 # Comments list the fields of a block's struct.
 GGUF_FORMATS: dict[str, GGUFFormat] = {
     # half d; uint8 qs[16]
@@ -673,7 +672,11 @@ GGUF_FORMATS: dict[str, GGUFFormat] = {
     # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
     "IQ4_XS": GGUFFormat(256, 136, 32, 128, _iq4_xs, (Field(8, 4, 16),), False, True, "iq4"),
     # uint8 e; uint8 qs[16]
-    "MXFP4": GGUFFormat(32, 17, 32, 16, _mxfp4, (Field(1, 4, 16),), False, False, *_FP4),
+    "MXFP4": GGUFFormat(
+        32, 17, 32, 16, _mxfp4, (Field(1, 4, 16),), table="fp4", scale_dtype="bfloat16"
+    ),
     # uint8 e[4]; uint8 qs[32]
-    "NVFP4": GGUFFormat(64, 36, 16, 16, _nvfp4, (Field(4, 4, 8),), False, False, *_FP4),
+    "NVFP4": GGUFFormat(
+        64, 36, 16, 16, _nvfp4, (Field(4, 4, 8),), table="fp4", scale_dtype="bfloat16"
+    ),
 }

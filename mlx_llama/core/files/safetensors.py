@@ -1,5 +1,5 @@
-"""The safetensors file format: a checked header, then tensors that are views of the mapped file;
-and folders of such files.
+"""The safetensors file format: a checked header, tensors that are views of the mapped file, and
+folders of such files.
 
 The safetensors library copies every tensor that it passes to NumPy; this reader does not. Format:
 https://github.com/huggingface/safetensors#format - eight bytes little-endian header length N, N

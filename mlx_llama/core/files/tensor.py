@@ -60,7 +60,8 @@ class Mapped:
 
     def read(self, first: int, last: int) -> None:
         """Read rows of the file into memory. Raises CheckpointError for a truncated file."""
-        if not all(machine.read_pages(*part) for part in self.pages_of(first, last)):
+        pages = self.pages_of(first, last)
+        if not all(machine.read_pages(mapped, at, nbytes) for mapped, at, nbytes in pages):
             raise self._truncated()
 
     def check_file(self) -> None:
@@ -70,13 +71,13 @@ class Mapped:
 
     def read_ahead(self, first: int, last: int) -> None:
         """Read rows first .. last - 1 of the file in the background."""
-        for part in self.pages_of(first, last):
-            machine.read_ahead(*part)
+        for mapped, at, nbytes in self.pages_of(first, last):
+            machine.read_ahead(mapped, at, nbytes)
 
     def release(self, first: int = 0, last: int | None = None) -> None:
         """Let the system evict rows of the file (None: all), but not pages shared with others."""
-        for part in self.pages if last is None else self.pages_of(first, last):
-            machine.release_pages(*part)
+        for mapped, at, nbytes in self.pages if last is None else self.pages_of(first, last):
+            machine.release_pages(mapped, at, nbytes)
 
     def _truncated(self) -> CheckpointError:
         return CheckpointError(
@@ -167,7 +168,7 @@ class Tensor(Mapped):
 
     def flat(self) -> Tensor:
         """View a stack of matrices [X, N, K] as a matrix [X N, K]; of vectors, as a vector."""
-        view = self.stored.reshape(-1, *self.shape[2:])
+        view = self.stored.reshape((-1, *self.shape[2:]))
         return Tensor(self.name, self.dtype, view.shape, view, self.pages)
 
 
@@ -175,7 +176,7 @@ class Tensor(Mapped):
 class Stored:
     """A tensor as a file holds it, which may be read under any name."""
 
-    path: Path  # of the file
+    path: Path  # the file's
     name: str  # in the file
     dtype: str  # safetensors' code, such as "BF16"; GGUF's type
     shape: tuple[int, ...]
@@ -197,7 +198,7 @@ class Stored:
             return self.decode(name)
         if self.dtype not in DTYPES:
             hint = "convert the weights to one of them"
-            if self.dtype in ("U8", "I8", "U32"):  # of packed matrices
+            if self.dtype in ("U8", "I8", "U32"):  # packed matrices
                 hint = (
                     "config.json has no field quantization, which quantised weights need; fetch "
                     "both again"
@@ -206,7 +207,8 @@ class Stored:
                 f"{self.path}: tensor {self.name} has dtype {self.dtype}, expected F64, F32, "
                 f"F16 or BF16; {hint}"
             )
-        return Tensor(name, DTYPES[self.dtype], self.shape, *self.array())
+        view, pages = self.array()
+        return Tensor(name, DTYPES[self.dtype], self.shape, view, pages)
 
 
 _SLAB = 1 << 18  # weights decoded at once; a few float32 arrays of this size fit a core's cache

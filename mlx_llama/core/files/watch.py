@@ -36,21 +36,27 @@ class FileWatch:
         """Raise CheckpointError from the first change on. Truncated files are noticed at each call,
         before what was computed with them is used; others once a second.
         """
-        self._fault = self._fault or self._find_fault()
+        for mapped in self._maps:
+            if mapped.cut is None:
+                is_damaged = mapped.size() < len(mapped)
+            else:  # where a file ends within the last page, zeros follow, and no page is missing
+                is_damaged = mapped.cut[0] != 0 or mapped[mapped.last] != mapped.byte
+            if is_damaged:
+                self._fault = (
+                    self._fault or f"{os.path.basename(mapped.path)} {_describe_damage(mapped)}"
+                )
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + LOOK_SECONDS
+            self._fault = self._fault or self._find_overwritten()
         if self._fault:
             raise CheckpointError(f"the model's file changed: {self._fault}: load the model again")
 
-    def _find_fault(self) -> str:
+    def _find_overwritten(self) -> str:
+        if self._guard:
+            self._guard.install()
         for mapped in self._maps:
-            if mapped.is_damaged():
-                return f"{os.path.basename(mapped.path)} {_describe_damage(mapped)}"
-        if (now := time.monotonic()) >= self._next:
-            self._next = now + LOOK_SECONDS
-            if self._guard:
-                self._guard.install()
-            for mapped in self._maps:
-                if mapped.is_overwritten():
-                    return f"{os.path.basename(mapped.path)} was overwritten after it was loaded"
+            if mapped.is_overwritten():
+                return f"{os.path.basename(mapped.path)} was overwritten after it was loaded"
         return ""
 
 

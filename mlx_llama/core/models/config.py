@@ -41,15 +41,15 @@ class LlamaConfig:
     max_position_embeddings: int
     rope: RopeConfig
     tie_word_embeddings: bool
-    attention_bias: bool  # of query, key and value
+    attention_bias: bool  # biases of query, key and value
     mlp_bias: bool
     sliding_window: int | None  # positions that a token sees, itself included; None for all
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    dtype: str  # of the checkpoint, as the config names it
+    dtype: str  # the checkpoint's, as the config names it
     # None for plain matrices and for GGUF, whose tensors name their formats
     quantization: Quantization | PackedQuantization | Float8Quantization | None = None
-    output_bias: bool = False  # of the projection after attention
+    output_bias: bool = False  # bias of the projection after attention
     # RMS norms of query and key, over each "head" or over all heads as a "whole"; "rotated": over
     # each head, after rotation; "without weights": over each head of rotated layers
     query_key_norm: str | None = None
@@ -62,14 +62,14 @@ class LlamaConfig:
     residual_multiplier: float = 1.0  # on the output of attention and MLP
     attention_multiplier: float | None = None  # on query times key; None for 1 / sqrt(head_dim)
     logits_multiplier: float = 1.0
-    local_rope: RopeConfig | None = None  # of layers with a window, None for `rope`
+    local_rope: RopeConfig | None = None  # in layers with a window, None for `rope`
     norm_offset: float = 0.0  # to add to the stored weights of norms
     attention_softcap: float | None = None  # c of c * tanh(score / c)
     logits_softcap: float | None = None
     # Queries are multiplied by 1 + query_beta * log(1 + n), n the trained lengths
     # (rope.original_max_position_embeddings) before their position.
     query_beta: float = 0.0
-    is_text_part: bool = False  # of a checkpoint that has images, too
+    is_text_part: bool = False  # the checkpoint has a part for images, too
     # Queries of unrotated layers are multiplied by 1 + temperature_scale * log(1 + n), n the whole
     # temperature_floors of the positions up to theirs.
     temperature_scale: float = 0.0
@@ -152,10 +152,19 @@ class LlamaConfig:
             (f"{block}.{name}.gate_proj", f"{block}.{name}.up_proj", f"{block}.{name}.down_proj")
             for name in (modules.stack, modules.shared)
         )
-        shares = self.norm_topk_prob, modules.scoring, modules.scales_input
-        more = shared if modules.shared else None, self.mlp_bias
-        router, used = f"{block}.{modules.router}", self.num_experts_per_tok
-        return ExpertsSpec(router, gate, up, down, stacks, used, *shares, *more)
+        return ExpertsSpec(
+            router=f"{block}.{modules.router}",
+            gate=gate,
+            up=up,
+            down=down,
+            stacks=stacks,
+            used=self.num_experts_per_tok,
+            normalises=self.norm_topk_prob,
+            scoring=modules.scoring,
+            scales_input=modules.scales_input,
+            shared=shared if modules.shared else None,
+            has_biases=self.mlp_bias,
+        )
 
     @property
     def exceeds_float16(self) -> bool:

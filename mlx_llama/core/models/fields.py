@@ -24,7 +24,7 @@ def same(value: Any) -> Any:
 class Field:
     """A number or flag that LlamaConfig takes from a file."""
 
-    name: str  # of LlamaConfig's field
+    name: str  # LlamaConfig's name
     json: str = ""  # its name in config.json, "" if config.json lacks it
     # its key in GGUF metadata, without the architecture's prefix; "" if GGUF lacks it
     gguf: str = ""
@@ -32,7 +32,7 @@ class Field:
     low: float = 1  # an int is at least `low`, a float above it
     # above all existing models; the size of a tensor in bytes still fits 64 bits
     high: float = 1 << 30
-    default: Any = REQUIRED  # of config.json
+    default: Any = REQUIRED  # in config.json
     gguf_default: Any = REQUIRED
     nullable: bool = False  # null in config.json means that LlamaConfig's default applies
     zero: bool = False  # 0 in GGUF metadata means the same
@@ -65,7 +65,7 @@ class Reader:
             self.remedy = "take another conversion of the model"
         self.report: Report = report
         self.failed: set[str] = set()
-        self.notices: list[str] = []  # of this reader and its inner ones
+        self.notices: list[str] = []  # shared with inner readers
 
     def inner(self, raw: Any, prefix: str = "") -> Reader:
         """A reader of fields inside, with the same notices and failures."""
@@ -87,15 +87,13 @@ class Reader:
             raise ConfigError(f"{self.source}: field {self.prefix}{name} is missing; {self.remedy}")
         return value
 
-    def attempt(
-        self, function: Callable[..., Any], *arguments: Any, otherwise: Any, needs: str = ""
-    ) -> Any:
-        """function(*arguments); `otherwise` if it fails, or the field `needs` has failed."""
+    def attempt(self, function: Callable[[], Any], otherwise: Any, needs: str = "") -> Any:
+        """function(); `otherwise` if it fails, or the field `needs` has failed."""
         if needs in self.failed:
             return otherwise
         report, self.report = self.report, refuse
         try:
-            return function(*arguments)
+            return function()
         except ConfigError as error:
             failure = error
         finally:
@@ -146,14 +144,14 @@ class Reader:
         self, name: str, default: Any, vocab: int, is_single: bool = False
     ) -> tuple[int, ...]:
         """Token ids from an int, a list or null; in order, without duplicates."""
-        return self.attempt(self._tokens, name, default, vocab, is_single, otherwise=())
+        return self.attempt(lambda: self._tokens(name, default, vocab, is_single), otherwise=())
 
     def token(self, name: str, default: Any, vocab: int) -> int | None:
         return next(iter(self.tokens(name, default, vocab, is_single=True)), None)
 
     def _value(self, name: str, field: Field, default: Any, nullable: bool = False) -> Any:
         failed = object()
-        value = self.attempt(self._check, name, field, default, nullable, otherwise=failed)
+        value = self.attempt(lambda: self._check(name, field, default, nullable), failed)
         if value is failed:
             self.failed.add(field.name)
             placeholders: dict[type, float] = {float: 1.0, bool: False}

@@ -30,7 +30,7 @@ _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim
 _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_gating_func": (0, 1),  # softmax
-    "rope.dimension_sections": ([0, 0, 0, 0],),  # of images' positions
+    "rope.dimension_sections": ([0, 0, 0, 0],),  # positions of images
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "use_parallel_residual": (False,),
 }
@@ -59,7 +59,7 @@ def read_config(read: Reader) -> dict[str, Any]:
     qkv, out = (has_bias if bias is None else bias for bias in family.attention_biases)
     values.setdefault("mlp_bias", bool(family.mlp_bias))
     if "activation" not in values:
-        values["activation"] = _read_activation(read, *family.activation)
+        values["activation"] = _read_activation(read, family)
     values |= read_ropes(read, family, values["max_position_embeddings"], values["head_dim"])
     _check_norms(read, values)
     return values | {
@@ -68,7 +68,7 @@ def read_config(read: Reader) -> dict[str, Any]:
         "bos_token_id": read.token("bos_token_id", default.get("bos_token_id", 1), vocab),
         "eos_token_ids": read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
         "dtype": _read_dtype(read),
-        "quantization": read.attempt(read_quantization, read, otherwise=None),
+        "quantization": read.attempt(lambda: read_quantization(read), otherwise=None),
         "norm_offset": family.norm_offset,
         "is_text_part": is_part,
         "notices": tuple(read.notices),
@@ -155,7 +155,7 @@ def _read_layers(
     read: Reader, fields: Mapping[str, Field], sizes_of: Callable[[Reader], tuple]
 ) -> dict[str, Any]:
     """`layer_sizes`; the fields of the layers get a number for all."""
-    sizes = read.attempt(sizes_of, read, otherwise=())
+    sizes = read.attempt(lambda: sizes_of(read), otherwise=())
     groups, units = ([size for size in column if size] for column in zip(*sizes or [(1, 1)]))
     alike = {"num_key_value_heads": math.lcm(*groups), "intermediate_size": max(units, default=1)}
     heads = read.raw.get(read.name(fields["num_attention_heads"]))
@@ -169,12 +169,13 @@ def _choose_layers(read: Reader, family: Family, values: dict[str, Any]) -> dict
     """The window, and the fields that list layers."""
     needs = "num_hidden_layers"
     window, sliding = read.attempt(
-        family.windows.read, read, values, otherwise=(None, None), needs=needs
+        lambda: family.windows.read(read, values), otherwise=(None, None), needs=needs
     )
     chosen = {"sliding_window": window, "sliding_layers": sliding}
     if family.unrotated:
+        unrotated = family.unrotated
         chosen["unrotated_layers"] = read.attempt(
-            family.unrotated, read, values | chosen, otherwise=(), needs=needs
+            lambda: unrotated(read, values | chosen), otherwise=(), needs=needs
         )
     return chosen
 
@@ -187,9 +188,10 @@ def _check_norms(read: Reader, values: Mapping[str, Any]) -> None:
         read.fail("rope_type", kind, f"another type, since {name} norms after it")
 
 
-def _read_activation(read: Reader, field: str, default: str) -> str:
+def _read_activation(read: Reader, family: Family) -> str:
+    field, default = family.activation
     if read.get(field, None) is None and default != "silu":
-        field = "hidden_act"  # of Gemma's first files
+        field = "hidden_act"  # in Gemma's first files
     name = read.get(field, default)
     if default == XIELU:
         read.refuse(field, XIELU, reason="an MLP without a gate has no other activation")
@@ -221,8 +223,11 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
         fault = f"{general.source}: general.architecture is {show(name)}"
         raise unsupported(fault, sorted(BY_GGUF), name)
     prefix = f"{name}."
-    keys = [key for key in general.raw if key.startswith(prefix)]
-    fields = {key.removeprefix(prefix): general.raw[key] for key in keys}
+    fields = {
+        key.removeprefix(prefix): value
+        for key, value in general.raw.items()
+        if key.startswith(prefix)
+    }
     read = Reader(fields, general.source, prefix, is_gguf=True)
     known = {field.gguf for field in family.table}
     if family.scales_queries:

@@ -34,7 +34,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool | None = None
-    # of the frequencies, one per pair (GGUF's rope_freqs.weight)
+    # divide the frequencies, one per pair (GGUF's rope_freqs.weight)
     divisors: tuple[float, ...] | None = None
     # divisors of type "longrope" up to the trained positions
     short_factor: tuple[float, ...] | None = None
@@ -48,8 +48,9 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
     """
 
     def attempt(reader: Reader, theta: float) -> RopeConfig:
-        arguments = reader, family, theta, positions, head_dim
-        return reader.attempt(_read_rope, *arguments, otherwise=RopeConfig())
+        return reader.attempt(
+            lambda: _read_rope(reader, family, theta, positions, head_dim), otherwise=RopeConfig()
+        )
 
     if family.local_theta is None:
         rope = attempt(read, family.theta)

@@ -55,7 +55,7 @@ class ExpertsSpec:
     scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
     # modules gate, up and down of an MLP for all tokens, which is added
     shared: tuple[str, str, str] | None = None
-    has_biases: bool = False  # of each expert's three matrices
+    has_biases: bool = False  # biases of each expert's three matrices
 
     @property
     def count(self) -> int:
@@ -94,9 +94,9 @@ class LayerSpec:
     # those of the queries (others in Ministral 3, and in Llama 4 where it does not rotate)
     query_angles: slice
     window: Window | None  # None: a token sees all before it
-    # of attention's output, before it is added to the stream (EXAONE 4)
+    # norm of attention's output, before it is added to the stream (EXAONE 4)
     post_attention_norm: str | None
-    post_ffn_norm: str | None  # of the MLP's output
+    post_ffn_norm: str | None  # norm of the MLP's output
     # tensors of xIELU's numbers: alpha_p, alpha_n, beta, eps (Apertus)
     xielu: tuple[str, ...]
     # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from mlx_llama.core.errors import CheckpointError, LlamaError
 
 _PIECE = 1 << 20  # bytes read at once
-_POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024  # of Git LFS
+_POINTER, _POINTER_LIMIT = b"version https://git-lfs.github.com/spec/", 1024  # Git LFS's
 _SPARE = 16 << 20  # bytes for headers, vocabularies and the file system
 _JSON_LIMIT = 64 << 20  # bytes; the tokenizers library reads tokenizer.json, which may be larger
 

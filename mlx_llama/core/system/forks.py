@@ -1,37 +1,28 @@
-"""Locks and lazy properties for processes that are forked: a fork copies a lock that another thread
-holds, and no thread is left to release the copy.
+"""Processes: those of a launcher, and locks and lazy properties for those that are forked. A fork
+copies a lock that another thread holds, and no thread is left to release the copy.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
 
-if TYPE_CHECKING or sys.version_info >= (3, 12):
-    from functools import cached_property
-else:
-
-    class cached_property:
-        """functools.cached_property without the lock that instances share before Python 3.12."""
-
-        def __init__(self, function: Callable[[Any], Any]):
-            self._function, self.__doc__ = function, function.__doc__
-
-        def __set_name__(self, owner: type, name: str) -> None:
-            self._name = name
-
-        def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            if instance is None:
-                return self
-            return vars(instance).setdefault(self._name, self._function(instance))
-
-
-__all__ = ["cached_property", "make_lock"]
+_Value = TypeVar("_Value")
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class cached_property(functools.cached_property[_Value]):
+    """functools.cached_property without the lock that instances share before Python 3.12."""
+
+    def __init__(self, function: Callable[[Any], _Value]):
+        super().__init__(function)
+        self.lock = nullcontext()
 
 
 def make_lock() -> Any:
@@ -48,3 +39,16 @@ def _free_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_locks)
+
+
+def find_launcher() -> str | None:
+    """The backend that the launcher of this process connects with others, "mlx" or "cuda"; None for
+    a single process.
+    """
+    env = os.environ
+    if "MLX_RANK" in env:
+        hosts = env.get("MLX_HOSTFILE")  # empty for one process
+        is_alone = hosts and not Path(hosts).read_text(encoding="utf-8-sig").strip()
+        return None if is_alone or env.get("MLX_WORLD_SIZE") == "1" else "mlx"
+    is_cuda = all(name in env for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    return "cuda" if is_cuda and env.get("WORLD_SIZE", "1") != "1" else None

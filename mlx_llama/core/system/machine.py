@@ -93,8 +93,8 @@ class Guard(Protocol):
 
     # protect a mapping; its number, None if there is no room
     def add(self, address: int, nbytes: int) -> int | None: ...
-    # a page was missing when it was touched
-    def is_cut(self, number: int) -> bool: ...
+    # a word, not 0 once a page was missing when it was touched
+    def flag(self, number: int) -> memoryview: ...
     # the mapping ends
     def remove(self, number: int) -> None: ...
     # take the signal, also from a handler that was installed since
@@ -108,28 +108,22 @@ class FileMap(mmap.mmap):
     stamp: tuple[int, ...]  # identifies the file and its version
     _guard: Guard | None = None
     _number = 0  # of this map in the guard
-    _last = 0  # the position of the file's last number that is not 0, or of its last one
+    cut: memoryview | None = None  # of the guard: a word, not 0 once a page was missing
+    last = byte = 0  # the file's last byte that is not 0, or its last one: place and value
 
     def protect(self, guard: Guard) -> None:
         """Survive the file's truncation: its missing pages become zeros."""
         if self._guard is None:
             page = len(self) - 1 - (len(self) - 1) % mmap.PAGESIZE
-            self._last = page + max(len(self[page:].rstrip(b"\0")), 1) - 1
-            self._byte = self[self._last]
+            self.last = page + max(len(self[page:].rstrip(b"\0")), 1) - 1
+            self.byte = self[self.last]
             number = guard.add(np.frombuffer(self, np.uint8).ctypes.data, len(self))
             if number is not None:
-                self._guard, self._number = guard, number
+                self._guard, self._number, self.cut = guard, number, guard.flag(number)
 
     def __del__(self) -> None:
         if self._guard:
             self._guard.remove(self._number)
-
-    def is_damaged(self) -> bool:
-        """True if part of the file is missing, and perhaps was read as zeros, or cannot be read."""
-        if self._guard is None:
-            return self.is_truncated()
-        # A file that ends within the last page leaves zeros there, and no page is missing.
-        return self[self._last] != self._byte or self._guard.is_cut(self._number)
 
     def is_truncated(self) -> bool:
         return self.size() < len(self)

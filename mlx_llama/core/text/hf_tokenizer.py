@@ -43,7 +43,7 @@ from .tokenizer import (
 )
 
 _JSON, _TEKKEN, _MODEL = "tokenizer.json", "tekken.json", "tokenizer.model"
-MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
+MOST_BYTES = 1 << 28  # maximum size of a file; the largest in use have 40 million
 _NAMED = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 

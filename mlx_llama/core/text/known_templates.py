@@ -21,7 +21,6 @@ def digest(source: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-GUIDE = "633e8dfbc1ec9a086e11cb721f96bc4a"  # the model in this package
 KNOWN = {
     "fcf7a096fe99a48fd9ad2b250bf9237e",  # ChatML
     "e8d5b5a546d3f19df16a5320c614fab0",  # Llama 2
@@ -51,5 +50,5 @@ KNOWN = {
     "396b7b76d04a4cdfd45a5a8e73e041ae",  # AlphaMonarch
     "b58913fce67fc69834213fd446f9d85f",  # Megrez 3B
     "01658a71df742ed33e28c787ab916834",  # YandexGPT 5 Lite
-    GUIDE,
+    "633e8dfbc1ec9a086e11cb721f96bc4a",  # the model in this package
 }

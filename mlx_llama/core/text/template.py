@@ -34,10 +34,10 @@ _FIELDS = {
     "assistant": {"tool_calls", "name", "reasoning_content"},
     "tool": {"tool_call_id", "name"},
     "user": {"name"},
-    "system": {"name", "tools"},  # of Phi-4 mini, as text
+    "system": {"name", "tools"},  # Phi-4 mini takes tools here, as text
 }
 MAX_CALLS = 128  # in one message
-MOST_BYTES = 1 << 20  # of a file; the largest in use have 50 thousand
+MOST_BYTES = 1 << 20  # maximum size of a file; the largest in use have 50 thousand
 # names of the templates for requests with tools and with documents, as transformers has them
 TOOL_USE, RAG = NAMES = "tool_use", "rag"
 NAMED_FILE = "additional_chat_templates/{}.jinja"  # beside chat_template.jinja
@@ -68,7 +68,7 @@ class ChatTemplate:
         self.source = source = source.removeprefix("\ufeff")
         self.name, self.variables = name, dict(variables or {})
         self.notice = ""  # for the user
-        self.named: dict[str, ChatTemplate] = {}  # of NAMES, used instead where they apply
+        self.named: dict[str, ChatTemplate] = {}  # templates for NAMES, used where they apply
         self._is_known = _is_known(source)
         self._habits = Habits(self._probe)
         self._run(None)
@@ -240,9 +240,9 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 class TemplateText(NamedTuple):
     source: str
-    name: str  # of the file, for errors
+    name: str  # the file's name, for errors
     notice: str = ""  # about the choice among several
-    named: Mapping[str, str] = MappingProxyType({})  # sources of further templates, of NAMES
+    named: Mapping[str, str] = MappingProxyType({})  # sources of the templates for NAMES
 
     def with_named(self, values: Mapping[str, Any], source: str | Path, field: str) -> TemplateText:
         """Add further templates by name. Raises TemplateError for a value that is not text."""
@@ -436,9 +436,11 @@ def _render_parts(
             if isinstance(content, str):
                 content = _mark_content(content, to_cut, literals, cut, edge)
             else:
-                marks = to_cut, literals, cut, edge
                 content = [
-                    {**_cut_nested(part, to_cut, cut), "text": _mark_content(part["text"], *marks)}
+                    {
+                        **_cut_nested(part, to_cut, cut),
+                        "text": _mark_content(part["text"], to_cut, literals, cut, edge),
+                    }
                     for part in content
                 ]
             rest = {
@@ -453,7 +455,7 @@ def _render_parts(
         }
         if marked != list(messages) or cut_extras != extras:
             rendered = template.render(marked, prompt, **cut_extras)
-            # of a template that escapes JSON to ASCII
+            # Some templates escape JSON to ASCII.
             rendered = rendered.replace(json.dumps(cut)[1:-1], cut)
             chunks = (_resolve_edges(chunk, edge, literals) for chunk in rendered.split(cut))
             parts = [part for chunk in chunks for part in chunk if part]
@@ -529,8 +531,9 @@ def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
     text, parts, start, border = "".join(pieces), [], 0, 0
     for piece in pieces[:-1]:
         border += len(piece)
-        around = ((x, max(0, border - len(x) + 1), border + len(x) - 1) for x in literals)
-        if any(text.find(*span) >= 0 for span in around):
+        if any(
+            text.find(x, max(0, border - len(x) + 1), border + len(x) - 1) >= 0 for x in literals
+        ):
             parts.append(text[start:border])
             start = border
     return [*parts, text[start:]]

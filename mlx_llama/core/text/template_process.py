@@ -23,8 +23,10 @@ from typing import Any
 
 from mlx_llama.core.system.forks import make_lock
 
-MAX_SECONDS = 5.0  # of processor time per rendering; real templates take milliseconds
+MAX_SECONDS = 5.0  # processor time per rendering; real templates take milliseconds
 MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB
+_BUFFER = 1 << 20  # bytes that pass through a pipe at once; both processes wait in between
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, missing in Python 3.10's fcntl on some systems
 MAX_GROWTH = 1 << 20  # characters of output beyond 16 times the input
 _PATIENCE, _PERIOD = 0.1, 0.02  # seconds before the first check of a busy process, and between them
 _OUT_OF_MEMORY = 77  # sandbox.OUT_OF_MEMORY; importing it would import Jinja
@@ -129,9 +131,16 @@ def _start() -> subprocess.Popen[bytes]:
         }
     session |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
-        return subprocess.Popen(command, env=environment, **session)
+        process = subprocess.Popen(command, env=environment, bufsize=_BUFFER, **session)
     except (OSError, TypeError, ValueError) as e:  # sys.executable may be None
         raise Stopped(f"the process that renders it cannot be started ({e})") from None
+    if sys.platform == "linux":
+        import fcntl
+
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            with contextlib.suppress(OSError):  # above the limit of the user
+                fcntl.fcntl(pipe, _SET_PIPE_SIZE, _BUFFER)
+    return process
 
 
 def _watch(process: subprocess.Popen[bytes], done: threading.Event, excess: list[str]) -> None:

@@ -28,6 +28,7 @@ from .surrogates import replace_surrogates
 SPACE = "▁"  # U+2581, sentencepiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LONG = 100_000  # characters: shorter texts are encoded in no time
+_PART = 1 << 16  # bytes of a text that are counted at once
 _UNLOCKED = 10_000  # characters: for shorter texts Python's lock may be held
 # Bytes of UTF-8 that white space may have
 WHITE_BYTES = frozenset([*range(9, 14), *range(28, 33), *range(0x80, 0xC0), 0xC2, 0xE1, 0xE2, 0xE3])
@@ -51,7 +52,7 @@ class Piece(NamedTuple):
 
 
 class Tokenizer(ABC):
-    path: Path  # of the tokenizer's file
+    path: Path  # the tokenizer's file
     # ids that the tokenizer knows; at most the model's, whose embedding may be padded
     vocab_size: int
     bos_id: int | None  # begin of text
@@ -73,7 +74,7 @@ class Tokenizer(ABC):
         self.path, self._model_vocab = path, config.vocab_size
         self.fim_ids = {}
         self._pieces: dict[int, Piece | None] = {}
-        # of tokens whose text is the same anywhere but at the start or after an unfinished one
+        # texts of tokens that read the same anywhere but at the start or after an unfinished one
         self.texts: dict[int, str] = {}
 
     # Encoding
@@ -111,7 +112,9 @@ class Tokenizer(ABC):
             shares = composed
         spelled = text if self.byte_level else text.replace(SPACE, " ")
         data = np.frombuffer(spelled.encode("utf-8", "surrogatepass"), np.uint8)
-        return int(np.bincount(data, minlength=256) @ shares)
+        # NumPy widens bytes to words: parts stay in the processor's cache
+        parts = (data[at : at + _PART] for at in range(0, len(data), _PART))
+        return int(sum(np.bincount(part, minlength=256) for part in parts) @ shares)
 
     # Each byte of a text is within a token, and takes a share of it: a token of n bytes has n
     # shares of 1/n.

@@ -9,22 +9,72 @@ of it, while other slots stay in place.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import Positions
+from mlx_llama.core.backends.positions import CACHE_GROUP, Positions
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
-from .packing import Packing, Parts
-
-SLOTS = (1, 2, 4, 8, 16, 32)  # of a buffer; a traced step has one of these batches
+Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes, scales, biases)
+SLOTS = (1, 2, 4, 8, 16, 32)  # sizes of buffers, and so of a traced step's batches
 # a buffer has at most this many times the positions that its rows need, unless it is small
 SPARE = 4
 SMALL = 1 << 27  # bytes of keys and values up to which a buffer may have more
 PATIENCE = 4  # steps with at most a quarter of the slots in use, after which a buffer shrinks
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Numbers [S, G, L, D]; or codes uint32 [S, G, L, D' / 4], scales and biases [S, G, L, D' /
+    32], where D' is D rounded up to a multiple of CACHE_GROUP, 32.
+    """
+
+    # 8: codes, with scale and bias for every CACHE_GROUP; 16: two bytes; None: as `dtype`
+    bits: int | None
+    head_dim: int  # D
+    dtype: mx.Dtype  # the activations'
+    scale_dtype: mx.Dtype
+
+    @property
+    def number_dtype(self) -> mx.Dtype:
+        """The dtype of stored numbers: with 16 bits, float16 for float32."""
+        return mx.float16 if self.bits == 16 and self.dtype == mx.float32 else self.dtype
+
+    @property
+    def parts(self) -> list[tuple[int, mx.Dtype]]:
+        """Last axis and dtype of each part."""
+        if self.bits != 8:
+            return [(self.head_dim, self.number_dtype)]
+        groups = -(-self.head_dim // CACHE_GROUP)
+        return [
+            (groups * CACHE_GROUP // 4, mx.uint32),
+            (groups, self.scale_dtype),
+            (groups, self.scale_dtype),
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a head's keys or values at one position."""
+        return sum(size * dtype.size for size, dtype in self.parts)
+
+    def pack(self, x: mx.array) -> Parts:
+        """Convert keys or values [..., D] to stored parts [..., *]."""
+        if self.bits != 8:
+            return (x.astype(self.number_dtype),)
+        if padding := -self.head_dim % CACHE_GROUP:
+            x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+        return tuple(mx.quantize(x.astype(self.scale_dtype), group_size=CACHE_GROUP, bits=8))
+
+    def unpack(self, parts: Parts) -> mx.array:
+        """Convert stored parts to numbers [..., D]."""
+        if self.bits != 8:
+            return parts[0].astype(self.dtype)
+        numbers = mx.dequantize(*parts, group_size=CACHE_GROUP, bits=self.bits)
+        return numbers[..., : self.head_dim].astype(self.dtype)
 
 
 class Buffer:
@@ -104,7 +154,7 @@ class StepBuffers:
         self._is_ordered = positions == list(range(len(rows)))
         self._is_full = len(sequences) == len(rows)
         self._positions = mx.array(positions, mx.int32)
-        self.result: mx.array | None = None  # of the last step
+        self.result: mx.array | None = None  # the last step's
         self.drawn: list[mx.array] = []  # its tokens, by buffer
 
     def collect(self, outputs: list[mx.array]) -> mx.array:
@@ -118,9 +168,8 @@ class StepBuffers:
 class Buffers(Positions):
     """A cache's rows and the buffers where they lie."""
 
-    def __init__(self, config: LlamaConfig, *arguments: Any):
-        super().__init__(config, *arguments)
-        dtype, on_cpu = self.dtype, self.device.type == mx.cpu
+    def _make_storage(self) -> None:
+        config, dtype, on_cpu = self.config, self.dtype, self.device.type == mx.cpu
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
         self.packing = Packing(self.bits, config.head_dim, dtype, mx.float32 if on_cpu else dtype)
         heads = 2 * config.num_hidden_layers * config.num_key_value_heads

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from mlx_llama.core.models.config import LlamaConfig
 
-QUEUED_SECONDS = 0.25  # of work on the device
+QUEUED_SECONDS = 0.25  # work that the device may have queued
 UNLIMITED = 1 << 16  # tokens
 # Multiplications per second of slow devices: MLX's CPU device on Linux measured, Apple's guessed.
 SPEEDS = {"gpu": 2e12, "accelerate": 2e11, "cpu": 2e9, "cpu, low-bit": 1e8}
@@ -36,7 +36,7 @@ class Pace:
         # If a single product takes long, only fewer tokens help. Gate and up are a single product.
         tokens = UNLIMITED if is_fast else int(self.limit / (4 * max(matrices)))
         self.width = max(1, min(UNLIMITED, tokens))
-        self._layer_work = 2 * sum(matrices) / config.num_hidden_layers  # of a token
+        self._layer_work = 2 * sum(matrices) / config.num_hidden_layers  # for a token
         self._collected = 0.0  # work that was not submitted yet
         self._queue: deque[tuple[float, mx.array]] = deque()
         self._lock = threading.Lock()

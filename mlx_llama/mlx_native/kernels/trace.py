@@ -18,8 +18,7 @@ from mlx_llama.core.sample import SamplingFeatures, Values, sample
 
 from .. import arrays as words
 from ..arrays import SamplingBatch
-from .buffers import Buffer, Buffers
-from .packing import Packing
+from .buffers import Buffer, Buffers, Packing
 
 # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
 CLEAR_EVERY = 256
@@ -93,11 +92,11 @@ class Runner:
             forwards.append((logits, position, recent))
         mx.async_eval([logits for logits, *_ in forwards])
         masked, drawn = masks(), []
-        for (_, order, _), arrays in zip(work, forwards):
+        for (_, order, _), (logits, position, recent) in zip(work, forwards):
             key = "draw", len(order), features
             draw = self._find(key, lambda: partial(self._draw_next, features))
             allowed = mx.array(masked[np.maximum(order, 0)])
-            drawn.append(draw(*arrays, sampling.arrange(order), allowed))
+            drawn.append(draw(logits, position, recent, sampling.arrange(order), allowed))
         return drawn
 
     def _step(

@@ -15,7 +15,7 @@ import numpy as np
 from mlx_llama.core.files.quantized import IQ4_VALUES
 
 SUPER_GROUP = 256  # weights that share a super scale
-# of x for which `multiply` is faster than dequantising; estimated, not measured on Metal
+# rows of x for which `multiply` is faster than dequantising; estimated, not measured on Metal
 MAX_ROWS = 16
 
 
@@ -25,7 +25,7 @@ class Layout(NamedTuple):
     bits: int
     group_size: int
     offset: int
-    # of the unsigned sub scale, the low bits of a number whose high bits are the sub bias; 0:
+    # width of the unsigned sub scale, the low bits of a number whose high bits are the sub bias; 0:
     # signed, no bias
     sub_bits: int
     has_table: bool = False  # codes are stored as 4-bit indices into IQ4_VALUES
@@ -52,7 +52,7 @@ _WORDS = """
         #pragma unroll
         for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
 """
-# of the table's values
+# scale of the table's values
 _FOURS = [f"{word:#x}u" for word in IQ4_VALUES.astype(np.uint8).view("<u4")]
 # A code is masked in place, which multiplies it by a power of two, 1 / `unit`, as in MLX's `qdot`:
 # shifts would use the pipe that converts integers to float. Only codes that span two words and
@@ -191,7 +191,7 @@ def find_fault(layout: Layout, dtype: mx.Dtype) -> str:
             (dequantise(layout, parts, dtype), plain),
         ]
         mx.eval(results)
-    except Exception as error:  # of Metal's compiler or a driver; the model must run nevertheless
+    except Exception as error:  # from Metal's compiler or a driver; the model must run nevertheless
         return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     rounding = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
     for result, expected in results:

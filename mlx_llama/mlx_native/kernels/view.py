@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_llama.core.models.spec import Window
 from mlx_llama.core.ops import View
 
-from .packing import Packing, Parts
+from .buffers import Packing, Parts
 
 
 class StepView(View):
@@ -37,7 +37,7 @@ class StepView(View):
         """Store `token`, int32 [S, 1], at `position`. tokens, keys, values: of the buffer."""
         self.position, self.packing, self.adapters = position, packing, adapters
         self.keys, self.values = list(keys), list(values)
-        self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis
+        self._indices: dict[int, mx.array] = {}  # each slot's position, by last axis
         self._masks: dict[Window | None, mx.array] = {}
         self.slots, self.length = tokens.shape
         self.is_single = position.ndim == 0

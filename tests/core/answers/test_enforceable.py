@@ -55,6 +55,29 @@ def test_a_constant_is_written_exactly(value, llama):
         assert [json.loads(text) for text in texts] == [value] and not relaxed
 
 
+@pytest.mark.parametrize(
+    "schema, values",
+    [
+        ({"allOf": [{"type": "integer"}, {"const": SNOWFLAKE}]}, [SNOWFLAKE]),
+        ({"type": "integer", "allOf": [{"enum": [SNOWFLAKE, "x"]}]}, [SNOWFLAKE]),
+        ({"allOf": [{"enum": [SNOWFLAKE, 1]}, {"const": 1, "title": "One"}]}, [1]),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"const": -INT64}, "b": {"const": 1}},
+                "required": ["a"],
+                "minProperties": 1,
+            },
+            [{"a": -INT64}, {"a": -INT64, "b": 1}],
+        ),
+    ],
+)
+def test_constants_beside_keywords_that_add_nothing_are_written_exactly(schema, values, llama):
+    schema = {**schema, **({"additionalProperties": False} if "properties" in schema else {})}
+    texts, relaxed = write_texts(llama, schema)
+    assert all(json.loads(text) in values for text in texts) and not relaxed
+
+
 class Color(enum.IntEnum):
     RED = SNOWFLAKE
     GREEN = -(2**63)
@@ -122,7 +145,8 @@ def test_numbers_stay_within_large_bounds(kind, more, changed, llama):
         {"type": "integer", "minimum": -INT64, "maximum": -INT64},
         {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1},
         {"allOf": [{"type": "integer"}, {"minimum": -1e19, "maximum": -1e19}]},
-        {"allOf": [{"type": "integer"}, {"const": SNOWFLAKE}]},
+        {"allOf": [{"enum": [SNOWFLAKE, 1]}, {"enum": [SNOWFLAKE]}]},
+        {"type": "integer", "allOf": [{"type": "number"}, {"const": SNOWFLAKE}]},
         {"type": "object", "properties": {"a": {"const": -INT64}}, "minProperties": 1},
         {"type": "integer", "multipleOf": SNOWFLAKE},
         {"type": "integer", "multipleOf": 2**32 - 1},

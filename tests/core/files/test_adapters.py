@@ -112,7 +112,7 @@ def test_settings_that_are_not_done_are_named(settings, wanted, base, tmp_path):
 
 PATTERNS = [".*q_proj", "^model.layers.0.self_attn.q_proj$", "^q_proj", "proj", "a*b*", "(.)*"]
 PATTERNS += [r"layers\.\d+\.self_attn\.(q|k)_proj", "(?:mlp|self_attn).[a-z_]+", "layers.[^0].*"]
-PATTERNS += ["model.*(down|up)_pro?j", "(q_|q_p|)roj"]
+PATTERNS += ["model.*(down|up)_pro?j", "(q_|q_p|)roj", "q_x?y*proj"]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -1,7 +1,7 @@
 """A family of models: Llama with differences, and the table of the fields that all have.
 
 The table is read in four directions: config.json and GGUF metadata to LlamaConfig
-(core/models/config.py), and back (core/files/gguf_folder.py, quantize/gguf_export.py). Defaults
+(core/models/config.py), and back (quantize/gguf_folder.py, quantize/gguf_export.py). Defaults
 of config.json and the meaning of each difference are those of transformers 5 (models/NAME); keys
 and conventions of GGUF are llama.cpp's (src/llama-arch.cpp, src/models/NAME.cpp,
 conversion/NAME.py), and its names of tensors those of the gguf library's tensor name map
@@ -95,7 +95,7 @@ class Experts:
     """Modules of a mixture of experts, in place of each layer's MLP."""
 
     block: str = ""  # in a layer, if it is not the MLP's
-    gate: str = "gate_proj"  # of each expert
+    gate: str = "gate_proj"  # in each expert
     up: str = "up_proj"
     down: str = "down_proj"
     router: str = "gate"
@@ -123,7 +123,7 @@ _FIRST = "attention"  # "full_attention" in Granite's files
 class Windows:
     """The rule of a family for its layers with a window."""
 
-    default: int | None = None  # of `field`
+    default: int | None = None  # value of `field` where config.json lacks it
     # those of config.json; None for all but each `pattern`-th
     layers: Rule | None = None
     is_absent: bool = False  # no layer has a window
@@ -133,17 +133,9 @@ class Windows:
     # default in files, and llama.cpp's rule; 0: all have windows, and llama.cpp ignores them
     pattern: int = 0
     gguf_default: int | None = None  # llama.cpp's window where a file names none
-    is_chunk: bool = False  # chunked attention, of `default` tokens in llama.cpp
-
-    @property
-    def field(self) -> str:
-        """The window's field in config.json."""
-        return "attention_chunk_size" if self.is_chunk else "sliding_window"
-
-    @property
-    def kind(self) -> str:
-        """The name of layers with the window in config.json's `layer_types`."""
-        return "chunked_attention" if self.is_chunk else "sliding_attention"
+    is_chunk: bool = False  # chunked attention, of `gguf_default` tokens in llama.cpp
+    field: str = "sliding_window"  # the window's field in config.json
+    kind: str = "sliding_attention"  # name of layers with it in `layer_types`
 
     def read(self, read: Reader, values: dict[str, Any]) -> WindowLayers:
         """Read (window, layers with it, None for all)."""
@@ -180,10 +172,9 @@ class Windows:
 
     def _read_gguf(self, read: Reader, count: int, positions: int) -> WindowLayers:
         name = "attention.sliding_window"
-        default = self.default if self.is_chunk else self.gguf_default
-        window = read.integer(name, default, low=0) or None  # 0 means none
-        if self.is_chunk and window not in (None, default):
-            read.fail(name, window, f"0 or {default}, llama.cpp's chunk")
+        window = read.integer(name, self.gguf_default, low=0) or None  # 0 means none
+        if self.is_chunk and window not in (None, self.gguf_default):
+            read.fail(name, window, f"0 or {self.gguf_default}, llama.cpp's chunk")
         if window and self.pattern:
             return window, _gguf_pattern(read, count, self.pattern)
         if window and self.is_switched:
@@ -242,7 +233,7 @@ class Family:
     # GGUF field that tells it from another family with the same `gguf`, unless 0
     gguf_mark: str = ""
     fields: tuple[Field, ...] = ()  # beside the table's
-    # of config.json's fields, before those of the table
+    # defaults of config.json's fields, before those of the table
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # {unsupported field: (value without it, reason)}
     neutral: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
@@ -252,7 +243,7 @@ class Family:
     write: Callable[[Any], dict[str, Any]] | None = None
 
     # None: config.json's `attention_bias` or `mlp_bias` decides
-    attention_biases: tuple[bool | None, bool | None] = (False, False)  # of qkv; of the output
+    attention_biases: tuple[bool | None, bool | None] = (False, False)  # qkv, output
     mlp_bias: bool | None = False
     # {LlamaConfig's field: its value in the family}, unless `complete` decides otherwise
     fixed: Mapping[str, Any] = field(default_factory=dict)

@@ -25,12 +25,12 @@ def read_layers(read: Reader) -> tuple[tuple[int, int], ...]:
         if len(values) != count or any(type(value) is not int or value < 0 for value in values):
             read.fail(name, values, f"a whole number for each of {count} layers")
         lists.append(values)
-    heads, groups, _ = lists
+    heads, groups, units = lists
     if {*heads} - {0, max(heads)}:
         read.fail(_GGUF[0], heads, "the same number in all layers with attention")
     if [*map(bool, heads)] != [*map(bool, groups)]:
         read.fail(_GGUF[1], groups, _LINEAR)
-    return tuple(zip(*lists[1:]))
+    return tuple(zip(groups, units))
 
 
 def _read_block(read: Reader, i: int, block: Any) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-# of a parser: a thought may begin here, is being read, or has ended
+# A parser's state: a thought may begin here, is being read, or has ended
 State = Literal["before", "thought", "text"]
 Piece = TypeVar("Piece")
 

@@ -9,7 +9,7 @@ import re
 from .base import State, Thought, ThoughtFormat, ThoughtParser
 
 _MESSAGE = "<|message|>"  # between the header and the content
-_ENDS = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|start\|>)")  # of a message
+_ENDS = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|start\|>)")  # a message's end
 _MARK = re.compile(r"<\|[a-z|]*$|<$")  # an unfinished mark
 
 

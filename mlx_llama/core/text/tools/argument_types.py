@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from mlx_llama.core.text.json_schema import follow
 
 from .calls import write_arguments
 
-_DEPTH = 16  # of nested references and alternatives
+_DEPTH = 16  # maximum nesting of references and alternatives
 _LENGTH = 1 << 14  # characters that are read as Python
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _TYPES = {
@@ -34,7 +35,7 @@ def resolve_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> froze
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
             parts = [resolve_types(part, root, depth + 1) for part in schema[word]]
-            return frozenset().union(*parts) if all(parts) else frozenset()
+            return frozenset(itertools.chain.from_iterable(parts if all(parts) else ()))
     parts = [resolve_types(part, root, depth + 1) for part in schema.get("allOf", ())]
     return next((part for part in parts if part), frozenset())
 
@@ -47,7 +48,9 @@ def write_value(text: str, types: frozenset[str]) -> str:
     kind = _TYPES.get(type(value), "object")
     fits = not types or kind in types or (kind == "integer" and "number" in types)
     if fits or "string" not in types:
-        with contextlib.suppress(TypeError, ValueError, RecursionError):  # of Python, not of JSON
+        with contextlib.suppress(
+            TypeError, ValueError, RecursionError
+        ):  # a value that only Python has
             return write_arguments(value)
     return write_arguments(text)
 

@@ -46,7 +46,7 @@ class ToolCall:
 class ToolDelta:
     """A streamed part of a call: first its id and name, then pieces of its arguments."""
 
-    index: int  # of the call in the answer
+    index: int  # the call's place in the answer
     id: str | None = None
     name: str | None = None
     arguments: str = ""

@@ -13,7 +13,7 @@ from mlx_llama.core.errors import OptionsError, show
 from mlx_llama.core.text.json_schema import rewrite_schema
 
 MAX_TOOLS = 1024
-MAX_CHARACTERS = 1 << 19  # of all tools as JSON
+MAX_CHARACTERS = 1 << 19  # maximum length of all tools as JSON
 _NAME = re.compile(r"[\w.:/@-]{1,128}", re.ASCII)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from .calls import CallText, NoCall
 
-FUNCTION = "<function="  # of several formats
+FUNCTION = "<function="  # begins calls of several formats
 
 
 def read_function(text: CallText) -> Generator[None]:
@@ -69,8 +69,8 @@ class _Scanner:
 
     def __init__(self, ends_with_arguments: bool = False) -> None:
         self.text = ""
-        self.name: str | None = None  # of the call, once read
-        self.start: int | None = None  # of the arguments in `text`, if they are an object
+        self.name: str | None = None  # the call's, once read
+        self.start: int | None = None  # start of the arguments in `text`, if they are an object
         self.end: int | None = None
         self.is_done = False
         self.has_failed = False  # the JSON of a call cannot go on like this

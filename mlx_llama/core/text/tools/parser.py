@@ -21,7 +21,7 @@ class ToolParser(CallText):
         """form: None if no tools are offered, so that all is text. tools: on offer."""
         super().__init__(tools)
         self.form = form
-        self._reader: Iterator[None] | None = None  # of the call that has begun
+        self._reader: Iterator[None] | None = None  # reads the call that has begun
         self._first = 0  # number of calls when it began
         marks = (form.opens, *form.others) if form else ()
         self._opening = re.compile("|".join(map(re.escape, marks))) if marks else None
@@ -85,7 +85,7 @@ class ToolParser(CallText):
         except NoCall:
             calls = self.calls[self._first :]
             if calls and (self.is_over or not calls[-1].is_complete):
-                self.taken = ""  # of a call that was cut, or of the next one in a list
+                self.taken = ""  # it belongs to a call that was cut, or to the next one in a list
                 self.rest = "" if self.is_over else self.rest
         self.emit(self.taken)
         self._reader, self.taken = None, ""

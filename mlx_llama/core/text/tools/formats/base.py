@@ -39,7 +39,7 @@ class ToolFormat(ABC):
     arguments = "arguments"  # key of the arguments
     gap = "\n"  # between a mark and its call
     is_list = False  # calls are a JSON list between one pair of marks
-    variable = "tools"  # of the template: takes the descriptions
+    variable = "tools"  # the template's variable for the descriptions
     is_bare = False  # an answer that begins with a brace may be a call
     is_open = False  # the prompt ends with the opening mark
     calls_once = False  # trained on one call a message, which is all that templates print

@@ -45,7 +45,7 @@ _NO_SYSTEM = re.compile(r"system role (is )?not supported|^(?!.*system)", re.IGN
 
 
 class InSystem(SmolLM2):
-    words = _SMOLLM2  # of the system message, with a place for the tools
+    words = _SMOLLM2  # the system message's words, with a place for the tools
     folds = True
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:

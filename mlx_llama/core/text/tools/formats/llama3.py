@@ -26,7 +26,7 @@ class Llama3(ToolFormat):
     is_bare = calls_once = True
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        words = '"parameters": dictionary of argument name'  # of the prompt
+        words = '"parameters": dictionary of argument name'  # words of the prompt
         return words in source or self.opens in tokenizer.added_ids
 
     def offer(self, messages: Messages, tools: Sequence[Tool]) -> Offer:

@@ -29,7 +29,7 @@ class Tagged(ToolFormat):
 
     call = "<function=", ">\n", "</function>"  # before and after its name, and at its end
     key = "<parameter=", ">\n"  # before and after it
-    end = "\n</parameter>\n"  # of a value
+    end = "\n</parameter>\n"  # after a value
     is_group = False  # several calls are between one pair of marks
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Tagged(ToolFormat):
             yield from text.skip(self.closes)
 
     def _read_arguments(self, text: CallText, tool: Tool | None) -> Generator[None]:
-        separator, ends = "", self._find_ends(tool)
+        separator, (ends, longest) = "", self._find_ends(tool)
         while (yield from text.skip(self.key[0].strip())):
             closes, *opens = self.key[1].split()
             key = (yield from text.until(closes)).strip()
@@ -90,9 +90,9 @@ class Tagged(ToolFormat):
                 types = resolve_types(schema, tool.parameters)
             text.add(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             if types == _STRING:
-                yield from _read_string(text, *ends)
+                yield from _read_string(text, ends, longest)
             else:
-                yield from _read_value(text, types, *ends)
+                yield from _read_value(text, types, ends, longest)
             separator = ", "
 
     def rules(self, tools: Sequence[Tool], mark: Spell, many: bool) -> list[str]:

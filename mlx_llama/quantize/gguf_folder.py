@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import ConfigError
+from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.families.family import Family
@@ -18,8 +19,6 @@ from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary, SentencePieceVocabulary
 from mlx_llama.core.text.sentencepiece_model import set_space_prefix
 from mlx_llama.core.text.template import NAMED_FILE
-
-from .checkpoint import Checkpoint
 
 
 def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
