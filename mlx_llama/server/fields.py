@@ -203,7 +203,7 @@ _COMMON = {
     "max_tokens": "n_predict",
     "repetition_penalty": "repeat_penalty",
     "repetition_context_size": "repeat_last_n",
-    "reasoning_budget": "thinking_budget_tokens thinking_token_budget",
+    "reasoning_budget": "thinking_token_budget thinking_budget_tokens",
     "schema": "json_schema guided_json",
     "regex": "guided_regex",
     "grammar": "guided_grammar",

@@ -51,6 +51,7 @@ class JobRequest(ChatFields):
         count = values.get("logprobs")
         if isinstance(count, int) and not isinstance(count, bool):  # as in completions
             values |= {"logprobs": True, "top_logprobs": count}
+            values.pop("n_probs", None)
         super().adapt(values, notes)
 
     @classmethod

@@ -28,7 +28,7 @@ from .conversations import (
     plain_messages,
 )
 from .faults import TEXT_ONLY, Refusal, write_ollama
-from .fields import HIDDEN, Body, ModelName, Notes, known_names, spell, unavailable
+from .fields import HIDDEN, Body, ModelName, Notes, known_names, spell, spellings, unavailable
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, admission_of, check_model, dump, reply
 from .schemas import serves
@@ -57,7 +57,8 @@ class OllamaFields(Conversing):
                     notes.note(f"options.{name}")
                 elif value is not None:
                     # -1 and -2: until the context is full
-                    values[name] = -1 if name == "num_predict" and value == -2 else value
+                    is_limit = spellings(cls)[name] == "max_tokens"
+                    values[name] = -1 if is_limit and value == -2 else value
         if (form := values.get("format")) == "":
             del values["format"]
         elif form == "json":
