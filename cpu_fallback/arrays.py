@@ -1,4 +1,4 @@
-"""The words of core/sample.py and core/plain.py in NumPy. The fast paths of a decoded token: a
+"""The words of core/sample.py and core/ops.py in NumPy. The fast paths of a decoded token: a
 greedy row is one argmax, and noise is computed for the candidates that filters left.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core import plain, rng, sample
+from mlx_llama.core import ops as plain, rng, sample
 from mlx_llama.core.sample import Masks, Values
 
 from .runtime import launch  # noqa: F401, a word

@@ -112,7 +112,7 @@ class Cache(Positions):
         self.position_nbytes = layout.tokens // PAGE
         self.pages = Pages(layout)
         self.page_rows = [Row() for _ in self.lengths]
-        # of all positions of any row; None where they depend on a row's length
+        # for all positions of any row; None where they depend on a row's length
         self.tables: Tables | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:

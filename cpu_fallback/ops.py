@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mlx_llama.core import plain
+from mlx_llama.core import ops as plain
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 from mlx_llama.core.ops import ExpertStacks

@@ -1,4 +1,4 @@
-"""The words of core/sample.py and core/plain.py in torch, and the options of rows in packed words.
+"""The words of core/sample.py and core/ops.py in torch, and the options of rows in packed words.
 
 Every operation treats each row alone and in an order that no other row changes, so a row draws the
 same bits alone and in any batch.

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
-from mlx_llama.core import plain
+from mlx_llama.core import ops as plain
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 from mlx_llama.core.ops import ExpertStacks
 

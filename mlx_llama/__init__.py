@@ -7,10 +7,10 @@
     chat = llm.chat()                                      # a conversation, a Session
     print(chat.send("Hello!"))
     print(llm.generate("Once upon", max_tokens=40))        # a text to continue; the result is a Completion
-    for piece in llm.stream("Once upon"):                  # the same as it comes, a Stream
+    for piece in llm.stream("Once upon"):                  # the same as it comes, an Answer
         print(piece, end="")
 
-help(mlx_llama.Session), Stream and Completion describe the results. Errors derive from LlamaError
+help(mlx_llama.Session), Answer and Completion describe the results. Errors derive from LlamaError
 and are in mlx_llama.errors. All types that signatures name can be imported from here.
 """  # noqa: E501
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from . import errors
     from .api.cache_file import Identity
     from .api.llm import LLM, Prompt, load
-    from .api.session import Messages, Session, Stream
-    from .api.tool_use import Toolbox, ToolLoop, ToolStream
+    from .api.session import Messages, Session
+    from .api.tool_use import Toolbox
     from .core.answers.completion import Aside, Completion, Token
     from .core.answers.entries import Entry
     from .core.answers.hooks import LogitsProcessor, OnPiece, OnProgress
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .core.backends.logprobs import TokenLogprobs
     from .core.engine.builder import RequestBuilder
     from .core.engine.loop import Loop
-    from .core.engine.request import Handle
+    from .core.engine.request import Answer, Answer as Stream, Piece
     from .core.errors import (
         BackendError,
         CheckpointError,
@@ -63,7 +63,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "core.backends.load_options": "LoadOptions", "core.backends.logprobs": "TokenLogprobs",
     "core.engine.builder": "RequestBuilder",
-    "core.engine.loop": "Loop", "core.engine.request": "Handle",
+    "core.engine.loop": "Loop", "core.engine.request": "Answer Piece",
     "core.errors": "LlamaError BackendError CheckpointError ConfigError ContextError "
     "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
@@ -72,8 +72,8 @@ _HOMES = {
     "core.answers.hooks": "LogitsProcessor OnPiece OnProgress",
     "api.llm": "LLM Prompt load",
     "core.options": "Defaults GenerationOptions Options Resolved",
-    "core.answers.schema": "Schema", "api.session": "Messages Session Stream",
-    "api.tool_use": "Toolbox ToolLoop ToolStream", "core.text.infill": "Infill",
+    "core.answers.schema": "Schema", "api.session": "Messages Session",
+    "api.tool_use": "Toolbox", "core.text.infill": "Infill",
     "core.text.template": "ChatTemplate",
     "core.text.thoughts": "Thought", "core.text.tokenizer": "Tokenizer",
     "core.text.tools": "ToolCall ToolDelta",
@@ -81,14 +81,14 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # those that a user starts from, then those that signatures name
 __all__ = [
-    "load", "LLM", "Session", "Stream", "Completion", "errors", "Aside", "BackendError",
+    "load", "LLM", "Session", "Answer", "Stream", "Completion", "errors", "Aside", "BackendError",
     "ChatTemplate", "CheckpointError", "ConfigError", "ContextError", "Defaults", "Entry",
-    "GenerationOptions", "Handle", "Identity", "IncompleteAnswerError", "Infill",
+    "GenerationOptions", "Identity", "IncompleteAnswerError", "Infill",
     "LlamaError", "LoadOptions", "LogitsProcessor", "Loop", "Messages", "NumericalError", "OnPiece",
-    "OnProgress", "Options", "OptionsError", "OutOfMemoryError", "Prompt", "RequestBuilder",
-    "Resolved", "Schema", "SessionError", "TemplateError", "Thought", "Token", "TokenLogprobs",
-    "Tokenizer", "TokenizerError",
-    "ToolCall", "ToolDelta", "ToolLoop", "ToolStream", "Toolbox", "TraceError",
+    "OnProgress", "Options", "OptionsError", "OutOfMemoryError", "Piece", "Prompt",
+    "RequestBuilder", "Resolved", "Schema", "SessionError", "TemplateError", "Thought", "Token",
+    "TokenLogprobs", "Tokenizer", "TokenizerError",
+    "ToolCall", "ToolDelta", "Toolbox", "TraceError",
 ]  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def __getattr__(name: str) -> Any:
     # Import names at their first use, so that `import mlx_llama` takes milliseconds.
     if name == "errors":
         return importlib.import_module(".errors", __name__)
+    name = "Answer" if name == "Stream" else name  # its former name
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -26,7 +26,7 @@ from .core.text.thoughts import Thought
 if TYPE_CHECKING:
     from .api.jobs import Job
     from .api.llm import LLM
-    from .core.engine.request import Handle
+    from .core.engine.request import Answer
 
 EXAMPLES = """
 -p "Which backends are there?"
@@ -205,7 +205,7 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
     if has_messages:
         llm.require_template()
 
-    def submit(job: Job) -> Handle:
+    def submit(job: Job) -> Answer[str]:
         return llm.submit(make_prompt(llm, job.prompt, args), **job.options)
 
     started = time.perf_counter()

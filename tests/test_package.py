@@ -18,7 +18,7 @@ ROOT = Path(mlx_llama.__file__).resolve().parents[1]
 FIRST = {"load", "LLM", "errors"}
 # Classes that programs call or read; the engine and other parts are not among them.
 CALLED = set(
-    "load LLM Session Stream ToolStream ToolCall Handle Completion Token Options "
+    "load LLM Session Answer ToolCall Completion Token Options "
     "GenerationOptions LoadOptions".split()
 )
 ERRORS = {
@@ -34,7 +34,8 @@ def test_public_names_are_listed_and_there():
     assert set(mlx_llama.__all__) >= FIRST | ERRORS
     assert len(set(mlx_llama.__all__)) == len(mlx_llama.__all__)
     for name in set(mlx_llama.__all__) - {
-        *("Prompt", "errors", "LogitsProcessor", "OnPiece", "OnProgress", "Messages")
+        *("Prompt", "errors", "LogitsProcessor", "OnPiece", "OnProgress", "Messages", "Piece"),
+        "Stream",
     }:
         assert getattr(mlx_llama, name).__name__ == name
     assert (ROOT / "mlx_llama" / "py.typed").is_file()
@@ -94,7 +95,7 @@ def test_what_a_signature_names_is_importable_from_the_package():
         for text in annotations(getattr(mlx_llama, name))
         for word in re.findall(r"\w+", text)
     }
-    assert {"Handle", "ToolStream", "Options", "Token"} <= named & ours <= set(mlx_llama.__all__)
+    assert {"Answer", "Piece", "Options", "Token"} <= named & ours <= set(mlx_llama.__all__)
 
 
 def test_dir_and_completion_import_nothing():

@@ -55,7 +55,7 @@ class Program:
         # kinds, and fields and operands by name
         self.operations: list[tuple[str, dict[str, int]]] = []
         self.records: np.ndarray | None = None
-        self._context: np.ndarray | None = None  # of the last run of the whole, and its call
+        self._context: np.ndarray | None = None  # the last whole run's, and its call
         self._whole: team.Call | None = None
 
     def add(

@@ -41,10 +41,10 @@ class Identity:
     """The model and the width that a cache file belongs to."""
 
     model: str  # the checkpoint's name, for messages
-    hash: str  # of the checkpoint, and of the adapter if there is one
-    width: str  # of keys and values: "float32", "float16", "bfloat16" or "8 bits"
+    hash: str  # the checkpoint's, with the adapter's if there is one
+    width: str  # the KV cache's: "float32", "float16", "bfloat16" or "8 bits"
     config: LlamaConfig  # for the shapes
-    factors: str = ""  # of rope type "longrope": "short" or "long", by the context
+    factors: str = ""  # rope type "longrope": "short" or "long", by the context
 
     @classmethod
     def of(

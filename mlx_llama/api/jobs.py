@@ -19,7 +19,7 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mlx_llama.core.answers.completion import Completion
-from mlx_llama.core.engine.request import Handle
+from mlx_llama.core.engine.request import Answer
 from mlx_llama.core.errors import LlamaError, OptionsError, plain, show
 from mlx_llama.core.options import split_fault, validate
 from mlx_llama.core.system.files import writing
@@ -194,7 +194,7 @@ def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
 def run_jobs(
     jobs: Sequence[Job],
     results: Results,
-    submit: Callable[[Job], Handle],
+    submit: Callable[[Job], Answer[str]],
     tick: Callable[[], bool],
     max_active: int,
     advance: Callable[[int], None] = lambda done: None,
@@ -208,7 +208,7 @@ def run_jobs(
     """
     advance(len(results.done))
     waiting = deque(job for job in jobs if job.index not in results.done)
-    active: dict[Handle, Job] = {}
+    active: dict[Answer[str], Job] = {}
 
     def write(result: dict[str, Any]) -> None:
         results.write(result)
@@ -222,10 +222,10 @@ def run_jobs(
             except Exception as error:
                 write(job.failure(error, spell))
         is_idle = not tick()
-        for handle in [handle for handle in active if handle.done or is_idle]:
-            job = active.pop(handle)
+        for answer in [answer for answer in active if answer.done or is_idle]:
+            job = active.pop(answer)
             try:
-                completion = handle.finish()
+                completion = answer.finish()
             except Exception as error:
                 write(job.failure(error, spell))
             else:

@@ -25,7 +25,7 @@ from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.drafts import compare_vocabularies
 from mlx_llama.core.engine.loop import Loop, Worker
-from mlx_llama.core.engine.request import Handle, Request
+from mlx_llama.core.engine.request import Answer, Request, Sequence
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.files.watch import FileWatch
@@ -41,12 +41,12 @@ from mlx_llama.core.text.template import (
     load_builtin_template,
     missing_template,
 )
-from mlx_llama.core.text.tools import ToolParser, read_tools
+from mlx_llama.core.text.tools import ToolDelta, read_tools
 
 from . import ON_QUESTION
 from .cache_file import Identity, read_cache, write_cache
-from .session import Messages, Session, Stream
-from .tool_use import ROUNDS, Conversation, Toolbox, ToolLoop, ToolStream
+from .session import Messages, Session
+from .tool_use import ROUNDS, Conversation, Rounds, Toolbox
 
 Fields = ParamSpec("Fields")
 Result = TypeVar("Result")
@@ -92,11 +92,6 @@ class LLM:
     def engine(self) -> RequestBuilder:
         """The model and the checks of its requests."""
         return self.loop.engine
-
-    @property
-    def scheduler(self) -> Loop:
-        """The former name of `loop`."""
-        return self.loop
 
     def close(self) -> None:
         """End running answers and free keys and values. The weights go with the last reference.
@@ -173,12 +168,12 @@ class LLM:
 
         if isinstance(question, (list, tuple)):
             self.loop.refuse_callback("wait for an answer")
-            handles = self._ask_all(question, system, options)
+            answers = self._ask_all(question, system, options)
             try:
-                return await asyncio.to_thread(self._finish_all, handles, question)
+                return await asyncio.to_thread(self._finish_all, answers, question)
             finally:
-                for handle in handles:
-                    handle.cancel()
+                for answer in answers:
+                    answer.close()
         completion = await self.agenerate(self._ask(question, system), **options)
         completion.asides = await asyncio.to_thread(self.look_up, question)
         return completion
@@ -189,7 +184,7 @@ class LLM:
 
     def _ask_all(
         self, questions: abc.Sequence[str], system: str | None, options: Any
-    ) -> list[Handle]:
+    ) -> list[Answer[str]]:
         talks = [self._ask(text, system, f"[{i}]") for i, text in enumerate(questions)]
         return self._prepare_all(talks, options)
 
@@ -229,13 +224,13 @@ class LLM:
         import asyncio  # takes 30 ms
 
         self.loop.refuse_callback("wait for an answer")
-        handle = self._prepare(prompt, options)
+        answer = self.stream(prompt, **options)
         try:
-            return await asyncio.to_thread(handle.finish)
+            return await asyncio.to_thread(answer.finish)
         finally:
-            handle.cancel()
+            answer.close()
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Answer[str]:
         """The answer to `prompt` in pieces of text.
 
         prompt: a text to continue (an empty one starts from BOS), messages for the chat template,
@@ -248,7 +243,7 @@ class LLM:
         Raises OptionsError, ContextError, TemplateError, TokenizerError, before any computing;
         NumericalError later.
         """
-        return Stream(self._prepare(prompt, options))
+        return Answer[str](self._prepare(prompt, options), self.loop)
 
     def batch(self, prompts: abc.Iterable[Prompt], **options: Unpack[Options]) -> list[Completion]:
         """The answers to several prompts in their order, computed together; a bar on a terminal
@@ -265,39 +260,43 @@ class LLM:
             raise ContextError(f"batch takes a list of prompts, not {type(prompts).__name__}")
         return self._finish_all(self._prepare_all(prompts, options))
 
-    def _prepare_all(self, prompts: abc.Iterable[Prompt], options: Any) -> list[Handle]:
-        handles: list[Handle] = []
+    def _prepare_all(self, prompts: abc.Iterable[Prompt], options: Any) -> list[Answer[str]]:
+        answers: list[Answer[str]] = []
         for number, prompt in enumerate(prompts):
             try:
-                handles.append(self._prepare(prompt, options))
+                answers.append(self.stream(prompt, **options))
             except (ContextError, TemplateError, TokenizerError) as error:
                 raise type(error)(f"prompts[{number}]: {error}") from None
-        if not handles:
+        if not answers:
             raise ContextError("batch needs at least one prompt")
-        return handles
+        return answers
 
     def _finish_all(
-        self, handles: list[Handle], questions: abc.Sequence[str] = ()
+        self, answers: list[Answer[str]], questions: abc.Sequence[str] = ()
     ) -> list[Completion]:
         """Compute answers together. questions: those that they answer, if they answer any."""
         try:
-            for handle in handles:
-                handle.begin()
-            with progress.show_count("generating", len(handles)) as show:
-                for handle in handles:
-                    for count, _ in enumerate(handle.until_error()):
-                        if count % 16 == 0:
-                            show(sum(other.done for other in handles))
+            for answer in answers:
+                answer.begin()
+            with progress.show_count("generating", len(answers)) as show:
+                for answer in answers:
+                    try:
+                        for count, _ in enumerate(answer.pieces()):
+                            if count % 16 == 0:
+                                show(sum(other.done for other in answers))
+                    except Exception:
+                        if answer.error is None:  # not the request's
+                            raise
         finally:
-            for handle in handles:
-                handle.cancel()
-        for handle, question in zip(handles, questions):
-            handle.completion.asides = self.look_up(question)
-        return [handle.completion for handle in handles]
+            for answer in answers:
+                answer.close()
+        for answer, question in zip(answers, questions):
+            answer.completion.asides = self.look_up(question)
+        return [answer.completion for answer in answers]
 
-    def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Handle:
+    def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Answer[str]:
         """Queue `prompt` for `loop`, whose ticks compute it. Arguments and errors: see `stream`."""
-        return self._prepare(prompt, options).begin()
+        return self.stream(prompt, **options).begin()
 
     async def astream(
         self, prompt: Prompt, **options: Unpack[Options]
@@ -306,12 +305,12 @@ class LLM:
         import asyncio  # takes 30 ms
 
         self.loop.refuse_callback("wait for an answer")
-        handle = self._prepare(prompt, options)
+        answer = self.stream(prompt, **options)
         try:
-            while (piece := await asyncio.to_thread(next, handle, None)) is not None:
+            while (piece := await asyncio.to_thread(next, answer, None)) is not None:
                 yield piece
         finally:
-            handle.cancel()
+            answer.close()
 
     def respond(
         self,
@@ -320,7 +319,7 @@ class LLM:
         tool_choice: str = "auto",
         parallel: bool = True,
         **options: Unpack[Options],
-    ) -> ToolStream:
+    ) -> Answer[str | ToolDelta]:
         """The answer to messages, in pieces of text and of tool calls.
 
         tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto",
@@ -328,7 +327,7 @@ class LLM:
         Raises as `stream`.
         """
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
-        return self._respond(messages, box, options)
+        return Answer[str | ToolDelta](self._ask_with(messages, box, options), self.loop)
 
     def run_tools(
         self,
@@ -348,29 +347,26 @@ class LLM:
         """
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
         box.check_functions()
-        free = replace(box, choice="auto")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        turn = _Calls(self, messages, box, rounds, options)
+        completion = Answer[str](turn.begin(), self.loop, turn).finish()
+        return completion, turn.messages
 
-        def ask(talk: Messages, is_first: bool) -> ToolStream:
-            return self._respond(talk, box if is_first else free, options)
-
-        loop = ToolLoop(ask, messages, box.tools, rounds)
-        for _ in loop:
-            pass
-        return loop.completion, loop.messages
-
-    def _respond(
+    def _ask_with(
         self, messages: Messages, box: Toolbox, options: abc.Mapping[str, Any]
-    ) -> ToolStream:
+    ) -> Sequence:
+        """Prepare an answer to messages with tools. Raises as `stream`."""
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)
-        made_by = self.tokenizer, self.require_template()
-        talk = Conversation(*made_by, messages, box, resolved.options)
+        template = self.require_template()
+        talk = Conversation(
+            self.tokenizer, template, messages=messages, box=box, options=resolved.options
+        )
         prompt = talk.encode(self.engine.count_checker(resolved.options))
-        handle = self.loop.prepare(prompt.request(resolved, hooks=hooks))
-        handle.completion.notices += find_notices(messages)
-        return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
+        sequence = self.loop.prepare(prompt.request(resolved, hooks=hooks))
+        sequence.writer.completion.notices += find_notices(messages)
+        return sequence
 
     @cached_property
     def defaults(self) -> Defaults:
@@ -382,25 +378,25 @@ class LLM:
         rest, hooks = split_hooks(options)
         return self.defaults.resolve(rest), hooks
 
-    def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
+    def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Sequence:
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
-            return self._respond(prompt, Toolbox(), options).handle
+            return self._ask_with(prompt, Toolbox(), options)
         resolved, hooks = self._resolve(options)
         if isinstance(prompt, Infill):
-            limits = self.engine.context, resolved.options.max_tokens
-            tokens = prompt.encode(self.tokenizer, *limits)
+            tokens = prompt.encode(self.tokenizer, self.engine.context, resolved.options.max_tokens)
             eos = self.engine.eos | prompt.find_ends(self.tokenizer)
             request = Request(tokens, resolved, starts_text=False, eos=eos, hooks=hooks)
             return self.loop.prepare(request)
         tokens = self.encode(prompt, self.engine.count_checker(resolved.options))
         starts_text = len(prompt) == 0
         request = Request(tokens, resolved, starts_text=starts_text, hooks=hooks)
-        handle = self.loop.prepare(request)
-        handle.completion.notices += find_notices(prompt) if isinstance(prompt, str) else []
+        sequence = self.loop.prepare(request)
+        notices = sequence.writer.completion.notices
+        notices += find_notices(prompt) if isinstance(prompt, str) else []
         if isinstance(prompt, str) and prompt and self.tells_plain:
             self.tells_plain = False
-            handle.completion.notices.insert(0, PLAIN)
-        return handle
+            notices.insert(0, PLAIN)
+        return sequence
 
     def save_cache(self, path: str | os.PathLike) -> None:
         """Write tokens, keys and values of the latest prompt and answer (of the first adapter), for
@@ -447,17 +443,17 @@ class LLM:
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
         checked: Any = messages  # by Session
         return Session(
-            self.loop,
-            self.require_template(),
-            self.defaults,
-            self.checkpoint.name,
-            system,
-            {**options},
-            self.identify_cache,
-            box,
-            rounds,
-            checked,
-            self.look_up,
+            loop=self.loop,
+            template=self.require_template(),
+            defaults=self.defaults,
+            model=self.checkpoint.name,
+            system=system,
+            options={**options},
+            identify_cache=self.identify_cache,
+            toolbox=box,
+            rounds=rounds,
+            messages=checked,
+            look_up=self.look_up,
         )
 
     def prompt_logprobs(
@@ -525,6 +521,24 @@ class LLM:
         if self.template is None:
             raise TemplateError(missing_template(self.checkpoint.name))
         return self.template
+
+
+class _Calls(Rounds):
+    """The answers of `run_tools`."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        messages: Messages,
+        box: Toolbox,
+        rounds: int,
+        options: abc.Mapping[str, Any],
+    ):
+        super().__init__(messages, box, rounds)
+        self._llm, self._options = llm, options
+
+    def ask(self, messages: Messages, box: Toolbox) -> Sequence:
+        return self._llm._ask_with(messages, box, self._options)
 
 
 def with_fields_of(

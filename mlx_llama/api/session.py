@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import abc
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import Unpack
@@ -16,100 +16,30 @@ from mlx_llama.core.answers.completion import Aside, Completion
 from mlx_llama.core.answers.hooks import Hooks, split_hooks
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.engine.loop import Loop
-from mlx_llama.core.engine.request import Handle
+from mlx_llama.core.engine.request import Answer, Sequence
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.options import Defaults, GenerationOptions, Options, Resolved, validate
 from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.surrogates import find_notices, mend
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
-from mlx_llama.core.text.thoughts import TextPieces, Thought, find_thoughts
+from mlx_llama.core.text.thoughts import find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools import ToolParser
+from mlx_llama.core.text.tools import write_answer
 
 from .cache_file import Identity, cache_path, read_cache, write_cache
 from .session_file import check_turns, expand_path, read_session, write_session
 from .tool_use import (
     ROUNDS,
     Conversation,
+    Rounds,
     Toolbox,
-    ToolLoop,
     ToolPrompt,
-    ToolStream,
     check_rounds,
-    write_answer,
 )
 from .turns import Fit, find_turns, fit_turns, keep_from
 
-Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclass(eq=False, repr=False)
-class Stream(TextPieces):
-    """Pieces of text as they are generated; `completion` grows with them and is final after the
-    last. `pieces` has the thoughts, too.
-
-    One thread reads at a time; any thread may close it. Computing begins with the first piece.
-    """
-
-    handle: Handle | ToolLoop
-    begin: Callable[[], None] = lambda: None  # called before the first piece, may raise
-    end: Callable[[], None] = lambda: None  # called once at the end
-
-    def __post_init__(self) -> None:
-        self._is_begun = self._is_closed = False
-        self._ending = make_lock()
-
-    @property
-    def completion(self) -> Completion:
-        """The completion so far; with tools, that of the newest answer to the question."""
-        return self.handle.completion
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Tokens of the prompt computed so far, and all of them; (0, 0) with tools."""
-        handle, total = self.handle, self.completion.prompt_tokens
-        return (handle.processed, total) if isinstance(handle, Handle) else (0, 0)
-
-    def pieces(self) -> Iterator[str | Thought]:
-        """Pieces of text, and those of a thought before it as `Thought`."""
-        while (piece := self.read()) is not None:
-            yield piece
-
-    def read(self) -> str | Thought | None:
-        if self._is_closed:
-            return None
-        if not self._is_begun:
-            self.begin()
-            self._is_begun = True
-        try:
-            piece = self.handle.read()
-        except BaseException:
-            if self.handle.done:  # not over if only another thread is reading
-                self._settle()
-            raise
-        if piece is None:
-            self._settle()
-        return piece
-
-    def close(self) -> None:
-        """Stop generating, from any thread, any number of times. The text so far stays."""
-        self.handle.cancel()
-        if self._is_begun:
-            self._settle()
-        self._is_closed = True
-
-    def finish(self) -> Completion:
-        """Generate to the end and return the completion."""
-        for _ in self:
-            pass
-        return self.completion
-
-    def _settle(self) -> None:
-        with self._ending:
-            end, self.end = self.end, lambda: None
-        end()
-        self._is_closed = True
+Messages = abc.Sequence[abc.Mapping[str, Any]]
 
 
 @dataclass(eq=False, repr=False)
@@ -127,24 +57,24 @@ class Session:
     system: str | None = None
     options: dict[str, Any] = field(default_factory=dict)  # the user's, by name
     # identity of the cache files of `save`, by adapter; None: none are written
-    identify_cache: Callable[[int], Identity] | None = None
+    identify_cache: abc.Callable[[int], Identity] | None = None
     toolbox: Toolbox = Toolbox()  # functions that an answer may call
     rounds: int = ROUNDS  # maximum number of answers to a question
     # all, with tool calls and results; old turns leave the context, never this list
     messages: list[dict[str, Any]] = field(default_factory=list)
-    look_up: Callable[[str], list[Aside]] = lambda question: []  # see LLM.look_up
+    look_up: abc.Callable[[str], list[Aside]] = lambda question: []  # see LLM.look_up
 
     def __post_init__(self) -> None:
         rest, self.hooks = split_hooks(self.options)  # for questions without hooks
         self.options = {name: value for name, value in rest.items() if value is not None}
         first = next(iter(self.messages), None)
-        if isinstance(first, Mapping) and first.get("role") == "system" and self.system is None:
+        if isinstance(first, abc.Mapping) and first.get("role") == "system" and self.system is None:
             self.system, self.messages = join_parts(first.get("content")), self.messages[1:]
         self.messages = check_turns(self.messages)
         self.dropped = 0  # messages at the front that no longer fit the context: see `seen`
         self.last: Completion | None = None
         self._turn = 0  # counts changes of the conversation
-        self._open: Stream | None = None  # the newest stream
+        self._open: Answer[str] | None = None  # the newest one
         self._reader: threading.Thread | None = None  # began the newest stream, which has not ended
         self._text: list[int] = []  # prompt and answer of the last turn
         self._sending, self._lock = make_lock(), make_lock()
@@ -205,7 +135,7 @@ class Session:
         with self._sending:
             return self.stream(text, **options).finish()
 
-    def stream(self, text: str, **options: Unpack[Options]) -> Stream:
+    def stream(self, text: str, **options: Unpack[Options]) -> Answer[str]:
         """Ask; the answer comes in pieces. The turn joins `messages` when the stream ends or is
         closed.
 
@@ -218,11 +148,11 @@ class Session:
         with self._changing():
             return self._ask(self.messages, text, resolved, hooks)
 
-    def regenerate(self, **options: Unpack[Options]) -> Stream:
+    def regenerate(self, **options: Unpack[Options]) -> Answer[str]:
         """Answer the last question again, as `edit` without a text. Raises as `edit`."""
         return self.edit(None, **options)
 
-    def edit(self, text: str | None, **options: Unpack[Options]) -> Stream:
+    def edit(self, text: str | None, **options: Unpack[Options]) -> Answer[str]:
         """Ask `text` in place of the last question, None: the question itself. The old turn stays
         until the new answer has begun. Raises SessionError without a question, and as `stream`.
         """
@@ -251,7 +181,7 @@ class Session:
             self.dropped = self.dropped if self.dropped < start else 0
             return taken
 
-    def resume(self, **options: Unpack[Options]) -> Stream:
+    def resume(self, **options: Unpack[Options]) -> Answer[str]:
         """Continue the last answer after its last token; its message grows by the pieces.
 
         With the same options and seed, the text equals that of an answer that was never cut.
@@ -297,13 +227,13 @@ class Session:
             shown += "".join(part for part in parts if isinstance(part, str))
         return [*ended, *self.tokenizer.encode(text)]
 
-    def _resolve_all(self, options: Mapping[str, Any]) -> tuple[Resolved, Hooks]:
+    def _resolve_all(self, options: abc.Mapping[str, Any]) -> tuple[Resolved, Hooks]:
         rest, hooks = split_hooks(options)
         return self.resolve(**rest), hooks.over(self.hooks)
 
     def _ask(
         self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks
-    ) -> Stream:
+    ) -> Answer[str]:
         notices = find_notices(self.system, text)
         asked = [*before, {"role": "user", "content": mend(text)}]
         return self._answer_to(asked, resolved, hooks, notices=notices)
@@ -313,67 +243,23 @@ class Session:
         asked: list[dict[str, Any]],
         resolved: Resolved,
         hooks: Hooks,
-        begun: Sequence[int] = (),
-        notices: Sequence[str] = (),
-    ) -> Stream:
+        begun: abc.Sequence[int] = (),
+        notices: abc.Sequence[str] = (),
+    ) -> Answer[str]:
         """The answer to messages. begun: its first tokens, of an answer that was cut. notices:
         about the question.
         """
-        dropped, prompt = self.dropped, ToolPrompt([])
-
-        def prepare(messages: Messages, box: Toolbox, notices: Sequence[str]) -> Handle:
-            nonlocal dropped, prompt
-            had_all = not dropped
-            prompt, dropped, count = self._fit(messages, resolved, box, dropped, len(begun))
-            if dropped and had_all:  # said once
-                notices = [*notices, self._describe_dropped(count)]
-            notices = [*notices, *(new for new in prompt.notices if new not in self._told)]
-            self._told.update(prompt.notices)
-            return self.loop.prepare(prompt.request(resolved, begun, notices=notices, hooks=hooks))
-
-        def ask(messages: Messages, is_first: bool) -> ToolStream:
-            box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
-            handle = prepare(messages, box, notices if is_first else ())
-            return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
-
-        def end() -> None:
-            completion = answer.completion
-            completion.asides = asides
-            added = list(answer.messages[len(asked) :]) if isinstance(answer, ToolLoop) else []
-            if not added or added[-1]["role"] != "assistant":
-                # Calls come last if they were those of the last permitted answer.
-                silent = {"role": "assistant", "content": ""}
-                added.append(silent if added else write_answer(completion.text, completion))
-            with self._lock:
-                self._reader = None
-                self._turn += 1
-                tokens, reason = [*begun, *map(int, completion.tokens)], completion.finish_reason
-                is_cut = reason in ("interrupted", "error")
-                # An answer that is cut before its first character changes nothing.
-                is_empty = len(added) == 1 and not added[0]["content"] and not completion.reasoning
-                if not is_empty or not is_cut:
-                    self.messages, self.dropped = [*asked, *added], dropped
-                    self._answer = added[-1]["content"], tokens, reason
-                    # A stopped or resumed answer is not what its prompt and options give.
-                    self._asked = None if begun or is_cut else (prompt.tokens, resolved.options)
-                self.last, self._text = completion, [*prompt.tokens, *tokens]
-
         notices = [*notices, *(() if self.last else resolved.notices)]
         if not self.last or self._speculate != resolved.options.speculate:
             notices += self.engine.choose_speculation(resolved.options)[1]
         self._speculate = resolved.options.speculate
-        answer: Handle | ToolLoop
-        if self.toolbox.offered:
-            answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
-        else:
-            answer = prepare(asked, self.toolbox, notices)
-        asides = self.look_up(asked[-1]["content"])
-        answer.completion.asides = asides  # may be read before the answer
-        conditions, before = (prompt.tokens, resolved.options), self._asked
+        turn = SessionTurn(self, asked, resolved, hooks, begun, notices)
+        answer = Answer[str](turn.begin(), self.loop, turn)
+        answer.completion.asides = turn.asides = self.look_up(asked[-1]["content"])
+        conditions, before = (turn.prompt.tokens, resolved.options), self._asked
         self.is_repeating = not begun and before is not None and _is_same(before, conditions)
-        turn = self._turn
-        self._open = Stream(answer, lambda: self._begin(turn), end)
-        return self._open
+        self._open = answer
+        return answer
 
     def _describe_dropped(self, dropped: int) -> str:
         return (
@@ -382,17 +268,8 @@ class Session:
             + (", the system prompt stays" if self.system else "")
         )
 
-    def _begin(self, turn: int) -> None:
-        self.loop.refuse_callback("wait for an answer")
-        with self._lock:
-            if turn != self._turn:
-                raise SessionError(
-                    "the conversation moved on before this answer started: ask again"
-                )
-            self._reader = threading.current_thread()
-
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> abc.Iterator[None]:
         """Hold the conversation for a change, without an unfinished answer. Raises SessionError."""
         # On mlx callbacks have a thread of their own, and the reading one may hold the lock.
         self.loop.refuse_callback("change a conversation")
@@ -467,8 +344,13 @@ class Session:
     ) -> Fit:
         """Drop the oldest turns until the prompt fits. Arguments and result as of fit_turns."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        made_by = self.tokenizer, self.template
-        talk = Conversation(*made_by, [*system, *messages], box, resolved.options)
+        talk = Conversation(
+            self.tokenizer,
+            self.template,
+            messages=[*system, *messages],
+            box=box,
+            options=resolved.options,
+        )
         fit = fit_turns(talk, self.engine, first, begun)
         # The newest question alone may use the answer's room but for one token.
         if (length := len(fit.prompt.tokens) + begun) >= self.engine.context:
@@ -477,6 +359,73 @@ class Session:
                 f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}"
             )
         return fit
+
+
+class SessionTurn(Rounds):
+    """A question of a session and its answers."""
+
+    def __init__(
+        self,
+        session: Session,
+        asked: list[dict[str, Any]],
+        resolved: Resolved,
+        hooks: Hooks,
+        begun: abc.Sequence[int],
+        notices: abc.Sequence[str],
+    ):
+        """begun: tokens that begin the answer. notices: of the first answer."""
+        super().__init__(asked, session.toolbox, session.rounds)
+        self.prompt = ToolPrompt([])  # the newest answer's
+        self.asides: list[Aside] = []
+        self._session, self._resolved, self._hooks = session, resolved, hooks
+        self._begun, self._notices, self._number = begun, list(notices), session._turn
+        self._count, self._dropped = len(asked), session.dropped
+
+    def ask(self, messages: Messages, box: Toolbox) -> Sequence:
+        session, resolved, had_all = self._session, self._resolved, not self._dropped
+        self.prompt, self._dropped, count = session._fit(
+            messages, resolved, box, self._dropped, len(self._begun)
+        )
+        notices, self._notices = self._notices, []
+        if self._dropped and had_all:  # said once
+            notices.append(session._describe_dropped(count))
+        notices += [new for new in self.prompt.notices if new not in session._told]
+        session._told.update(self.prompt.notices)
+        return session.loop.prepare(
+            self.prompt.request(resolved, self._begun, notices=notices, hooks=self._hooks)
+        )
+
+    def start(self) -> None:
+        session = self._session
+        session.loop.refuse_callback("wait for an answer")
+        with session._lock:
+            if self._number != session._turn:
+                raise SessionError(
+                    "the conversation moved on before this answer started: ask again"
+                )
+            session._reader = threading.current_thread()
+
+    def finish(self, answer: Answer) -> None:
+        """Add the turn to the conversation."""
+        session, completion, begun = self._session, answer.completion, self._begun
+        completion.asides = self.asides
+        messages = self.messages
+        if messages[-1]["role"] != "assistant":  # calls of the last permitted answer
+            messages.append(write_answer(""))
+        with session._lock:
+            session._reader = None
+            session._turn += 1
+            tokens, reason = [*begun, *map(int, completion.tokens)], completion.finish_reason
+            is_cut = reason in ("interrupted", "error")
+            # An answer that is cut before its first character changes nothing.
+            is_empty = len(messages) == self._count + 1 and not messages[-1]["content"]
+            if not (is_empty and is_cut) or completion.reasoning:
+                session.messages, session.dropped = messages, self._dropped
+                session._answer = messages[-1]["content"], tokens, reason
+                # A stopped or resumed answer is not what its prompt and options give.
+                is_new = not begun and not is_cut
+                session._asked = (self.prompt.tokens, self._resolved.options) if is_new else None
+            session.last, session._text = completion, [*self.prompt.tokens, *tokens]
 
 
 def _is_same(

@@ -25,7 +25,7 @@ from mlx_llama.core.text.surrogates import mend
 from mlx_llama.core.text.template import check_messages
 
 FORMAT: Final = "mlx_llama session"
-MOST_BYTES = 1 << 26  # of a file
+MOST_BYTES = 1 << 26  # in a file
 QUESTION, CALLS, RESULT, ANSWER = "user", "calls", "tool", "assistant"  # kinds of messages
 NEXT = {ANSWER: [QUESTION], QUESTION: [ANSWER, CALLS], CALLS: [RESULT]}
 NEXT[RESULT] = [RESULT, CALLS, ANSWER]
@@ -58,7 +58,7 @@ class SavedSession(BaseModel):
     version: Literal[1]
     model: str
     system: str | None
-    options: dict[str, Any]  # of GenerationOptions, as JSON
+    options: dict[str, Any]  # fields of GenerationOptions, as JSON
     messages: list[Message]  # questions and answers in turn, calls and results before their answer
     dropped: int = 0  # messages at the front that no longer fit the context
     is_cut: bool = False  # the last answer stopped before its end

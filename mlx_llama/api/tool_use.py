@@ -1,36 +1,31 @@
-"""Answers with tools: the prompt, the stream that splits off calls, the loop that runs them."""
+"""Answers with tools: the prompt, and the rounds of calls of Python functions."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.grammar import Rule
-from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.answers.thinking import Thinking, set_switches
-from mlx_llama.core.engine.request import TWO_READERS, Handle, Request
-from mlx_llama.core.errors import OptionsError, SessionError, show
+from mlx_llama.core.engine.request import Answer, Request, Sequence, Turn
+from mlx_llama.core.errors import OptionsError, show
 from mlx_llama.core.options import GenerationOptions, Resolved
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
-from mlx_llama.core.text.thoughts import Pieces, TextPieces, Thought
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import (
     ArgumentsError,
     Tool,
     ToolCall,
-    ToolDelta,
     ToolFormat,
-    ToolParser,
     find_format,
     mentions_tools,
+    write_answer,
 )
 
 ROUNDS = 8  # maximum number of answers to a question
 
-Message = Mapping[str, Any]
+Message = abc.Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -83,27 +78,36 @@ class ToolPrompt:
     """A prompt and the fields that its Request needs."""
 
     tokens: list[int]
-    form: ToolFormat | None = None  # of the calls in the answer; None if no tools are offered
+    form: ToolFormat | None = None  # the format of calls; None if no tools are offered
+    box: Toolbox = Toolbox()
     rule: Rule | None = None
     shown: frozenset[int] = frozenset()  # special tokens of the calls
     thinking: Thinking | None = None  # thoughts of the answer
     notices: tuple[str, ...] = ()  # about messages that were adapted to the template
 
-    def request(self, resolved: Resolved, begun: Sequence[int] = (), **more: Any) -> Request:
+    def request(self, resolved: Resolved, begun: abc.Sequence[int] = (), **more: Any) -> Request:
         """The request of an answer. begun: its first tokens. more: further fields of Request."""
-        fields: Any = {"rule": self.rule, "shown": self.shown, "thinking": self.thinking}
-        fields |= {"begun": len(begun), "may_call": self.form is not None}
-        resolved = replace(resolved, notices=(*resolved.notices, *self.notices))
-        return Request([*self.tokens, *begun], resolved, **fields, **more)
+        return Request(
+            [*self.tokens, *begun],
+            replace(resolved, notices=(*resolved.notices, *self.notices)),
+            rule=self.rule,
+            shown=self.shown,
+            form=self.form,
+            tools=self.box.offered,
+            must_call=bool(self.box.forced),
+            thinking=self.thinking,
+            begun=len(begun),
+            **more,
+        )
 
 
 class _Offer(NamedTuple):
     """The template, messages and tool format of a prompt."""
 
     template: ChatTemplate
-    messages: Sequence[Message]
-    variables: Mapping[str, Any]  # of the template
-    form: ToolFormat | None  # of the calls; None for a conversation without tools
+    messages: abc.Sequence[Message]
+    variables: abc.Mapping[str, Any]  # for the template
+    form: ToolFormat | None  # the format of calls; None without any
     notices: tuple[str, ...]  # about messages that were adapted to the template
 
 
@@ -117,12 +121,12 @@ class Conversation:
 
     tokenizer: Tokenizer
     template: ChatTemplate
-    messages: Sequence[Message]
+    messages: abc.Sequence[Message]
     box: Toolbox
     options: GenerationOptions
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside tools
+    variables: abc.Mapping[str, Any] = field(default_factory=dict)  # for the template, beside tools
 
-    def encode(self, check_count: Callable[[int], None] | None = None) -> ToolPrompt:
+    def encode(self, check_count: abc.Callable[[int], None] | None = None) -> ToolPrompt:
         """Encode the prompt. check_count: as for `encode_messages`, whose errors it raises."""
         tokenizer, box, options = self.tokenizer, self.box, self.options
         template, messages, variables, form, notices = self._offer()
@@ -139,7 +143,16 @@ class Conversation:
             answer = None if schema is None else schema.as_dict()
             text = form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
             rule = Rule("tools", text, is_lenient=schema is None or schema.is_lenient)
-        return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer), thinking, notices)
+        shown = form.shown_specials(tokenizer)
+        return ToolPrompt(
+            tokens,
+            form=form,
+            box=box,
+            rule=rule,
+            shown=shown,
+            thinking=thinking,
+            notices=notices,
+        )
 
     def render(self, adds_prompt: bool = True) -> str:
         """The text that `encode` encodes. adds_prompt: with the beginning of the answer."""
@@ -169,160 +182,59 @@ class Conversation:
         return _Offer(template, adapted, {**variables, **extras}, form, tuple(notices))
 
 
-def write_answer(text: str, completion: Completion) -> dict[str, Any]:
-    """An answer as a message. Its template decides whether later prompts contain the thought."""
-    thought = {"reasoning_content": completion.reasoning} if completion.reasoning else {}
-    return {"role": "assistant", "content": text, **thought}
-
-
-class ToolStream(Pieces[str | ToolDelta]):
-    """A streamed answer: pieces of text and of calls. `completion`, `text` and `calls` are final at
-    the end. `read` returns the thoughts, too.
-    """
-
-    def __init__(self, handle: Handle, parser: ToolParser, schema: Schema | None = None):
-        """schema: of an answer without calls."""
-        self.handle, self.parser, self._schema = handle, parser, schema
-        self.completion = handle.completion
-        if parser.form and parser.form.notice:
-            self.completion.notices.append(parser.form.notice)
-        self._waiting: list[str | ToolDelta] = []
-        self._has_ended = False
-
-    def read(self) -> str | ToolDelta | Thought | None:
-        while not self._waiting:
-            if self._has_ended:
-                return None
-            piece = self.handle.read()
-            if isinstance(piece, Thought):
-                return piece
-            self._has_ended = piece is None
-            self._waiting = self.parser.finish() if piece is None else self.parser.push(piece)
-            if self._has_ended and not self.calls:
-                self.completion.schema = self._schema
-        return self._waiting.pop(0)
-
-    def finish(self) -> Completion:
-        """Generate to the end and return the completion, whose text still contains the calls."""
-        for _ in self:
-            pass
-        return self.completion
-
-    def close(self) -> None:
-        """End the answer."""
-        self.handle.cancel()
-
-    @property
-    def text(self) -> str:
-        """The answer's text without calls."""
-        return self.parser.text
-
-    @property
-    def calls(self) -> list[ToolCall]:
-        """The calls so far; the last may be unfinished."""
-        return self.parser.calls
-
-    def messages(self) -> list[dict[str, Any]]:
-        """The answer as messages. Arguments that are no JSON object become {}."""
-        calls = []
-        for call in self.calls:
-            try:
-                call.values()
-                calls.append(call.as_dict())
-            except ValueError:
-                calls.append(replace(call, arguments="{}").as_dict())
-        answer = write_answer(self.text, self.completion)
-        return [{**answer, "tool_calls": calls} if calls else answer]
-
-
 def check_rounds(rounds: int) -> None:
     """Raises OptionsError."""
     if not isinstance(rounds, int) or rounds < 1:
         raise OptionsError(f"rounds: {show(rounds)} is not a number of answers: use 1 or more")
 
 
-class ToolLoop(TextPieces):
-    """The answer to a conversation, with calls of Python functions in between: an iterator of the
-    pieces of all texts.
+class Rounds(Turn):
+    """Calls of Python functions between the answers to a question.
 
-    A failed call returns its error to the model, which may try again. One thread reads at
-    a time; any thread may cancel, which does not stop a function that runs.
+    A failed call returns its error to the model, which may try again.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[Sequence[Message], bool], ToolStream],
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        rounds: int = ROUNDS,
-    ):
-        """ask(messages, is_first): prepares an answer. rounds: maximum number of answers."""
+    def __init__(self, messages: abc.Sequence[Message], toolbox: Toolbox, rounds: int = ROUNDS):
+        """messages: up to the question. rounds: maximum number of answers."""
         check_rounds(rounds)
-        self._ask, self._tools, self._rounds = ask, tools, rounds
-        first = ask(list(messages), True)
+        self.toolbox, self.makes_calls = toolbox, bool(toolbox.offered)
+        self._asked, self._rounds = list(map(dict, messages)), rounds
         # complete messages and the answer after them, assigned together for other threads
-        self._talk: tuple[list[dict[str, Any]], ToolStream | None]
-        self._talk = list(map(dict, messages)), first
-        self._newest = first
-        self._reading = threading.Lock()
-        self._is_cancelled = self.done = False
+        self._talk: tuple[list[dict[str, Any]], Sequence | None] = self._asked, None
 
-    @property
-    def completion(self) -> Completion:
-        """The completion of the newest answer."""
-        return self._newest.completion
+    def ask(self, messages: abc.Sequence[Message], box: Toolbox) -> Sequence:
+        """Prepare an answer."""
+        raise NotImplementedError
 
-    @property
-    def text(self) -> str:
-        """The newest answer's text without calls."""
-        return self._newest.text
+    def begin(self) -> Sequence:
+        """Prepare the first answer."""
+        first = self.ask(self._asked, self.toolbox)
+        self._talk = self._asked, first
+        return first
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far, up to the answer's text, or calls at the last round."""
-        messages, answer = self._talk
-        text = [] if answer is None else [write_answer(answer.text, answer.completion)]
-        return [*messages, *text]
+        messages, last = self._talk
+        if last is None:
+            return list(messages)
+        return [*messages, write_answer(last.text, last.writer.completion.reasoning)]
 
-    def read(self) -> str | Thought | None:
-        if not self._reading.acquire(blocking=False):
-            raise SessionError(TWO_READERS)
-        try:
-            while not self.done:
-                while (piece := self._newest.read()) is not None:
-                    if isinstance(piece, (str, Thought)):
-                        return piece
-                self.done = not self._go_on()
+    def go_on(self, answer: Answer) -> Sequence | None:
+        messages, calls, notices = self._talk[0], answer.calls, answer.completion.notices
+        if not calls:
             return None
-        except BaseException:
-            self.cancel()
-            self.done = True
-            raise
-        finally:
-            self._reading.release()
-
-    def cancel(self) -> None:
-        """End the answer, from any thread, any number of times. Complete rounds stay."""
-        self._is_cancelled = True
-        self._newest.close()
-
-    def _go_on(self) -> bool:
-        """Run the calls of the last answer; True if another answer is prepared."""
-        messages, answer = self._talk
-        if answer is None or self._is_cancelled or not answer.calls:
-            return False
-        notices = answer.completion.notices
-        if not answer.calls[-1].is_complete:
+        if not calls[-1].is_complete:
             notices.append(
-                f"the call of {answer.calls[-1].name} is incomplete and was not made: raise "
+                f"the call of {calls[-1].name} is incomplete and was not made: raise "
                 "`max_tokens` if it was cut"
             )
-            return False
+            return None
         results: list[dict[str, Any]] = []
-        for call in answer.calls:
+        for call in calls:
             results.append(self._run(call))
-            if self._is_cancelled:
-                return False
+            if answer.is_closed:
+                return None
         messages = [*messages, *answer.messages(), *results]
         self._talk = messages, None
         self._rounds -= 1
@@ -331,19 +243,19 @@ class ToolLoop(TextPieces):
                 "the model still calls tools and the loop of calls has ended: raise rounds for "
                 "more answers"
             )
-            return False
-        self._newest = self._ask(messages, False)
-        again = self._newest.completion.notices
+            return None
+        following = self.ask(messages, replace(self.toolbox, choice="auto"))
+        again = following.writer.completion.notices
         again[:0] = [notice for notice in notices if notice not in again]
-        self._talk = messages, self._newest
-        return not self._is_cancelled
+        self._talk = messages, following
+        return following
 
     def _run(self, call: ToolCall) -> dict[str, Any]:
         """The message with the result of a call."""
-        tools = {tool.name: tool for tool in reversed(self._tools)}
+        tools = {tool.name: tool for tool in reversed(self.toolbox.offered)}
         try:
             if call.name not in tools:
-                names = ", ".join(tool.name for tool in self._tools)
+                names = ", ".join(tool.name for tool in self.toolbox.offered)
                 raise ArgumentsError(f"there is no tool {call.name}, there are {names}")
             result = tools[call.name].run(call.arguments)
         except ArgumentsError as error:

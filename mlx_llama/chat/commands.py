@@ -13,9 +13,10 @@ from typing import Any
 
 from mlx_llama import cli
 from mlx_llama.api.cache_file import cache_path
-from mlx_llama.api.session import Session, Stream
+from mlx_llama.api.session import Session
 from mlx_llama.api.session_file import FORMAT
 from mlx_llama.cli.spelling import spell_flags
+from mlx_llama.core.engine.request import Answer
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
 from mlx_llama.core.options import ALIASES, ENDLESS, FIELDS
 from mlx_llama.core.text.thoughts import find_thoughts
@@ -40,7 +41,7 @@ SHORT = 60  # characters of a message that is quoted in another one
 
 
 # a message to print, an answer to show, or work for the dialogue, a function of its Chat
-Outcome = str | Stream | Callable[[Any], None]
+Outcome = str | Answer[str] | Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _clear(session: Session, argument: str) -> str:
     return "(a new conversation" + ("; the system prompt stays)" if session.system else ")")
 
 
-def _regen(session: Session, argument: str) -> Stream:
+def _regen(session: Session, argument: str) -> Answer[str]:
     stream = session.regenerate()
     if session.is_repeating:
         stream.completion.notices.append(
@@ -248,7 +249,7 @@ def _count_messages(session: Session) -> str:
     return f"{len(session.messages)} messages{dropped}"
 
 
-def _read(session: Session, argument: str) -> Stream:
+def _read(session: Session, argument: str) -> Answer[str]:
     path = _require_file(file_path(argument))
     text = cli.read_text(path)
     if not text.strip():

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_llama import cli
-from mlx_llama.api.session import Session, Stream
+from mlx_llama.api.session import Session
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.engine.builder import RequestBuilder
+from mlx_llama.core.engine.request import Answer
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.text.thoughts import Thought
 
@@ -52,7 +53,7 @@ class Interrupt:
 
 
 @contextmanager
-def show_progress(stream: Stream, view: View) -> Iterator[Callable[[], None]]:
+def show_progress(stream: Answer[str], view: View) -> Iterator[Callable[[], None]]:
     """Show the progress of a prompt in a view, on a separate thread; yields a function that stops
     it, to be called at the first piece.
     """
@@ -103,7 +104,7 @@ class Chat:
             outcome = self.session.stream(text)
         if isinstance(outcome, str):
             self.say(outcome)
-        elif isinstance(outcome, Stream):
+        elif isinstance(outcome, Answer):
             self.show(outcome)
         else:
             outcome(self)
@@ -132,7 +133,7 @@ class Chat:
         gc.collect()  # reference cycles would keep the old model in memory
         self.say(f"{describe_model(llm)}\n({len(session.messages)} messages are kept)")
 
-    def show(self, stream: Stream) -> None:
+    def show(self, stream: Answer[str]) -> None:
         """Show an answer as it comes. Ctrl-C keeps its text and raises KeyboardInterrupt."""
         completion = stream.completion
         for notice in completion.notices:

@@ -31,8 +31,8 @@ from mlx_llama.core.errors import OptionsError, plain
 from mlx_llama.core.text.surrogates import is_unicode
 
 from .answers.hooks import LogitsProcessor, OnPiece, OnProgress
-from .answers.repetition import MAX_PERIOD, REPETITION_LIMIT
 from .answers.schema import Schema
+from .answers.stops import MAX_PERIOD, REPETITION_LIMIT
 
 MAX_REGEX = 1 << 13  # characters
 MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadratic time

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from . import plain, rng
+from . import ops, rng
 from .ops import Array
 from .options import GenerationOptions
 
@@ -27,7 +27,7 @@ Masks = Callable[[], np.ndarray]
 Values = Mapping[str, Array]  # from SamplingBatch.arrange
 
 
-class Words(plain.Words, Protocol):
+class Words(ops.Words, Protocol):
     """The words of sampling, one function each, as in a module. B rows, V tokens; a column is
     [B, 1]. Scores are float32 [B, V]. Arrays have operators and slices. Kernels may replace words.
     """

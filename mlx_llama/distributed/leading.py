@@ -31,7 +31,7 @@ from mlx_llama.core.system.interrupts import uninterrupted
 from .world import Arrays, World
 
 END_SECONDS = 5  # for the other ranks to hear of the end
-# of a call or a read, until another rank is lost: MLX's ring waits for it without end
+# maximum duration of a call or a read: MLX's ring waits for a lost rank without end
 PATIENCE = 600
 # options that a SamplingBatch does not read
 UNSENT = {"schema", "regex", "grammar", "stop", "stop_token_ids", "adapter"}

@@ -1,4 +1,4 @@
-"""The words of core/sample.py and core/plain.py in MLX, lazily."""
+"""The words of core/sample.py and core/ops.py in MLX, lazily."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import methodcaller
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core import plain, rng, sample
+from mlx_llama.core import ops as plain, rng, sample
 from mlx_llama.core.sample import Values
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from mlx_llama.core import plain
+from mlx_llama.core import ops as plain
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.spec import LayerSpec
 from mlx_llama.core.ops import ExpertStacks

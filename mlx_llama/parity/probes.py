@@ -111,7 +111,8 @@ def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
     """Decode `count` greedy tokens after `prompt`, past end tokens, from an empty cache."""
     loop = Loop(llm.backend, llm.model, None, frozenset(), llm.engine.context)
     resolved = options.resolve({"temperature": 0.0, "max_tokens": count, "seed": 0})
-    return list(map(int, loop.submit(Request(prompt, resolved, wants_text=False)).tokens()))
+    done = loop.submit(Request(prompt, resolved, wants_text=False)).finish()
+    return list(map(int, done.tokens))
 
 
 def free(llm: LLM) -> None:

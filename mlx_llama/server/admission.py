@@ -22,7 +22,7 @@ from starlette.requests import Request as HttpRequest
 from mlx_llama.api.llm import LLM
 from mlx_llama.api.tool_use import Conversation, Toolbox, ToolPrompt
 from mlx_llama.api.turns import fit_turns
-from mlx_llama.core.answers.completion import Completion, Token
+from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.grammar import Rule
 from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.engine.builder import PromptTooLong, RequestBuilder
@@ -61,7 +61,7 @@ class PromptRequest:
     """A prompt and its options, from any API."""
 
     prompt: Any  # a text to continue, messages for the template, token ids, or an Infill
-    field: str  # the body's field with the prompt
+    field: str  # the body's, with the prompt
     # by their names in the table; defaults come from the server, the checkpoint and the table
     options: dict[str, Any]
     toolbox: Toolbox = Toolbox()
@@ -81,16 +81,6 @@ class Failure(Refusal):
     """The end of an answer: a failed step, a timeout, shutdown, a rule that grew too complex."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """New tokens of an answer."""
-
-    index: int
-    tokens: Sequence[Token]
-    is_last: bool  # they complete the answer
-    processed: int  # tokens of the prompt so far
-
-
 class Answers:
     """Answers to an HTTP request, one per prompt, computed together. `close` cancels the rest."""
 
@@ -105,35 +95,39 @@ class Answers:
         timeout = Failure(504, "timeout", message=text)
         self._timer = self._loop.call_later(seconds, self.stop, timeout)
         self.asks: Sequence[PromptRequest] = ()
-        self.tasks: list[Task] = []  # one per queued prompt
+        self.tasks: list[Task] = []  # those that are queued
         self.is_closed = False
 
     @property
     def completions(self) -> list[Completion]:
-        return [task.handle.completion for task in self.tasks]
-
-    @property
-    def prompts(self) -> list[Sequence[int]]:
-        """Token ids of each prompt."""
-        return [task.request.prompt for task in self.tasks]
+        return [task.completion for task in self.tasks]
 
     def submit(self, asks: Sequence[PromptRequest]) -> None:
         """Encode the prompts and queue the requests, outside the event loop. Raises Refusal."""
         self.asks = asks
-        for request, dropped in [prepare(self.llm, ask, self.settings) for ask in asks]:
+        prepared = [prepare(self.llm, ask, self.settings) for ask in asks]
+        for index, (request, dropped) in enumerate(prepared):
             if self.is_closed:
                 return
-            task = Task(self._admission.holder.slots, request, dropped)
+            task = Task(
+                self._admission.holder.slots,
+                request,
+                llm=self.llm,
+                ask=asks[index],
+                index=index,
+                dropped=dropped,
+                began=self.began,
+            )
             request = replace(request, notify=self._notify, on_admit=task.admit)
             try:
-                task.handle = self.llm.loop.submit(request)
+                task.answer = self.llm.loop.submit(request)
             except LlamaError as error:
                 ask = asks[0]
                 values = {ask.field: ask.prompt} if isinstance(error, ContextError) else {}
                 raise refuse(error, ask.field, self.llm, values) from None
             self.tasks.append(task)
             if self.is_closed:  # closed in between
-                task.handle.cancel()
+                task.answer.close()
 
     def _notify(self) -> None:
         # In the scheduler's thread. A pending wake-up covers all tokens until it runs.
@@ -151,13 +145,14 @@ class Answers:
         if self._failure is None:
             self._failure = failure
         for task in self.tasks:
-            task.handle.cancel()
+            task.answer.close()
         self._news.set()
 
-    async def batches(self, with_progress: bool = False) -> AsyncIterator[Batch]:
-        """New tokens of all answers as they come. Raises Failure.
+    async def news(self, with_progress: bool = False) -> AsyncIterator[tuple[Task, int, bool]]:
+        """Tasks whose answers have new tokens, the number of tokens, and whether these are all.
+        Raises Failure.
 
-        with_progress: also yield batches without tokens while prompts are processed.
+        with_progress: also those whose prompts were processed further.
         """
         count, metrics = len(self.tasks), self._admission.metrics
         processed, sent, last = [0] * count, [0] * count, [self.began] * count
@@ -165,37 +160,37 @@ class Answers:
         while unfinished:
             self._news.clear()
             for i in sorted(unfinished):
-                handle = self.tasks[i].handle
-                is_last = handle.done  # read before the tokens, so that none is missed
-                completion = handle.completion
-                tokens = completion.tokens[sent[i] :]
+                task, answer = self.tasks[i], self.tasks[i].answer
+                is_last = answer.done  # read before the tokens, so that none is missed
+                completion = answer.completion
+                new = len(completion.tokens) - sent[i]
                 if self._failure is not None:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
-                    error = handle.error  # OptionsError: a rule grew too complex
+                    error = answer.error  # OptionsError: a rule grew too complex
                     if isinstance(error, OptionsError) and _has_rule(self.asks[i]):
                         raise Failure(400, "invalid_value", [_describe(error, "", self.llm, {})])
                     if isinstance(error, CheckpointError):  # its file has changed
                         raise Failure(503, "model_changed", message=str(error))
                     text = completion.error or "the answer was interrupted"
                     raise Failure(500, "generation_failed", message=text)
-                if tokens or is_last:
+                if new or is_last:
                     now = time.monotonic()
-                    metrics.observe_tokens(len(tokens), now - last[i], is_first=not sent[i])
-                    sent[i] += len(tokens)
+                    metrics.observe_tokens(new, now - last[i], is_first=not sent[i])
+                    sent[i] += new
                     last[i] = now
                     if is_last:
                         unfinished.discard(i)
-                    yield Batch(i, tokens, is_last, handle.processed)
-                elif with_progress and handle.processed > processed[i]:
-                    processed[i] = handle.processed
-                    yield Batch(i, (), False, handle.processed)
-            if unfinished and not any(self.tasks[i].handle.done for i in unfinished):
+                    yield task, sent[i], is_last
+                elif with_progress and answer.progress[0] > processed[i]:
+                    processed[i] = answer.progress[0]
+                    yield task, sent[i], False
+            if unfinished and not any(self.tasks[i].answer.done for i in unfinished):
                 await self._news.wait()
 
     async def finish(self) -> list[Completion]:
         """Wait for all answers. Raises Failure."""
-        async for _ in self.batches():
+        async for _ in self.news():
             pass
         return self.completions
 
@@ -206,7 +201,7 @@ class Answers:
         self.is_closed = True
         self._timer.cancel()
         for task in self.tasks:
-            task.handle.cancel()
+            task.answer.close()
         self._admission.release(self, outcome)
 
 
@@ -217,7 +212,7 @@ class Admission:
         self.settings, self.holder, self.metrics = settings, holder, metrics
         self._open: dict[Answers, int] = {}  # and their number of requests
         self._entering = 0  # requests that wait for the model to reload
-        self._rows = 0  # those of the last loaded model
+        self._rows = 0  # the last loaded model's
         self._durations: deque[float] = deque(maxlen=32)
         # Compiling a schema may take seconds: do not delay requests without one.
         self._plain = anyio.CapacityLimiter(PREPARING)
@@ -246,8 +241,8 @@ class Admission:
         except BaseException as error:
             answers.close("refused" if isinstance(error, Refusal) else "gone")
             raise
-        for prompt in answers.prompts:
-            self.metrics.prompt_tokens.inc(len(prompt))
+        for task in answers.tasks:
+            self.metrics.prompt_tokens.inc(len(task.prompt))
         return answers
 
     def _check_room(self, asks: Sequence[PromptRequest]) -> None:

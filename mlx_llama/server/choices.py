@@ -11,7 +11,7 @@ from starlette.requests import Request
 from .conversations import AnswerFields
 from .fields import Body, Count, Noted, Notes
 from .replies import DONE, FINGERPRINT, Events, Writer, admission_of, write_timings, write_usage
-from .tooling import Reader
+from .slots import Task
 
 
 class StreamOptions(Body):
@@ -65,29 +65,29 @@ class OpenAIWriter(Writer):
             "system_fingerprint": FINGERPRINT,
         }
 
-    def choice(self, reader: Reader) -> dict[str, Any]:
+    def choice(self, task: Task) -> dict[str, Any]:
         """Write a completed answer, without index and finish_reason."""
         raise NotImplementedError
 
-    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        choices = [
-            {"index": reader.index, "finish_reason": finish_reason(reader), **self.choice(reader)}
-            for reader in readers
-            if reader.finish()
-        ]
-        fields = {**self.statistics(readers), **self.verbose(readers[0])}
+    def whole(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        choices = []
+        for task in tasks:
+            task.answer.finish()
+            fields = {"index": task.index, "finish_reason": finish_reason(task)}
+            choices.append({**fields, **self.choice(task)})
+        fields = {**self.statistics(tasks), **self.verbose(tasks[0])}
         return {**self.head(self.kind), "choices": choices, **fields}
 
-    def statistics(self, readers: Sequence[Reader]) -> dict[str, Any]:
+    def statistics(self, tasks: Sequence[Task]) -> dict[str, Any]:
         """Write usage and timings."""
-        timings = write_timings(readers[0].completion)
-        return {"usage": write_usage(readers), "timings": timings}
+        timings = write_timings(tasks[0].completion)
+        return {"usage": write_usage(tasks), "timings": timings}
 
-    def verbose(self, reader: Reader) -> dict[str, Any]:
+    def verbose(self, task: Task) -> dict[str, Any]:
         """Write the prompt as the model saw it, if the body or --verbose asks for it."""
         if not self.shows_prompt:
             return {}
-        prompt = reader.llm.tokenizer.decode(reader.prompt, skip_special=False)
+        prompt = task.llm.tokenizer.decode(task.prompt, skip_special=False)
         return {"__verbose": {"prompt": prompt}}
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -96,23 +96,23 @@ class OpenAIWriter(Writer):
         return {**self.head(self.chunk_kind), **usage, "choices": choices, **more}
 
     def part(
-        self, reader: Reader, content: Any = None, reason: str | None = None, logprobs: Any = None
+        self, task: Task, content: Any = None, reason: str | None = None, logprobs: Any = None
     ) -> dict[str, Any]:
         """Write an event with a part of an answer. content: None for no text."""
         fields = {"logprobs": logprobs, "finish_reason": reason}
         options = self.body.stream_options
         is_counted = options.include_usage and options.continuous_usage_stats
-        usage = {"usage": write_usage([reader])} if is_counted else {}
-        return self.chunk({"index": reader.index, **(content or self.empty), **fields}, **usage)
+        usage = {"usage": write_usage([task])} if is_counted else {}
+        return self.chunk({"index": task.index, **(content or self.empty), **fields}, **usage)
 
-    def end(self, reader: Reader) -> Events:
-        yield self.part(reader, None, finish_reason(reader)) | self.verbose(reader)
+    def end(self, task: Task) -> Events:
+        yield self.part(task, None, finish_reason(task)) | self.verbose(task)
 
-    def finish(self, readers: Sequence[Reader]) -> Events:
+    def finish(self, tasks: Sequence[Task]) -> Events:
         if self.body.stream_options.include_usage:
-            yield self.chunk(**self.statistics(readers))
+            yield self.chunk(**self.statistics(tasks))
 
 
-def finish_reason(reader: Reader) -> str:
+def finish_reason(task: Task) -> str:
     """Return OpenAI's finish_reason."""
-    return "length" if reader.is_cut else "tool_calls" if reader.has_called else "stop"
+    return "length" if task.is_cut else "tool_calls" if task.has_called else "stop"

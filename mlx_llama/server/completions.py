@@ -14,6 +14,7 @@ from mlx_llama.api.llm import LLM
 from mlx_llama.core.answers.completion import Token
 from mlx_llama.core.answers.entries import Entry, pair_prompt
 from mlx_llama.core.backends.logprobs import TokenLogprobs
+from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.text.infill import Infill
 
 from .admission import PromptRequest
@@ -22,7 +23,8 @@ from .faults import bad_field
 from .fields import Body, Likeliest, Notes, Text, TokenIds, name_type, spell
 from .replies import Events, admission_of, choices_of, reply
 from .schemas import serves
-from .tooling import LEAST_LOGPROB, Piece, Reader, list_entries, write_likeliest
+from .slots import Task
+from .tooling import LEAST_LOGPROB, list_entries, write_likeliest
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -112,82 +114,81 @@ class CompletionWriter(OpenAIWriter):
     """Writes completions."""
 
     prefix = "cmpl-"
-    splits = False
 
-    def begin(self, readers: Sequence[Reader]) -> Events:
+    def begin(self, tasks: Sequence[Task]) -> Events:
         # log-probabilities of a prompt come with the first token of its answer
         is_late = self.body.echo and self.body.logprobs is not None
-        self.waiting = set(readers if is_late else ())
-        for reader in readers:
-            if (text := self.opening(reader)) and not is_late:
-                yield self.part(reader, {"text": text})
+        self.waiting = set(tasks if is_late else ())
+        for task in tasks:
+            if (text := self.opening(task)) and not is_late:
+                yield self.part(task, {"text": text})
 
-    def opening(self, reader: Reader) -> str:
+    def opening(self, task: Task) -> str:
         """Return the prompt to repeat before an answer."""
         if not self.body.echo:
             return ""
-        prompt = reader.ask.prompt
+        prompt = task.ask.prompt
         prompt = prompt.prefix if isinstance(prompt, Infill) else prompt
-        return prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(reader.prompt)
+        return prompt if isinstance(prompt, str) else task.llm.tokenizer.decode(task.prompt)
 
-    def choice(self, reader: Reader) -> dict[str, Any]:
-        text = self.opening(reader) + reader.completion.text
-        logprobs = self.logprobs(reader, reader.completion.tokens, has_prompt=True)
-        return {"text": text, "logprobs": logprobs, **self.prompt_logprobs(reader)}
+    def choice(self, task: Task) -> dict[str, Any]:
+        text = self.opening(task) + task.completion.text
+        logprobs = self.logprobs(task, task.completion.tokens, has_prompt=True)
+        return {"text": text, "logprobs": logprobs, **self.prompt_logprobs(task)}
 
     def logprobs(
-        self, reader: Reader, tokens: Sequence[Token], has_prompt: bool = False
+        self, task: Task, tokens: Sequence[Token], has_prompt: bool = False
     ) -> dict[str, Any] | None:
         """Write the log-probabilities of an answer's tokens; has_prompt: after those of an echoed
         prompt.
         """
         if self.body.logprobs is None:
             return None
-        if reader.are_probs:  # in llama-server's format
-            return {"content": list_entries(reader, tokens)}
-        llm, completion, offset = reader.llm, reader.completion, len(self.opening(reader))
+        if task.are_probs:  # in llama-server's format
+            return {"content": list_entries(task, tokens)}
+        llm, completion, offset = task.llm, task.completion, len(self.opening(task))
         listed = [entry for token in tokens for entry in token.entries]
         entries = [entry._replace(start=offset + entry.start) for entry in listed]
         if self.body.echo:
             if has_prompt:
                 rates = completion.prompt_logprobs
-                entries[:0] = pair_prompt(llm.tokenizer, reader.prompt, rates)
+                entries[:0] = pair_prompt(llm.tokenizer, task.prompt, rates)
             # As in vLLM, an end token has an entry too: lm-eval drops the last one.
             end, ends = offset + len(completion.text), llm.engine.eos
             entries += [Entry(int(t), t.logprobs, b"", end) for t in tokens if t in ends]
         return write_old_logprobs(llm, entries, self.body.logprobs)
 
-    def prompt_logprobs(self, reader: Reader) -> dict[str, Any]:
+    def prompt_logprobs(self, task: Task) -> dict[str, Any]:
         """Write vLLM's field prompt_logprobs, if the body asks for it."""
         if (count := self.body.prompt_logprobs) is None:
             return {}
-        rates = reader.completion.prompt_logprobs
-        return {"prompt_logprobs": write_prompt_logprobs(reader.llm, reader.prompt, rates, count)}
+        rates = task.completion.prompt_logprobs
+        return {"prompt_logprobs": write_prompt_logprobs(task.llm, task.prompt, rates, count)}
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
-        if reader in self.waiting:
-            self.waiting.remove(reader)
-            logprobs = self.logprobs(reader, (), has_prompt=True)
-            yield self.part(reader, {"text": self.opening(reader)}, None, logprobs)
+    def write(self, task: Task, token: Token | None, pieces: list[Piece]) -> Events:
+        if task in self.waiting:
+            self.waiting.remove(task)
+            logprobs = self.logprobs(task, (), has_prompt=True)
+            yield self.part(task, {"text": self.opening(task)}, None, logprobs)
         if token is None:
             return
-        logprobs = self.logprobs(reader, [token])
+        logprobs = self.logprobs(task, [token])
         if token.text or (logprobs and any(logprobs.values())):
-            yield self.part(reader, {"text": token.text}, None, logprobs)
+            yield self.part(task, {"text": token.text}, None, logprobs)
 
 
 class DoubleWriter(CompletionWriter):
     """Writes OpenAI's completions with llama-server's fields beside them."""
 
-    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        full, done = super().whole(readers), readers[0].completion
+    def whole(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        full, done = super().whole(tasks), tasks[0].completion
         counts = {"tokens_predicted": len(done.tokens), "tokens_evaluated": done.prompt_tokens}
         return {**full, "content": full["choices"][0]["text"], "stop": True, **counts}
 
-    def part(self, reader: Reader, content: Any = None, *more: Any) -> dict[str, Any]:
+    def part(self, task: Task, content: Any = None, *more: Any) -> dict[str, Any]:
         text, is_last = content["text"] if content else "", bool(more and more[0])
-        fields = {"index": reader.index, "content": text, "stop": is_last}
-        return super().part(reader, content, *more) | fields
+        fields = {"index": task.index, "content": text, "stop": is_last}
+        return super().part(task, content, *more) | fields
 
 
 def spell_token(data: bytes) -> str:

@@ -307,7 +307,8 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
             f"end={completion.finish_reason}"
         )
     if settings.logs_prompts:
-        receipt += f" prompts={list(map(answers.llm.tokenizer.decode, answers.prompts))!r}"
+        decode = answers.llm.tokenizer.decode
+        receipt += f" prompts={[decode(task.prompt) for task in answers.tasks]!r}"
     return receipt
 
 

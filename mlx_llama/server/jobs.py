@@ -28,7 +28,7 @@ from .openai import ChatFields, write_piece
 from .replies import DONE, NEVER, PING_SECONDS, Json, admission_of, check_model, dump, event, submit
 from .schemas import serves
 from .settings import Settings
-from .tooling import Reader, list_logprobs
+from .tooling import list_logprobs
 
 router = APIRouter(tags=["jobs"])
 
@@ -102,19 +102,19 @@ class Job:
     async def run(self, answers: Answers) -> None:
         """Collect the answer's events until its end."""
         outcome, reason, error, count = "done", "ERROR", dict[str, str](), 0
-        reader = Reader(answers, 0)
-        completion = reader.completion
+        task = answers.tasks[0]
+        completion = task.completion
         self.add("started", job_id=self.identity, prompt_tokens=completion.prompt_tokens)
         try:
-            async for batch in answers.batches():
-                for token, pieces in reader.steps(batch.tokens, batch.is_last):
+            async for _, length, is_last in answers.news():
+                for token, pieces in task.answer.steps(length, is_last):
                     for piece in pieces:
                         if isinstance(piece, Thought):
                             self.add("thought", t=piece.text, i=count)
                         elif isinstance(piece, ToolDelta):
                             self.add("call", i=count, **write_piece(piece))
                     text = "".join(piece for piece in pieces if isinstance(piece, str))
-                    *earlier, last = list_logprobs(reader, [token] if token else []) or [{}]
+                    *earlier, last = list_logprobs(task, [token] if token else []) or [{}]
                     for logprobs in earlier:
                         self.add("token", t="", i=count, **logprobs)
                     if text or last:

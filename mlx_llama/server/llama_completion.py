@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from mlx_llama.api.llm import LLM
 from mlx_llama.core.answers.completion import Token
+from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.options import ENDLESS, FIELDS
 from mlx_llama.core.text.infill import Infill
 
@@ -21,7 +22,8 @@ from .faults import TEXT_ONLY
 from .fields import BY_TYPE, HIDDEN, Body, Count, Noted, Text, look_up, note, spell, unavailable
 from .replies import PING_SECONDS, Events, Writer, admission_of, choices_of, reply, write_timings
 from .schemas import serves
-from .tooling import Piece, Reader, list_entries
+from .slots import Task
+from .tooling import list_entries
 
 router = APIRouter(tags=["llama-server"])
 
@@ -123,27 +125,25 @@ _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _
 class LlamaWriter(Writer):
     """Writes completions as llama-server does."""
 
-    splits = False
-
     def __init__(self, request: Request, body: LlamaCompletionRequest):
         super().__init__(request, body)
         if body.id_slot >= 0:
             note(request, "id_slot")
         self.shows_progress, self.ping = body.return_progress, body.sse_ping_interval
 
-    def whole(self, readers: Sequence[Reader]) -> Any:
-        receipts = [self.receipt(reader) for reader in readers]
+    def whole(self, tasks: Sequence[Task]) -> Any:
+        receipts = [self.receipt(task) for task in tasks]
         return receipts if len(receipts) > 1 else receipts[0]
 
-    def receipt(self, reader: Reader, is_streamed: bool = False) -> dict[str, Any]:
+    def receipt(self, task: Task, is_streamed: bool = False) -> dict[str, Any]:
         """Write the final object, without the content of a stream."""
-        body, completion = self.body, reader.completion
-        prompt, tokens = reader.ask.prompt, [] if is_streamed else completion.tokens
+        body, completion = self.body, task.completion
+        prompt, tokens = task.ask.prompt, [] if is_streamed else completion.tokens
         full = {
-            "index": reader.index,
+            "index": task.index,
             "content": "" if is_streamed else completion.text,
             "tokens": list(map(int, tokens)) if body.return_tokens else [],
-            "id_slot": reader.task.slot,
+            "id_slot": task.slot,
             "stop": True,
             "model": self.name,
             "tokens_predicted": len(completion.tokens),
@@ -151,41 +151,41 @@ class LlamaWriter(Writer):
             "generation_settings": write_settings(completion.options, body),
             "prompt": prompt
             if isinstance(prompt, str)
-            else reader.llm.tokenizer.decode(reader.prompt, skip_special=False),
+            else task.llm.tokenizer.decode(task.prompt, skip_special=False),
             "has_new_line": "\n" in completion.text,
             "truncated": False,
             "stop_type": _STOP_TYPES.get(completion.finish_reason or "", "none"),
-            "stopping_word": reader.stop_string or "",
+            "stopping_word": task.stop_string or "",
             "tokens_cached": completion.prompt_tokens + len(completion.tokens),
             "timings": write_timings(completion),
-            **_write_probabilities(reader, body.logprobs, tokens),
+            **_write_probabilities(task, body.logprobs, tokens),
         }
         return _pick(full, body.response_fields)
 
-    def part(self, reader: Reader, content: str = "", tokens: Sequence[int] = ()) -> dict[str, Any]:
+    def part(self, task: Task, content: str = "", tokens: Sequence[int] = ()) -> dict[str, Any]:
         """Write the fields of an event before the last."""
         return {
-            "index": reader.index,
+            "index": task.index,
             "content": content,
             "tokens": list(tokens),
             "stop": False,
-            "id_slot": reader.task.slot,
-            "tokens_predicted": reader.count if tokens else 0,
-            "tokens_evaluated": reader.completion.prompt_tokens,
+            "id_slot": task.slot,
+            "tokens_predicted": task.answer.count if tokens else 0,
+            "tokens_evaluated": task.completion.prompt_tokens,
         }
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
+    def write(self, task: Task, token: Token | None, pieces: list[Piece]) -> Events:
         if token is None:
             return
         if token.text or self.body.return_tokens:
-            probabilities = _write_probabilities(reader, self.body.logprobs, [token])
-            fields = self.part(reader, token.text, [int(token)]) | probabilities
+            probabilities = _write_probabilities(task, self.body.logprobs, [token])
+            fields = self.part(task, token.text, [int(token)]) | probabilities
             if self.body.timings_per_token:
-                fields["timings"] = write_timings(reader.completion)
+                fields["timings"] = write_timings(task.completion)
             yield fields
 
-    def end(self, reader: Reader) -> Events:
-        yield self.receipt(reader, is_streamed=True)
+    def end(self, task: Task) -> Events:
+        yield self.receipt(task, is_streamed=True)
 
 
 @serves(router, LlamaCompletionRequest, "/completion")
@@ -207,11 +207,9 @@ async def infill(request: Request, body: InfillRequest) -> Response:
     return await completion(request, body)
 
 
-def _write_probabilities(
-    reader: Reader, count: int | None, tokens: Sequence[Token]
-) -> dict[str, Any]:
+def _write_probabilities(task: Task, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
     """Write completion_probabilities if n_probs asks for them, without end tokens."""
-    entries = list_entries(reader, tokens) if count else []
+    entries = list_entries(task, tokens) if count else []
     return {"completion_probabilities": entries} if entries else {}
 
 

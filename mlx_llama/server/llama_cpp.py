@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from mlx_llama.api.cache_file import read_cache, write_cache
 from mlx_llama.api.llm import LLM
-from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.thinking import has_switch
 from mlx_llama.core.files.hub import read_examples
 
@@ -173,7 +172,7 @@ def _describe(llm: LLM, task: Task, text: list[int], shows_text: bool) -> dict[s
     """Describe a running request. text: prompt and answer."""
     options, length = task.request.options.options, len(task.request.prompt)
     limit, count = min(options.max_tokens, llm.engine.context - length), len(text) - length
-    completion = task.handle.completion if task.handle else Completion()
+    completion = task.completion
     parts = {"prompt": text[:length], "generated": text[length:]} if shows_text else {}
     return {
         "id_task": task.number,

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlx_llama.core.answers.completion import Completion, Token
+from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .faults import Refusal, write_anthropic
 from .replies import Events, Writer, event
-from .tooling import Piece, Reader, text_of
+from .slots import Task
+from .tooling import text_of
 
 
 class MessagesWriter(Writer):
     """Writes messages: blocks of thoughts, text and calls."""
 
     prefix = "msg_"
-    index: int | None = None  # the open block; None before the first token
+    index: int | None = None  # the open block's; None before the first token
     kind = ""  # the open block's
 
     def encode(self, value: Any) -> bytes:
@@ -32,18 +34,23 @@ class MessagesWriter(Writer):
         head = {"id": self.identity, "type": "message", "role": "assistant", "model": self.name}
         return {**head, "content": content, **ending, "usage": usage}
 
-    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        reader = readers[0].finish()
-        content = [write_block("thinking", reader.thought)] if reader.thought else []
-        if reader.text or not reader.calls:
-            content.append(write_block("text", reader.text))
-        content += [write_call(call.id, call.name, read_values(call)) for call in reader.calls]
-        return self.message(content, write_ending(reader), write_usage(reader.completion))
+    def whole(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        task = tasks[0]
+        task.answer.finish()
+        content = (
+            [write_block("thinking", task.completion.reasoning)]
+            if task.completion.reasoning
+            else []
+        )
+        if task.answer.text or not task.answer.calls:
+            content.append(write_block("text", task.answer.text))
+        content += [write_call(call.id, call.name, read_values(call)) for call in task.answer.calls]
+        return self.message(content, write_ending(task), write_usage(task.completion))
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
+    def write(self, task: Task, token: Token | None, pieces: list[Piece]) -> Events:
         if self.index is None:  # the first event counts the reused tokens, known only now
             self.index = -1
-            usage = write_usage(reader.completion) | {"output_tokens": 0}
+            usage = write_usage(task.completion) | {"output_tokens": 0}
             ending = {"stop_reason": None, "stop_sequence": None}
             yield {"type": "message_start", "message": self.message([], ending, usage)}
             yield {"type": "ping"}
@@ -71,12 +78,12 @@ class MessagesWriter(Writer):
         delta = {"type": kind, field: text}
         return {"type": "content_block_delta", "index": self.index, "delta": delta}
 
-    def end(self, reader: Reader) -> Events:
+    def end(self, task: Task) -> Events:
         if not self.kind:  # an empty answer still has a block
             yield from self.open(write_block("text", ""))
         yield {"type": "content_block_stop", "index": self.index}
-        usage = write_usage(reader.completion)
-        yield {"type": "message_delta", "delta": write_ending(reader), "usage": usage}
+        usage = write_usage(task.completion)
+        yield {"type": "message_delta", "delta": write_ending(task), "usage": usage}
         yield {"type": "message_stop"}
 
 
@@ -106,12 +113,12 @@ _REASONS = {
 }
 
 
-def write_ending(reader: Reader) -> dict[str, Any]:
+def write_ending(task: Task) -> dict[str, Any]:
     """Write the reason of an answer's end, and the stop string that matched."""
-    reason = _REASONS.get(reader.completion.finish_reason or "", "end_turn")
-    if reader.has_called and reader.completion.finish_reason in ("eos", "stop"):
+    reason = _REASONS.get(task.completion.finish_reason or "", "end_turn")
+    if task.has_called and task.completion.finish_reason in ("eos", "stop"):
         reason = "tool_use"
-    return {"stop_reason": reason, "stop_sequence": reader.stop_string}
+    return {"stop_reason": reason, "stop_sequence": task.stop_string}
 
 
 def write_usage(completion: Completion) -> dict[str, int]:

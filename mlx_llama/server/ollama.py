@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from mlx_llama import __version__
 from mlx_llama.core.answers.completion import Token
+from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall
@@ -32,7 +33,7 @@ from .fields import HIDDEN, Body, ModelName, Notes, known_names, spell, spelling
 from .llama_cpp import describe_model
 from .replies import Events, Json, Writer, admission_of, check_model, dump, reply
 from .schemas import serves
-from .tooling import Piece, Reader
+from .slots import Task
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
@@ -136,30 +137,31 @@ class OllamaWriter(Writer):
         made = {"model": self.name, "created_at": f"{now:%Y-%m-%dT%H:%M:%S.%fZ}"}
         return {**made, **content, "done": False}
 
-    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        reader = readers[0].finish()
-        calls = [call for call in reader.calls if call.is_complete]
-        return self.line(reader.text, calls, reader.thought) | _write_end(reader)
+    def whole(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        task = tasks[0]
+        task.answer.finish()
+        calls = [call for call in task.answer.calls if call.is_complete]
+        return self.line(task.answer.text, calls, task.completion.reasoning) | _write_end(task)
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
+    def write(self, task: Task, token: Token | None, pieces: list[Piece]) -> Events:
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
-        calls = [call for call in reader.calls[self.sent :] if call.is_complete]
+        calls = [call for call in task.answer.calls[self.sent :] if call.is_complete]
         self.sent += len(calls)
         if text or calls or thought:
             yield self.line(text, calls, thought)
 
-    def end(self, reader: Reader) -> Events:
-        yield self.line("", (), "") | _write_end(reader)
+    def end(self, task: Task) -> Events:
+        yield self.line("", (), "") | _write_end(task)
 
 
-def _write_end(reader: Reader) -> dict[str, Any]:
+def _write_end(task: Task) -> dict[str, Any]:
     """Write the statistics in the last line of an answer."""
-    completion = reader.completion
+    completion = task.completion
     return {
         "done": True,
-        "done_reason": "length" if reader.is_cut else "stop",
-        "total_duration": int((time.monotonic() - reader.answers.began) * 1e9),
+        "done_reason": "length" if task.is_cut else "stop",
+        "total_duration": int((time.monotonic() - task.began) * 1e9),
         "load_duration": 0,
         "prompt_eval_count": completion.prompt_tokens,
         "prompt_eval_duration": int(completion.prefill_seconds * 1e9),

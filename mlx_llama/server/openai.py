@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.answers.completion import Token
+from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.text.thoughts import Thought
 
 from .admission import PromptRequest
@@ -29,7 +30,8 @@ from .faults import bad_field
 from .fields import HIDDEN, Notes, SchemaValue, spell, unavailable
 from .replies import Events, choices_of, count_prompt, reply
 from .schemas import serves
-from .tooling import Piece, Reader, list_logprobs
+from .slots import Task
+from .tooling import list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -136,32 +138,32 @@ class ChatWriter(OpenAIWriter):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     empty: Mapping[str, Any] = {"delta": {}}
 
-    def choice(self, reader: Reader) -> dict[str, Any]:
-        text, calls = reader.text, [call.as_dict() for call in reader.calls]
+    def choice(self, task: Task) -> dict[str, Any]:
+        text, calls = task.answer.text, [call.as_dict() for call in task.answer.calls]
         message: dict[str, Any] = {"role": "assistant", "refusal": None}
         message["content"] = text if text or not calls else None
-        if reader.thought:
-            message["reasoning_content"] = reader.thought
+        if task.completion.reasoning:
+            message["reasoning_content"] = task.completion.reasoning
         if calls:
             message["tool_calls"] = calls
-        return {"message": message, "logprobs": self.logprobs(reader, reader.completion.tokens)}
+        return {"message": message, "logprobs": self.logprobs(task, task.completion.tokens)}
 
-    def logprobs(self, reader: Reader, tokens: Sequence[Token]) -> dict[str, Any] | None:
+    def logprobs(self, task: Task, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """Write log-probabilities, if they are asked for."""
         if not self.body.logprobs:
             return None
-        return {"content": list_logprobs(reader, tokens), "refusal": None}
+        return {"content": list_logprobs(task, tokens), "refusal": None}
 
-    def begin(self, readers: Sequence[Reader]) -> Events:
-        for reader in readers:
-            yield self.part(reader, {"delta": {"role": "assistant", "content": None}})
+    def begin(self, tasks: Sequence[Task]) -> Events:
+        for task in tasks:
+            yield self.part(task, {"delta": {"role": "assistant", "content": None}})
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
-        logprobs = None if token is None else self.logprobs(reader, [token])
+    def write(self, task: Task, token: Token | None, pieces: list[Piece]) -> Events:
+        logprobs = None if token is None else self.logprobs(task, [token])
         if logprobs and logprobs["content"] and not pieces:
             pieces = [""]  # a token without text still has a log-probability
         for piece in pieces:
-            yield self.part(reader, {"delta": write_piece(piece)}, None, logprobs)
+            yield self.part(task, {"delta": write_piece(piece)}, None, logprobs)
             logprobs = None
 
 

@@ -18,13 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
 from mlx_llama.core.answers.completion import Completion, Token
+from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.files.adapters import BASE
 
 from .admission import Admission, Answers, Failure, PromptRequest, prepare, until_gone
 from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
 from .fields import NOT_AS_SENT, AdapterScales, note
 from .model_holder import ModelHolder
-from .tooling import Piece, Reader
+from .slots import Task
 
 Result = TypeVar("Result")
 Events = Iterator[Any]  # JSON values
@@ -142,7 +143,6 @@ class Writer:
     prefix = ""  # begins the answer's id
     ping = PING_SECONDS  # seconds of silence before a comment; 0 or less: no comments
     shows_progress = False  # call `progress` while prompts are processed
-    splits = True  # split answers into thoughts, text and calls
 
     def __init__(self, request: Request, body: Any):
         self.body = body
@@ -150,41 +150,41 @@ class Writer:
         # as in the log line and headers
         self.identity, self.created = self.prefix + request.scope["request_id"], int(time.time())
 
-    def whole(self, readers: Sequence[Reader]) -> Any:
+    def whole(self, tasks: Sequence[Task]) -> Any:
         """Write completed answers."""
         raise NotImplementedError
 
-    def begin(self, readers: Sequence[Reader]) -> Events:
+    def begin(self, tasks: Sequence[Task]) -> Events:
         """Write events before the first token."""
         yield from ()
 
-    def part(self, reader: Reader) -> dict[str, Any]:
+    def part(self, task: Task) -> dict[str, Any]:
         """Write an event without text."""
         raise NotImplementedError
 
-    def progress(self, reader: Reader, processed: int) -> Events:
-        """Write llama-server's prompt_progress: first of the cached tokens, then of `processed`."""
-        completion = reader.completion
-        for count in (completion.reused_tokens, processed):
-            if count > reader.processed:
-                reader.processed = count
+    def progress(self, task: Task) -> Events:
+        """Write llama-server's prompt_progress: first of the cached tokens, then of all."""
+        completion = task.completion
+        for count in (completion.reused_tokens, task.answer.progress[0]):
+            if count > task.reported:
+                task.reported = count
                 progress = {
                     "total": completion.prompt_tokens,
                     "cache": completion.reused_tokens,
                     "processed": count,
                     "time_ms": round(completion.prefill_seconds * 1e3),
                 }
-                yield self.part(reader) | {"prompt_progress": progress}
+                yield self.part(task) | {"prompt_progress": progress}
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
+    def write(self, task: Task, token: Token | None, pieces: list[Piece]) -> Events:
         """Write a token, None at the end, and the pieces that it completes."""
         yield from ()
 
-    def end(self, reader: Reader) -> Events:
+    def end(self, task: Task) -> Events:
         """Write the end of an answer."""
         yield from ()
 
-    def finish(self, readers: Sequence[Reader]) -> Events:
+    def finish(self, tasks: Sequence[Task]) -> Events:
         """Write events after all answers."""
         yield from ()
 
@@ -196,28 +196,22 @@ class Writer:
         """Write an error within a stream."""
         return self.encode(write_openai(refusal))
 
-    def drive(self, reader: Reader, tokens: Sequence[Token], is_last: bool) -> Events:
-        """Write new tokens of an answer."""
-        for token, pieces in reader.steps(tokens, is_last):
-            yield from self.write(reader, token, pieces)
+    def drive(self, task: Task, count: int, is_last: bool) -> Events:
+        """Write the tokens of an answer up to number `count`."""
+        for token, pieces in task.answer.steps(count, is_last):
+            yield from self.write(task, token, pieces)
         if is_last:
-            yield from self.end(reader)
-
-    def read(self, answers: Answers) -> list[Reader]:
-        """Return a reader of each answer."""
-        return [Reader(answers, i, self.splits) for i in range(len(answers.completions))]
+            yield from self.end(task)
 
     async def stream(self, answers: Answers) -> AsyncIterator[bytes]:
         """Write the events of all answers as they come. Raises Failure."""
-        readers = self.read(answers)
-        for value in self.begin(readers):
+        for value in self.begin(answers.tasks):
             yield self.encode(value)
-        async for batch in answers.batches(self.shows_progress):
-            reader = readers[batch.index]
-            done = self.progress(reader, batch.processed) if self.shows_progress else ()
-            for value in itertools.chain(done, self.drive(reader, batch.tokens, batch.is_last)):
+        async for task, count, is_last in answers.news(self.shows_progress):
+            done = self.progress(task) if self.shows_progress else ()
+            for value in itertools.chain(done, self.drive(task, count, is_last)):
                 yield self.encode(value)
-        for value in self.finish(readers):
+        for value in self.finish(answers.tasks):
             yield self.encode(value)
         if self.last:
             yield self.last
@@ -234,7 +228,7 @@ async def reply(
     try:
         await until_gone(request, answers.finish())
         outcome = "done"
-        return Json(writer.whole(writer.read(answers)))
+        return Json(writer.whole(answers.tasks))
     except Failure as failure:
         outcome = failure.code
         raise
@@ -307,17 +301,17 @@ async def count_prompt(
     return Json({**more, "input_tokens": len(made.prompt)})
 
 
-def write_usage(readers: Sequence[Reader]) -> dict[str, Any]:
+def write_usage(tasks: Sequence[Task]) -> dict[str, Any]:
     """Write OpenAI's usage of all answers; choices of the same prompt count it once."""
-    completions = [reader.completion for reader in readers]
+    completions = [task.completion for task in tasks]
     prompts: dict[tuple[int, ...], Completion] = {}
-    for reader in readers:  # later choices reuse the first one's prefix
-        prompts.setdefault(tuple(reader.prompt), reader.completion)
+    for task in tasks:  # later choices reuse the first one's prefix
+        prompts.setdefault(tuple(task.prompt), task.completion)
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
     reused = sum(completion.reused_tokens for completion in prompts.values())
     thought = sum(completion.reasoning_tokens for completion in completions)
-    dropped = readers[0].task.dropped
+    dropped = tasks[0].dropped
     return {
         "prompt_tokens": read,
         "completion_tokens": written,

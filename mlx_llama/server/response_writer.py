@@ -8,14 +8,17 @@ from typing import Any
 from starlette.requests import Request
 
 from mlx_llama.core.answers.completion import Completion, Token
+from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.options import ENDLESS
-from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
+from .admission import choose_template
 from .faults import Refusal
 from .items import KeptResponses
-from .replies import Events, Writer, event
-from .tooling import Piece, Reader, list_logprobs, text_of
+from .replies import Events, Writer, admission_of, event
+from .slots import Task
+from .tooling import list_logprobs, text_of
 
 # Fields of a request that its response repeats
 _REPEATED = ("previous_response_id", "store", "user", "metadata")
@@ -35,8 +38,9 @@ class ResponseWriter(Writer):
         self.kept: KeptResponses = request.app.state.kept_responses
         self.conversation = body.items(self.kept)
         self.output: list[dict[str, Any]] = []  # finished items
+        self.truncation = "auto" if admission_of(request).settings.truncates else "disabled"
         self.number = -1  # the last event's
-        self.kind = ""  # the open item's, if there is one
+        self.kind = ""  # the open item's; "" if there is none
         self.text = ""  # the open item's
         self.call: ToolCall | None = None  # the open call
         self.logprobs: list[dict[str, Any]] = []  # the open message's
@@ -57,13 +61,12 @@ class ResponseWriter(Writer):
 
     # The response
 
-    def response(self, reader: Reader, status: str) -> dict[str, Any]:
+    def response(self, task: Task, status: str) -> dict[str, Any]:
         """Write the response as it is."""
-        body, completion, options = self.body, reader.completion, reader.completion.options
+        body, completion, options = self.body, task.completion, task.completion.options
         limit, is_over = options.get("max_tokens"), status != "in_progress"
-        is_limited = status == "incomplete" and reader.is_cut
+        is_limited = status == "incomplete" and task.is_cut
         choice = body.tool_choice
-        default = "auto" if reader.answers.settings.truncates else "disabled"
         return {
             "id": f"resp_{self.identity}",
             "object": "response",
@@ -75,7 +78,7 @@ class ResponseWriter(Writer):
             "max_output_tokens": None if limit == ENDLESS else limit,
             "model": self.name,
             "output": self.output,
-            "parallel_tool_calls": reader.toolbox.many,
+            "parallel_tool_calls": task.ask.toolbox.many,
             "reasoning": {"effort": None, "summary": None},
             "temperature": options.get("temperature"),
             "text": body.text.as_dict(),
@@ -83,41 +86,43 @@ class ResponseWriter(Writer):
             "tools": [tool.model_dump() for tool in body.tools],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options.get("top_p"),
-            "truncation": body.truncation or default,
+            "truncation": body.truncation or self.truncation,
             "usage": write_usage(completion) if is_over else None,
             **{name: getattr(body, name) for name in _REPEATED},
         }
 
-    def complete(self, reader: Reader) -> dict[str, Any]:
+    def complete(self, task: Task) -> dict[str, Any]:
         """Write the finished response, and keep it."""
-        response = self.response(reader, status_of(reader))
+        response = self.response(task, status_of(task))
         if self.body.store:
             how: Any = {"exclude_none": True, "exclude_unset": True}
             self.kept.put(response, [item.model_dump(**how) for item in self.conversation])
         return response
 
-    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        list(self.drive(readers[0], readers[0].completion.tokens, is_last=True))
-        return self.complete(readers[0])
+    def whole(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        list(self.drive(tasks[0], len(tasks[0].completion.tokens), is_last=True))
+        return self.complete(tasks[0])
 
     # Events
 
-    def begin(self, readers: Sequence[Reader]) -> Events:
+    def begin(self, tasks: Sequence[Task]) -> Events:
         for kind in ("response.created", "response.in_progress"):
-            yield self.event(kind, response=self.response(readers[0], "in_progress"))
+            yield self.event(kind, response=self.response(tasks[0], "in_progress"))
         # An answer without tools and thoughts opens its message at once.
-        if not readers[0].toolbox.offered and not readers[0].may_think:
+        task = tasks[0]
+        may_think = find_thoughts(choose_template(task.llm, task.ask).source)
+        if not task.ask.toolbox.offered and not may_think:
             yield from self.open("message")
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
+    def write(self, task: Task, token: Token | None, pieces: list[Piece]) -> Events:
         if token is not None:
-            self.waiting.append((token.text, list_logprobs(reader, [token])))
+            self.waiting.append((token.text, list_logprobs(task, [token])))
         for piece in pieces:
             fields: dict[str, Any] = {}
             if isinstance(piece, ToolDelta):
                 if piece.name is not None:
                     yield from self.close("completed")
-                    self.call = reader.calls[piece.index]
+                    self.call = task.answer.calls[piece.index]
                     yield from self.open("function_call")
                 text = piece.arguments
             else:
@@ -143,15 +148,15 @@ class ResponseWriter(Writer):
             characters -= len(self.waiting[start][0])
         return [entry for _, entries in self.waiting[start:] for entry in entries]
 
-    def end(self, reader: Reader) -> Events:
+    def end(self, task: Task) -> Events:
         if not self.kind and not self.output:
             yield from self.open("message")
         if self.kind == "message":
             self.logprobs += [entry for _, entries in self.waiting for entry in entries]
-        yield from self.close(status_of(reader))
+        yield from self.close(status_of(task))
 
-    def finish(self, readers: Sequence[Reader]) -> Events:
-        response = self.complete(readers[0])
+    def finish(self, tasks: Sequence[Task]) -> Events:
+        response = self.complete(tasks[0])
         yield self.event(f"response.{response['status']}", response=response)
 
     # Items
@@ -207,9 +212,9 @@ class ResponseWriter(Writer):
         return item | {"role": "assistant", "content": [] if is_begun else [self.content_part()]}
 
 
-def status_of(reader: Reader) -> str:
+def status_of(task: Task) -> str:
     """Return "completed", or "incomplete" for an answer or call that was cut."""
-    is_cut = reader.is_cut or (reader.calls and not reader.has_called)
+    is_cut = task.is_cut or (task.answer.calls and not task.has_called)
     return "incomplete" if is_cut else "completed"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.engine.rows import common_prefix
 
@@ -13,19 +15,57 @@ NO_SLOT = -1
 MIN_SHARED = 8  # tokens that two texts of a conversation share; templates share fewer
 
 
+@dataclass(eq=False)
 class Task:
-    """A request and its slot, which it has from its admission to its end."""
+    """An answer to an HTTP request, and its slot, which it has from its admission to its end."""
 
-    def __init__(self, slots: Slots, request: Request, dropped: int = 0):
-        self.slots, self.request = slots, request
-        self.dropped = dropped  # messages that no longer fitted the prompt
-        self.number = next(slots.numbers)  # order of submission
-        self.slot = NO_SLOT
-        self.handle: Any = None  # its Handle, once it is submitted
+    slots: Slots
+    request: Request
+    llm: Any = None  # its LLM
+    ask: Any = None  # its PromptRequest
+    index: int = 0  # among the answers to the HTTP request
+    dropped: int = 0  # messages that no longer fitted the prompt
+    began: float = 0.0  # when the HTTP request began
+    reported: int = -1  # tokens of the prompt that the client was told of
+    slot: int = NO_SLOT
+
+    def __post_init__(self) -> None:
+        self.number = next(self.slots.numbers)  # order of submission
+        self.answer: Any = None  # its Answer, once it is submitted
 
     @property
     def is_running(self) -> bool:
-        return self.handle is None or not self.handle.done
+        return self.answer is None or not self.answer.done
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """Token ids of the prompt."""
+        return self.request.prompt
+
+    @property
+    def completion(self) -> Completion:
+        return self.answer.completion if self.answer else Completion()
+
+    @property
+    def are_probs(self) -> bool:
+        """True if probabilities after the samplers are reported instead of log-probabilities."""
+        return self.completion.options.get("post_sampling_probs", False)
+
+    @property
+    def is_cut(self) -> bool:
+        """True if a limit ended the answer."""
+        return self.completion.finish_reason in ("length", "context")
+
+    @property
+    def has_called(self) -> bool:
+        """True if there are calls, none of them cut by a stop string or a limit."""
+        calls = self.answer.calls
+        return bool(calls) and all(call.is_complete for call in calls)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that matched, or None."""
+        return self.completion.stop if isinstance(self.completion.stop, str) else None
 
     def admit(self, text: Sequence[int]) -> None:
         """Take a slot. text: prompt and answer, which grow. Later calls have no effect."""

@@ -10,8 +10,11 @@ from cases.sessions import add, roles
 from making import make_checkpoint
 
 from mlx_llama import load
-from mlx_llama.api.tool_use import ToolLoop, ToolStream
+from mlx_llama.api.tool_use import Rounds, Toolbox
+from mlx_llama.core.answers.completion import Completion, Token, Writer
+from mlx_llama.core.engine.request import Answer, Request, Sequence, Status
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.options import resolve
 from mlx_llama.core.text.tools import ToolDelta, ToolParser, read_tools
 from mlx_llama.core.text.tools.formats import HERMES
 
@@ -77,38 +80,36 @@ def test_choices(llm):
             llm.respond(USER, tools, choice, **options)
 
 
-def scripted(form, *answers):
-    """`ask` of a model that gives these answers; what it was asked."""
-    asked, left = [], list(answers)
+class Scripted(Rounds):
+    """Rounds of a model that gives these answers; what it was asked."""
 
-    def ask(messages, is_first):
-        asked.append(list(messages))
-        assert is_first == (len(asked) == 1)
-        completion = SimpleNamespace(notices=[], reasoning="")
-        wrapped = SimpleNamespace(completion=completion, cancel=lambda: None)
-        stream = ToolStream(wrapped, ToolParser(form, read_tools([add, fail])))
-        stream.handle = Pieces(left.pop(0))
-        return stream
+    def __init__(self, tools, *answers, rounds=8):
+        super().__init__(USER, Toolbox(tuple(read_tools(tools)), "any"), rounds)
+        self.left, self.asked = list(answers), []
 
-    return ask, asked
+    def ask(self, messages, box):
+        self.asked.append(list(messages))
+        assert box.choice == ("any" if len(self.asked) == 1 else "auto")
+        completion, text = Completion(finish_reason="eos"), self.left.pop(0)
+        for letter in text:
+            completion.tokens.append(Token(len(completion.tokens)))
+            completion.tokens[-1].text = letter
+        asked = Request([], resolve({}), form=HERMES)
+        parser = ToolParser(HERMES, self.toolbox.tools)
+        sequence = Sequence(asked, [], 99, Writer(completion), None, parser)
+        sequence.status = Status.ENDED
+        return sequence
 
 
-class Pieces:
-    """Stands in for a handle."""
-
-    def __init__(self, text):
-        self.text = iter(text)
-
-    def read(self):
-        return next(self.text, None)
-
-    def cancel(self):
-        pass
+def begin(turn):
+    """The answer of scripted rounds."""
+    loop = SimpleNamespace(enqueue=lambda sequence: None, sweep=lambda: None)
+    return Answer(turn.begin(), loop, turn)
 
 
 def test_results_and_errors_reach_the_model():
-    ask, asked = scripted(
-        HERMES,
+    turn = Scripted(
+        [add, fail],
         'I add.<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
         '<tool_call>{"name": "fail", "arguments": {"why": "broken"}}</tool_call>'
         '<tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call>'
@@ -116,9 +117,9 @@ def test_results_and_errors_reach_the_model():
         '<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>',
         "Three.",
     )
-    loop = ToolLoop(ask, USER, read_tools([add, fail]))
-    assert "".join(loop) == "I add.Three."
-    messages = loop.messages
+    answer = begin(turn)
+    assert "".join(answer) == "I add.Three."
+    messages = turn.messages
     assert roles(messages) == ["user", "assistant", *["tool"] * 5, "assistant"]
     assert messages[1]["content"] == "I add." and len(messages[1]["tool_calls"]) == 5
     results = [message["content"] for message in messages[2:7]]
@@ -131,53 +132,55 @@ def test_results_and_errors_reach_the_model():
     assert results[4].startswith("error: the arguments of add do not fit: all: Invalid JSON")
     # templates print objects only
     assert messages[1]["tool_calls"][4]["function"] == {"name": "add", "arguments": "{}"}
-    assert messages[-1] == {"role": "assistant", "content": "Three."} and asked[1] == messages[:-1]
-    assert loop.completion.notices == []
+    assert (
+        messages[-1] == {"role": "assistant", "content": "Three."}
+        and turn.asked[1] == messages[:-1]
+    )
+    assert answer.completion.notices == []
 
 
 def test_the_loop_ends_after_its_rounds_and_at_a_call_that_was_cut():
     call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
-    ask, asked = scripted(HERMES, call, call, call)
-    loop = ToolLoop(ask, USER, read_tools([add]), rounds=2)
-    assert list(loop) == [] and len(asked) == 2
-    assert "raise rounds for more answers" in loop.completion.notices[0]
-    assert roles(loop.messages) == ["user", "assistant", "tool", "assistant", "tool"]
-    ask, asked = scripted(HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1')
-    loop = ToolLoop(ask, USER, read_tools([add]))
-    assert list(loop) == [] and loop.messages == [*USER, {"role": "assistant", "content": ""}]
-    assert len(asked) == 1
-    assert loop.completion.notices == [
+    turn = Scripted([add], call, call, call, rounds=2)
+    answer = begin(turn)
+    assert list(answer) == [] and len(turn.asked) == 2
+    assert "raise rounds for more answers" in answer.completion.notices[0]
+    assert roles(turn.messages) == ["user", "assistant", "tool", "assistant", "tool"]
+    turn = Scripted([add], '<tool_call>{"name": "add", "arguments": {"a": 1')
+    answer = begin(turn)
+    assert list(answer) == [] and turn.messages == [*USER, {"role": "assistant", "content": ""}]
+    assert len(turn.asked) == 1
+    assert answer.completion.notices == [
         "the call of add is incomplete and was not made: raise `max_tokens` if it was cut"
     ]
     for rounds in (0, "2"):
         with pytest.raises(OptionsError, match="rounds: "):
-            ToolLoop(ask, USER, read_tools([add]), rounds=rounds)
+            Rounds(USER, Toolbox(), rounds)
 
 
 def test_a_loop_that_is_cancelled_while_a_function_runs_keeps_complete_rounds():
     def stop() -> str:
         """Stop the loop."""
-        loop.cancel()
+        answer.close()
         return "stopped"
 
     call = 'a<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
-    ask, asked = scripted(
-        HERMES, call, 'b<tool_call>{"name": "stop", "arguments": {}}</tool_call>', "never"
-    )
-    loop = ToolLoop(ask, USER, read_tools([add, stop]))
-    assert "".join(loop) == "ab" and len(asked) == 2 and loop.done
-    assert roles(loop.messages) == ["user", "assistant", "tool", "assistant"]
-    assert loop.messages[-1] == {"role": "assistant", "content": "b"}
-    ask, asked = scripted(HERMES, '<tool_call>{"name": "leave", "arguments": {}}</tool_call>')
+    last = 'b<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
+    turn = Scripted([add, stop], call, last, "never")
+    answer = begin(turn)
+    assert "".join(answer) == "ab" and len(turn.asked) == 2 and answer.done
+    assert roles(turn.messages) == ["user", "assistant", "tool", "assistant"]
+    assert turn.messages[-1] == {"role": "assistant", "content": "b"}
 
     def leave() -> str:
         """Be interrupted."""
         raise KeyboardInterrupt
 
-    loop = ToolLoop(ask, USER, read_tools([leave]))
+    turn = Scripted([leave], '<tool_call>{"name": "leave", "arguments": {}}</tool_call>')
+    answer = begin(turn)
     with pytest.raises(KeyboardInterrupt):
-        list(loop)
-    assert loop.done and loop.messages == [*USER, {"role": "assistant", "content": ""}]
+        list(answer)
+    assert answer.done and turn.messages == [*USER, {"role": "assistant", "content": ""}]
 
 
 def test_tools_of_the_loop_are_functions(llm):

@@ -10,7 +10,7 @@ import pytest
 from cases.mirror import members
 from machine import ALL, missing, open_backend
 
-from mlx_llama.core import options, plain
+from mlx_llama.core import ops, options
 from mlx_llama.core.backends import interface
 from mlx_llama.core.backends.weights import BaseWeights
 from mlx_llama.core.errors import LlamaError
@@ -81,7 +81,7 @@ def test_arrays_have_the_words_of_sampling_and_of_the_forward(backend, kernels):
     words = importlib.import_module(f"{package}.kernels.decode" if kernels else f"{package}.arrays")
     words = words.words if kernels else words
     of_batches = {"scope", "launch", "send", "send_all"} if kernels else set()
-    forward = set() if kernels else plain.Words.__annotations__.keys()
+    forward = set() if kernels else ops.Words.__annotations__.keys()
     assert all(hasattr(words, name) for name in Words.__annotations__.keys() - of_batches | forward)
     for name, wanted in members(Words).items():
         assert parameters(getattr(words, name)) == parameters(wanted), name

@@ -24,7 +24,6 @@ from rich.console import Console
 from scripting import Script, make_scripted_checkpoint
 
 from mlx_llama import generate, load
-from mlx_llama.api.session import Stream
 from mlx_llama.chat import (
     commands as chat_commands,
     dialogue,
@@ -35,6 +34,7 @@ from mlx_llama.chat import (
 from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
 from mlx_llama.core.answers.completion import Completion, Writer
 from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Answer
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.text.controls import show_controls
 
@@ -64,7 +64,7 @@ def session(model):
 def command(session, line):
     """Run a command, and generate its answer to the end."""
     outcome = chat_commands.run(session, line)
-    return outcome.finish() if isinstance(outcome, Stream) else outcome
+    return outcome.finish() if isinstance(outcome, Answer) else outcome
 
 
 @pytest.fixture
@@ -545,16 +545,15 @@ def test_ctrl_c_keeps_the_text_so_far(session):
 
 
 class Pieces:
-    """A handle that gives the pieces of a generator."""
+    """An answer that gives the pieces of a generator."""
 
     def __init__(self, pieces):
-        self.pieces, self.completion, self.done = pieces, Completion(), False
+        self.left, self.completion, self.progress = pieces, Completion(), (0, 0)
 
-    def read(self):
-        return next(self.pieces, None)
+    def pieces(self):
+        return self.left
 
-    def cancel(self):
-        self.done = True
+    def close(self):
         self.completion.finish_reason = self.completion.finish_reason or "interrupted"
 
 
@@ -578,7 +577,7 @@ def test_ctrl_c_between_pieces(pieces, shown, session, capsys):
                 yield piece
 
     with pytest.raises(KeyboardInterrupt):
-        dialogue.Chat(session).show(Stream(Pieces(press())))
+        dialogue.Chat(session).show(Pieces(press()))
     assert capsys.readouterr() == (shown, "(stopped)\n")
     assert state(session) == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -590,8 +589,8 @@ def test_ctrl_c_during_the_last_step_is_not_lost(session, capsys):
         signal.raise_signal(signal.SIGINT)
 
     class Whole(Pieces):
-        def cancel(self):
-            super().cancel()
+        def close(self):
+            super().close()
             signal.raise_signal(signal.SIGINT)  # and another one while the stream is closed
 
     for kind in (Pieces, Whole):
@@ -599,7 +598,7 @@ def test_ctrl_c_during_the_last_step_is_not_lost(session, capsys):
         handle.completion.finish_reason = "eos"
         handle.completion.text = "shown"
         with pytest.raises(KeyboardInterrupt):
-            dialogue.Chat(session).show(Stream(handle))
+            dialogue.Chat(session).show(handle)
         assert capsys.readouterr() == ("shown\n", "")
 
 
@@ -626,8 +625,10 @@ def test_a_view_is_told_how_much_of_the_prompt_is_processed(session, monkeypatch
     monkeypatch.setattr(dialogue, "PROGRESS_SECONDS", 0.001)
     called, calls = threading.Event(), []
 
-    class Slow(Stream):
-        progress = (512, 2000)
+    class Slow(Pieces):
+        def __init__(self, pieces):
+            super().__init__(pieces)
+            self.progress = 512, 2000
 
     class View(dialogue.Plain):
         def wait(self, done, total):
@@ -642,7 +643,7 @@ def test_a_view_is_told_how_much_of_the_prompt_is_processed(session, monkeypatch
         yield "one"
         yield "two"
 
-    dialogue.Chat(session, View).show(Slow(Pieces(pieces())))
+    dialogue.Chat(session, View).show(Slow(pieces()))
     assert calls[0] == (512, 2000) and calls[-2:] == ["one", "two"]
 
 
@@ -652,7 +653,7 @@ def test_progress_of_a_stream(roomy):
     total = stream.completion.prompt_tokens
     seen = [stream.progress]
     while stream.progress[0] < total:
-        llm.loop.tick() if seen[1:] else stream.handle.begin()
+        llm.loop.tick() if seen[1:] else stream.begin()
         seen.append(stream.progress)
     stream.close()
     assert seen[0] == (0, total) and len(set(seen)) > 3 and seen == sorted(seen)
@@ -983,17 +984,19 @@ PARROT = """
 import os, sys, time
 from mlx_llama import cli
 from mlx_llama.chat import repl
-from mlx_llama.core.engine.request import Handle
+from mlx_llama.core.engine.request import Answer
 
 def read(self):
-    self.pieces = getattr(self, "pieces", None) or iter(os.environ["ANSWER"])
-    for piece in self.pieces:
+    self.begin()
+    self.left = getattr(self, "left", None) or iter(os.environ["ANSWER"])
+    for piece in self.left:
         time.sleep(float(os.environ.get("PAUSE", 0)))
         self.completion.text += piece
         return piece
     self.completion.finish_reason = "eos"
+    self.close()  # the turn joins the conversation
 
-Handle.read = read
+Answer.read = read
 sys.exit(cli.run(repl.main))
 """
 

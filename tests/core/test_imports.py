@@ -124,7 +124,7 @@ NEUTRAL = tuple(
     for module in (
         "llama ops models files backends.defaults backends.interface backends.load_options "
         "backends.logprobs backends.model backends.positions backends.profile backends.shards "
-        "backends.weights options plain rng sample errors system"
+        "backends.weights options rng sample errors system"
     ).split()
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlx_llama import load
-from mlx_llama.core.answers.repetition import REPETITION_LIMIT
+from mlx_llama.core.answers.stops import REPETITION_LIMIT
 
 ENDLESS = [
     "List 40 countries with their capitals as a Markdown table.",

@@ -34,9 +34,9 @@ def test_running_requests_have_slots_of_their_own(runs_ahead):
         for prompt in make_prompts(6, seed=4, longest=100)
     ]
     for task in tasks:
-        task.handle = loop.submit(replace(task.request, on_admit=task.admit))
+        task.answer = loop.submit(replace(task.request, on_admit=task.admit))
     assert {task.slot for task in tasks} == {NO_SLOT}
-    while not all(task.handle.done for task in tasks):
+    while not all(task.answer.done for task in tasks):
         loop.tick()
         running = [task for task in tasks if task.slot != NO_SLOT and task.is_running]
         assert slots.running == {task.slot: task for task in running}

@@ -15,9 +15,8 @@ from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .entries import Entries, Entry
-from .repetition import find_period
 from .schema import Schema
-from .stops import Stops
+from .stops import Stops, find_period
 
 RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
 _CUTS = {  # reasons why an answer ends early: what happened, and the remedy
@@ -27,7 +26,7 @@ _CUTS = {  # reasons why an answer ends early: what happened, and the remedy
     "interrupted": ("was interrupted", "read it to the end"),
     "error": ("ended with an error", "see its error"),
 }
-SHOWN_CHARACTERS = 40  # of the text, in a repr
+SHOWN_CHARACTERS = 40  # text in a repr
 
 
 class Token(int):
@@ -86,7 +85,7 @@ class Completion:
     # per option: "user", "checkpoint" or "default"
     origins: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
-    # of each token of the prompt, None for the first; [] unless the request asks for them
+    # one per token of the prompt, None for the first; [] unless the request asks for them
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
     asides: list[Aside] = field(default_factory=list)  # by the model's `on_question`
@@ -235,10 +234,7 @@ class Writer:
         self.is_finished = False
         self._started: float | None = None
         self._first = 0.0
-        self._entries = Entries()
-        # tokens that may be of a thought or a mark, with the characters that they completed
-        self._unpaired: list[tuple[int, TokenLogprobs, bytes, str]] = []
-        self._left = ""  # what was shown of them
+        self._entries: Entries | None = None  # until a token has log-probabilities
 
     def resume(self, tokens: Sequence[int]) -> None:
         """Take the tokens that begin the answer, and begin `completion.text` with their text."""
@@ -290,7 +286,7 @@ class Writer:
         completion.text += text
         seconds, is_cut = time.perf_counter() - self.submitted, self.stops.matched is not None
         entries: tuple[Entry, ...] = ()
-        if logprobs is not None:
+        if self._entries:
             entries = self._entries.take(len(completion.text), self.is_finished, is_cut)
         read = Token(token)
         read.text, read.seconds, read.logprobs = text, seconds, logprobs
@@ -303,21 +299,25 @@ class Writer:
         is_end = token in self.eos or token in self.stop_tokens
         decoded = "" if is_end else self.decoder.push(token)
         if logprobs is not None and not is_end:
-            self._unpaired.append((token, logprobs, self.decoder.data(token), decoded))
-        start = len(self.completion.text) + len(self.stops.withheld)
-        shown = self._split(decoded) if self.thoughts else decoded
-        text = self.stops.push(shown) if self.stops.texts else shown
-        if self._unpaired:
-            self._pair(shown, start)
+            if self._entries is None:
+                self._entries = Entries(len(self.completion.text) + len(self.stops.withheld))
+            self._entries.push(token, logprobs, self.decoder.data(token), decoded)
+        text = self._show(decoded)
         if self.is_finished and not self.stops.matched:
-            rest = self._split(self.decoder.finish(), is_last=True)
-            text += self.stops.push(rest)
-            self._pair(rest, start + len(shown))
+            text += self._show(self.decoder.finish(), is_last=True)
             if not self.stops.matched:
                 text += self.stops.finish()
         if self.stops.matched:
             self.completion.stop = self.stops.matched
             self._finish("stop")
+        return text
+
+    def _show(self, decoded: str, is_last: bool = False) -> str:
+        """The text that a decoded piece lets appear, without thoughts and up to a stop string."""
+        left = self._split(decoded, is_last) if self.thoughts else decoded
+        text = self.stops.push(left) if self.stops.texts else left
+        if self._entries:
+            self._entries.pair(left, self.thoughts, is_cut=self.stops.matched is not None)
         return text
 
     def _split(self, text: str, is_last: bool = False) -> str:
@@ -329,40 +329,6 @@ class Writer:
             if isinstance(part, Thought):
                 self.completion.reasoning += part.text
         return "".join([part for part in parts if isinstance(part, str)])
-
-    def _pair(self, shown: str, start: int) -> None:
-        """Pair tokens with the text that is left of them without thoughts. shown: the new part of
-        it; start: the characters before it.
-        """
-        if not self._unpaired:
-            return
-        state = self.thoughts.state if self.thoughts else "text"
-        if state == "thought":
-            self._unpaired, self._left = [], ""
-            return
-        self._left += shown
-        may_begin = state == "before" or (self.thoughts and self.thoughts.waiting)
-        if may_begin and not self.stops.matched:  # a thought or a mark
-            return
-        tokens, left = self._unpaired, self._left
-        start += len(shown) - len(left)
-        self._unpaired, self._left = [], ""
-        whole = "".join(text for *_, text in tokens)
-        if not whole.endswith(left):  # a mark within it was dropped: all is the last token's
-            token, logprobs, *_ = tokens[-1]
-            tokens, whole = [(token, logprobs, left.encode(), left)], left
-        dropped = len(whole) - len(left)
-        for token, logprobs, data, text in tokens:
-            if dropped > len(text):
-                dropped -= len(text)
-                continue
-            if dropped:
-                mark, text, dropped = text[:dropped].encode(), text[dropped:], 0
-                data = data[len(mark) :] if data.startswith(mark) else text.encode()
-                if not data:
-                    continue
-            self._entries.push(token, logprobs, data, text, start)
-            start += len(text)
 
     def _finish(self, reason: str) -> None:
         self.completion.finish_reason = reason

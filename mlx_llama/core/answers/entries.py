@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
+from mlx_llama.core.text.thoughts import ThoughtParser
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 
@@ -20,26 +21,60 @@ class Entry(NamedTuple):
 
 
 class Entries:
-    """Pairs tokens with the returned text, which may end within a token at a stop string.
+    """Pairs tokens with the returned text, which has no thoughts and marks and may end within a
+    token at a stop string.
 
-    A token waits until its text is returned: it may begin a stop string, or a character. So the
-    data of all entries joins to the text, but for bytes that are not UTF-8.
+    A token waits until it is known to be text, and then until its text is returned: it may begin a
+    mark, a stop string or a character. So the data of all entries joins to the text, but for bytes
+    that are not UTF-8.
     """
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Entry, str]] = []
+    def __init__(self, length: int = 0):
+        """length: characters of the text before the first token."""
+        self._length = length
+        # tokens that may be of a thought or a mark, with the characters that they completed
+        self._unsure: list[tuple[int, TokenLogprobs | None, bytes, str]] = []
+        self._left = ""  # the text that is left of them so far
+        self._waiting: list[tuple[Entry, str]] = []  # to be returned
 
-    def push(
-        self, token: int, logprobs: TokenLogprobs | None, data: bytes, text: str, start: int
-    ) -> None:
+    def push(self, token: int, logprobs: TokenLogprobs | None, data: bytes, text: str) -> None:
         """Add a token. data: its bytes in the vocabulary; text: characters that it completed."""
-        try:
-            whole = data.decode()
-        except UnicodeDecodeError:  # it begins or ends within a character
-            whole = text
-        if whole != text and whole.endswith(text):  # a dropped space, or a hidden special token
-            data = text.encode()
-        self._waiting.append((Entry(token, logprobs, data, start), text))
+        self._unsure.append((token, logprobs, data, text))
+
+    def pair(self, left: str, thoughts: ThoughtParser | None = None, is_cut: bool = False) -> None:
+        """Note the text that is left of the newest tokens without thoughts and marks. thoughts: the
+        parser that split them off. is_cut: the text ends here, at a stop string.
+        """
+        self._length += len(left)
+        if not self._unsure:
+            return
+        tokens, left = self._unsure, self._left + left
+        self._unsure, self._left = [], ""
+        if thoughts and thoughts.is_thinking:
+            return
+        if thoughts and (thoughts.state == "before" or thoughts.waiting) and not is_cut:
+            self._unsure, self._left = tokens, left  # a thought or a mark may begin
+            return
+        whole = "".join(text for *_, text in tokens)
+        if not whole.endswith(left):  # a mark within it was dropped: all is the last token's
+            token, logprobs, *_ = tokens[-1]
+            tokens, whole = [(token, logprobs, left.encode(), left)], left
+        dropped, start = len(whole) - len(left), self._length - len(left)
+        for token, logprobs, data, text in tokens:
+            mark, text = text[:dropped], text[dropped:]
+            is_mark, dropped = dropped > len(mark), dropped - len(mark)
+            begun = mark.encode()
+            data = data.removeprefix(begun) if data.startswith(begun) else text.encode()
+            if is_mark or (mark and not data):
+                continue
+            try:
+                decoded = data.decode()
+            except UnicodeDecodeError:  # it begins or ends within a character
+                decoded = text
+            if decoded != text and decoded.endswith(text):  # a dropped space, or a hidden token
+                data = text.encode()
+            self._waiting.append((Entry(token, logprobs, data, start), text))
+            start += len(text)
 
     def take(self, length: int, is_last: bool, is_cut: bool) -> tuple[Entry, ...]:
         """Entries of tokens that the text shows now. length: its characters. is_last: the text ends
@@ -78,6 +113,7 @@ def pair_prompt(
     decoder, entries, length = tokenizer.stream(starts_text=True), Entries(), 0
     for token, rate in zip(tokens, logprobs, strict=True):
         text = decoder.push(token)
-        entries.push(token, rate, decoder.data(token), text, length)
+        entries.push(token, rate, decoder.data(token), text)
+        entries.pair(text)
         length += len(text)
     return entries.take(length, is_last=True, is_cut=False)

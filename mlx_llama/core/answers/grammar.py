@@ -79,7 +79,7 @@ class Constraint:
 
     matcher: llguidance.LLMatcher
     rule: Rule
-    size: int  # of the vocabulary
+    size: int  # tokens in the vocabulary
     keeps_space: bool  # the answer may begin with a space, which the decoder must not drop
     not_first: Collection[int]  # tokens that may not begin it
     relaxed: str = ""  # keywords of a lenient schema that are not enforced
@@ -321,7 +321,7 @@ def _describe(rule: Rule, is_relaxed: bool) -> _Description:
 
     schemas: list[dict[str, Any]] = []
     changed: set[str] = set()
-    numbers = itertools.count()  # of the schemas
+    numbers = itertools.count()  # numbers the schemas
 
     def adapt(schema: dict[str, Any], options: dict[str, Any]) -> tuple[str, list[str]]:
         """The schema in Lark, and the rules that it needs."""

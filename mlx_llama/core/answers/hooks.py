@@ -67,7 +67,7 @@ def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
     for name in options:
         if name not in NAMES and (near := difflib.get_close_matches(name, NAMES, 1, 0.8)):
             raise OptionsError(f"there is no option {name!r} (did you mean {near[0]!r}?)")
-    processors, *others = (options.get(name) for name in NAMES)
+    processors, on_progress, on_piece = (options.get(name) for name in NAMES)
     processors = () if processors is None else (processors,) if callable(processors) else processors
     if not isinstance(processors, (list, tuple)) or not all(map(takes_two, processors)):
         raise OptionsError(
@@ -75,8 +75,8 @@ def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
             "a list of them"
         )
     arguments = ("two numbers", "a text and its kind")
-    for name, function, takes in zip(NAMES[1:], others, arguments):
+    for name, function, takes in zip(NAMES[1:], (on_progress, on_piece), arguments):
         if function is not None and not takes_two(function):
             raise OptionsError(f"{name}: {function!r:.60} is not a function of {takes}")
     rest = {name: value for name, value in options.items() if name not in NAMES}
-    return rest, Hooks(tuple(processors), *others)
+    return rest, Hooks(tuple(processors), on_progress, on_piece)

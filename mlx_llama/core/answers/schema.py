@@ -12,8 +12,8 @@ from typing import Any
 
 from mlx_llama.core.text.json_schema import rewrite_schema
 
-MAX_CHARACTERS = 1 << 16  # of a schema as JSON
-MAX_DEPTH = 64  # of nested objects and arrays in a schema; llguidance reads 128
+MAX_CHARACTERS = 1 << 16  # a schema as JSON
+MAX_DEPTH = 64  # nested objects and arrays in a schema; llguidance reads 128
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,8 +18,8 @@ from .enforceable import SchemaFault
 _TYPES = {
     "null": type(None), "boolean": bool, "string": str, "array": list, "object": dict,
 }  # fmt: skip
-_DIGITS = 15  # of a decimal number that every reader of doubles reads alike
-_POWER = 22  # of ten, likewise
+_DIGITS = 15  # every reader of doubles reads a decimal number of so many digits alike
+_POWER = 22  # likewise the power of ten
 
 
 def is_inexact(value: Any) -> bool:
@@ -53,7 +53,7 @@ class SchemaRules:
         self.rules: list[str] = []
         self._root, self._prefix, self._options = schema, prefix, options
         self._definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
-        self._names: dict[str, str] = {}  # of the rules of references
+        self._names: dict[str, str] = {}  # references -> the names of their rules
         self._inexact: dict[str, bool] = {}  # by reference
 
     @classmethod

@@ -1,10 +1,15 @@
-"""Stop strings in streamed text."""
+"""Ends of an answer: stop strings in streamed text, and a passage that repeats itself for ever, as
+small models write it at any sampling.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+REPETITION_LIMIT = 200  # tokens, of a chat; lists and tables repeat less
+MAX_PERIOD = 64  # tokens of the passage that repeats
+MIN_TIMES = 4
 _HEAD = 64  # characters to bisect by; longer stop strings are then compared one by one
 
 
@@ -64,3 +69,19 @@ class Stops:
         """End the stream; returns the text that was still withheld."""
         text, self.withheld = self.withheld, ""
         return text
+
+
+def find_period(tokens: Sequence[int], token: int, limit: int) -> int:
+    """Number of tokens of the passage that the end of `tokens` and `token` after them repeat, at
+    least `limit` tokens long and MIN_TIMES times; 0 if there is none.
+    """
+    recent, period = tokens[: -MAX_PERIOD - 1 : -1], 0
+    while token in recent[period:]:
+        period = recent.index(token, period) + 1
+        # the end repeats if it equals the text one period before it
+        count = max(limit, MIN_TIMES * period) - 1
+        if count > len(tokens):
+            return 0
+        if tokens[period - count :] == tokens[-count:-period]:
+            return period
+    return 0

@@ -97,9 +97,9 @@ class ThoughtConstraint:
 
     thinking: Thinking
     tokenizer: Tokenizer
-    size: int  # of the vocabulary
+    size: int  # tokens in the vocabulary
     eos: frozenset[int]
-    answer: Constraint | None  # of the answer; None: any text
+    answer: Constraint | None  # None: the answer is any text
     starts_text: bool
 
     def __post_init__(self) -> None:

@@ -105,6 +105,6 @@ class BackendFacts:
 class WeightsPlan:
     """Dtypes and size of a model's weights on a backend, planned without loading them."""
 
-    dtype: str  # of the activations
+    dtype: str  # the activations'
     low_bit_operand: str  # dtype that low-bit weights are multiplied in
-    nbytes: int  # of all weights once packed, which stay in memory
+    nbytes: int  # all weights once packed, which stay in memory

@@ -46,7 +46,7 @@ class BaseLlama:
         self.decoder = build_decoder(self.ops, weights)
         self._notices = (*config.notices, *notices)
         self.vocabulary = weights.vocabulary  # None: the head computes all logits
-        self.runner: Any = None  # of decoded tokens; None: a step is a forward
+        self.runner: Any = None  # runs decoded tokens; None: a step is a forward
 
     @property
     def notices(self) -> tuple[str, ...]:

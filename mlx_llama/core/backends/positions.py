@@ -64,7 +64,7 @@ class Positions:
         self.config = config
         self.capacity = capacity
         self.dtype, self.device, self.bits = dtype, device, bits
-        self.position_nbytes = 0  # of keys and values together
+        self.position_nbytes = 0  # keys and values together
         self.lengths = [0] * rows  # positions filled
         self.allocated = [0] * rows  # positions that the storage has room for
         self.adapters = [0] * rows  # number of the adapter that computes a row, 0 for none

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import abc
 from dataclasses import dataclass, field
-from typing import Any
 
 from mlx_llama.core.answers.completion import Completion, Writer
 from mlx_llama.core.answers.dry import Breakers, Dry
@@ -22,6 +21,7 @@ from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.sample import uses_dry
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
+from mlx_llama.core.text.tools import ToolParser
 
 from .drafts import PromptLookup, Speculation
 from .request import Request, Sequence
@@ -44,7 +44,7 @@ class RequestBuilder:
     context: int  # positions, prompt and answer together
     draft: Model | None = None
     notices: tuple[str, ...] = ()  # about the model's tokenizer and template
-    files: FileWatch = field(default_factory=FileWatch)  # of the weights
+    files: FileWatch = field(default_factory=FileWatch)  # those that have the weights
 
     # From a request to a sequence
 
@@ -84,11 +84,21 @@ class RequestBuilder:
         decoder, stops = self._decode(request, constraint), Stops(options.stop)
         is_split = thinking and thinking.is_split
         thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
-        ends = eos, decoder, stops, options.stop_token_ids, thoughts, request.decode_seconds
         # structured answers may repeat themselves
-        is_free = rule is None and not request.may_call
+        is_free = rule is None and request.form is None
         repetition = options.repetition_limit if is_free else 0
-        writer = Writer(completion, options.max_tokens, repetition, limit, *ends)
+        writer = Writer(
+            completion,
+            max_tokens=options.max_tokens,
+            repetition_limit=repetition,
+            limit=limit,
+            eos=eos,
+            decoder=decoder,
+            stops=stops,
+            stop_tokens=options.stop_token_ids,
+            thoughts=thoughts,
+            decode_seconds=request.decode_seconds,
+        )
         writer.add_notices(self.notices)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
@@ -99,14 +109,26 @@ class RequestBuilder:
             )
         if request.begun and writer.decoder:
             writer.resume(_find_begun(request))
-        tokens = list(request.prompt)  # the answer is appended
+        tokens, parser = list(request.prompt), None  # the answer is appended
+        if request.form:
+            parser = ToolParser(request.form, request.tools, request.must_call)
+            writer.add_notices([request.form.notice] if request.form.notice else ())
         lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
         dry = None
         if uses_dry(options):
             dry = Dry(options, self.breakers.find(options.dry_sequence_breakers), tokens)
-        more: Any = {"dry": dry, "adapter": self.find_adapter(options)}
-        return Sequence(request, tokens, limit, writer, speculation, constraint, **more)
+        return Sequence(
+            request=request,
+            tokens=tokens,
+            limit=limit,
+            writer=writer,
+            speculation=speculation,
+            parser=parser,
+            constraint=constraint,
+            dry=dry,
+            adapter=self.find_adapter(options),
+        )
 
     def _constrain(self, request: Request, rule: Rule | None) -> AnyConstraint | None:
         answer = None

@@ -30,7 +30,7 @@ from mlx_llama.core.errors import SessionError
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-from .request import Handle, Request, Sequence
+from .request import Answer, Request, Sequence
 from .rows import Rows
 from .scheduler import Scheduler
 
@@ -176,7 +176,7 @@ class Loop:
         self._new_scheduler = functools.partial(
             Scheduler, self.engine, cache_memory, max_rows, kept_rows
         )
-        self._owner = worker  # of the backend's arrays
+        self._owner = worker  # the one thread for the arrays
         if worker:
             weakref.finalize(self, worker.close)
         self._start_over()
@@ -234,16 +234,16 @@ class Loop:
 
     # Requests
 
-    def submit(self, request: Request) -> Handle:
+    def submit(self, request: Request) -> Answer[str]:
         """Check a request and queue it. Raises ContextError and OptionsError."""
-        return self.prepare(request).begin()
+        return Answer[str](self.prepare(request), self).begin()
 
-    def prepare(self, request: Request) -> Handle:
-        """As `submit`, but the handle queues the request at its first use."""
+    def prepare(self, request: Request) -> Sequence:
+        """Check a request, for an Answer. Raises ContextError and OptionsError."""
         self.check_process()
         self.engine.check(request)
         self.scheduler.rows.check_fits(len(request.prompt))
-        return Handle(self.engine.begin(request), self)
+        return self.engine.begin(request)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a request that `prepare` has checked."""

@@ -1,4 +1,4 @@
-"""A request, its state while it is served, and the handle that its consumer holds."""
+"""A request, its state while it is served, and the answer that its consumer reads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import itertools
 import math
 import queue
 import threading
-from collections import abc
+from collections import abc, deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from mlx_llama.core.answers.completion import Completion, Writer
+from mlx_llama.core.answers.completion import Completion, Token, Writer
 from mlx_llama.core.answers.dry import Dry
 from mlx_llama.core.answers.grammar import Rule
 from mlx_llama.core.answers.hooks import Hooks
@@ -20,12 +20,21 @@ from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import NumericalError, SessionError
 from mlx_llama.core.options import GenerationOptions, Resolved
 from mlx_llama.core.system.forks import make_lock
-from mlx_llama.core.text.thoughts import TextPieces, Thought
+from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import (
+    Tool,
+    ToolCall,
+    ToolDelta,
+    ToolFormat,
+    ToolParser,
+    write_answer,
+)
 
 from .drafts import Speculation
 
 NO_ROW = -1
-TWO_READERS = "another thread is reading this answer: use one request per thread"
+Piece = str | Thought | ToolDelta  # a part of an answer
+Shown = TypeVar("Shown")  # the pieces of an answer beside thoughts: str, or ToolDelta too
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,9 @@ class Request:
     compile_seconds: float | None = None
     # special tokens to show in the text, such as the start of a tool call
     shown: frozenset[int] = frozenset()
-    may_call: bool = False  # True if tools are offered
+    form: ToolFormat | None = None  # the format of calls; None if no tools are offered
+    tools: abc.Sequence[Tool] = ()  # on offer
+    must_call: bool = False  # the answer is a call: an unfinished one is no text
     reuses: bool = True  # cached prefixes of the prompt
     # time limit from the first token, applied once the text has a line break
     decode_seconds: float | None = None
@@ -80,6 +91,7 @@ class Sequence:
     limit: int  # maximum number of tokens of the answer
     writer: Writer
     speculation: Speculation
+    parser: ToolParser | None = None  # splits off calls, in the thread that reads
     # its state is that after `tokens`
     constraint: AnyConstraint | None = None
     dry: Dry | None = None  # reads `tokens`
@@ -90,7 +102,7 @@ class Sequence:
     reported: int = 0  # `processed` at the last call of on_progress
     handed: int = 0  # tokens whose text on_piece got
     status: Status = Status.WAITING
-    row: int = NO_ROW  # of the cache
+    row: int = NO_ROW  # in the cache
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
     awaited: float = 0  # tokens of the answer that a consumer on another thread waits for
@@ -109,6 +121,26 @@ class Sequence:
     @property
     def is_running(self) -> bool:
         return self.status is Status.RUNNING
+
+    @property
+    def is_over(self) -> bool:
+        """True once no token follows."""
+        return self.status is Status.ENDED or self.is_cancelled
+
+    def has(self, count: float) -> bool:
+        """True once the answer has `count` tokens or is over."""
+        is_over = self.status is Status.ENDED or self.is_cancelled
+        return is_over or len(self.writer.completion.tokens) >= count
+
+    @property
+    def text(self) -> str:
+        """The answer's text without calls, as far as it was read."""
+        return self.parser.text if self.parser else self.writer.completion.text
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls that were read; the last may be unfinished."""
+        return self.parser.calls if self.parser else []
 
     @property
     def prompt_length(self) -> int:
@@ -133,11 +165,6 @@ class Sequence:
     def remaining(self) -> int:
         """Number of tokens that may still be generated."""
         return self.limit + len(self.request.prompt) - len(self.tokens)
-
-    def has(self, count: float) -> bool:
-        """True once the answer has `count` tokens or is over."""
-        is_over = self.is_cancelled or self.status is Status.ENDED
-        return is_over or len(self.writer.completion.tokens) >= count
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
         """Append a token read at busy second `now` (Scheduler); False if the answer ends here.
@@ -199,7 +226,7 @@ class Sequence:
 
 
 class Ticker(Protocol):
-    """The loop, as a handle uses it."""
+    """The loop, as an answer uses it."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
     # runs or awaits ticks unless it has so many tokens
@@ -207,69 +234,69 @@ class Ticker(Protocol):
     def sweep(self) -> None: ...  # ends cancelled requests soon
 
 
-class Handle(TextPieces):
-    """A streamed answer: an iterator of pieces of text. `completion` grows, and is final after the
-    last piece. `read` returns the thoughts, too.
+class Turn:
+    """A conversation's part in an answer; this one is none."""
 
-    One thread reads at a time; any thread may cancel. A handle that is dropped cancels its request.
-    Raises the request's error, and SessionError in a thread that reads while another one does.
+    makes_calls = False  # calls are made by `go_on`, so they are no pieces
+
+    def start(self) -> None:
+        """Called before the first piece; its errors are raised there."""
+
+    def go_on(self, answer: Answer) -> Sequence | None:
+        """Make the calls of a round that has ended; the next round, None if there is none."""
+        return None
+
+    def finish(self, answer: Answer) -> None:
+        """Called once, when the answer has ended or is closed."""
+
+
+class Answer(Generic[Shown]):
+    """An answer as it is generated: an iterator of pieces of text, and of parts of calls where the
+    caller makes them. `pieces` has the thoughts, too. `completion` grows with the pieces and is
+    final after the last; after calls that the answer makes itself it is another one.
+
+    One thread reads at a time; any thread may close it. Computing begins with the first piece, or
+    `begin`. An answer that is dropped ends its request. Raises the request's error, and
+    SessionError in a thread that reads while another one does.
     """
 
-    def __init__(self, sequence: Sequence, loop: Ticker):
-        self._sequence = sequence
-        self._loop = loop
-        self._shown = 0  # tokens whose text was handed out
-        self._text = ""  # of the last of them, after its thought
+    def __init__(self, sequence: Sequence, loop: Ticker, turn: Turn | None = None):
+        self._take(sequence)
+        self._loop, self._turn = loop, turn or Turn()
+        self._pieces: deque[Any] = deque()  # that were not handed out
         self._reading = threading.Lock()
-        self.completion: Completion = sequence.writer.completion
-        self.is_begun = False
+        self._ending = make_lock()
+        self.is_begun = self.is_closed = False
 
-    def begin(self) -> Handle:
-        """Queue the request, once."""
-        if not self.is_begun:
-            self.is_begun = True
-            self._loop.enqueue(self._sequence)
-        return self
+    def _take(self, sequence: Sequence) -> None:
+        """Begin a round."""
+        self._sequence = sequence
+        self.count = 0  # tokens of the round that were split into pieces
+        self._is_split = False  # all of it
 
-    def read(self) -> str | Thought | None:
-        while True:
-            if text := self._text:
-                self._text = ""
-                return text
-            self._await(self._shown + 1)
-            tokens = self.completion.tokens
-            if self._shown == len(tokens):
-                return None
-            token = tokens[self._shown]
-            self._shown += 1
-            self._text = token.text
-            if token.thought:
-                return Thought(token.thought)
+    @property
+    def completion(self) -> Completion:
+        """The completion so far; with tools, that of the newest answer to the question."""
+        return self._sequence.writer.completion
 
-    def tokens(self) -> abc.Iterator[int]:
-        """Token ids instead of text, from the first one on."""
-        for count in itertools.count():
-            self._await(count + 1)
-            if count == len(self.completion.tokens):
-                return
-            yield self.completion.tokens[count]
+    @property
+    def text(self) -> str:
+        """The text so far without calls; with tools, that of the newest answer."""
+        return self._sequence.text
 
-    def until_error(self) -> abc.Iterator[int]:
-        """As `tokens`, but stop where the request fails: `completion.error` has the reason."""
-        try:
-            yield from self.tokens()
-        except Exception:
-            if self._sequence.error is None:
-                raise
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls so far; the last may be unfinished."""
+        return self._sequence.calls
 
-    def finish(self) -> Completion:
-        self._await(math.inf)
-        return self.completion
+    def messages(self) -> list[dict[str, Any]]:
+        """The answer as messages. Arguments that are no JSON object become {}."""
+        return [write_answer(self.text, self.completion.reasoning, self.calls)]
 
     @property
     def done(self) -> bool:
-        """True once the answer is complete, cancelled or failed."""
-        return self._sequence.status is Status.ENDED or self._sequence.is_cancelled
+        """True once the answer is complete, closed or failed."""
+        return self._sequence.is_over
 
     @property
     def error(self) -> Exception | None:
@@ -277,12 +304,135 @@ class Handle(TextPieces):
         return self._sequence.error
 
     @property
-    def processed(self) -> int:
-        """Tokens of the prompt that are computed or being computed, reused ones included."""
-        return self._sequence.processed
+    def progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that are computed or being computed, reused ones included, and all
+        of them.
+        """
+        return self._sequence.processed, self._sequence.prompt_length
 
-    def cancel(self) -> None:
-        """End the request, from any thread, any number of times. The completion keeps its text."""
+    def begin(self) -> Answer[Shown]:
+        """Queue the request, once."""
+        if not self.is_begun:
+            self._turn.start()
+            self.is_begun = True
+            self._loop.enqueue(self._sequence)
+        return self
+
+    def __iter__(self) -> abc.Iterator[Shown]:
+        return self
+
+    def __next__(self) -> Shown:
+        while isinstance(piece := self.read(), Thought):
+            pass
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def pieces(self) -> abc.Iterator[Shown | Thought]:
+        """All pieces, those of a thought as `Thought`."""
+        return iter(self.read, None)
+
+    def finish(self) -> Completion:
+        """Generate to the end and return the completion, whose text still contains the calls."""
+        self._read(math.inf)
+        return self.completion
+
+    def tokens(self) -> abc.Iterator[Token]:
+        """The tokens as they come, from the first one on, for an answer without text."""
+        for count in itertools.count(1):
+            self._read(count)
+            if count > len(self.completion.tokens):
+                return
+            yield self.completion.tokens[count - 1]
+
+    def read(self) -> Shown | Thought | None:
+        """The next piece; None at the end."""
+        return self._read(0)
+
+    def _read(self, most: float) -> Any:
+        """The next piece, or None at the end. most: 0, or None once there are so many tokens."""
+        if not self._reading.acquire(blocking=False):
+            raise SessionError("another thread is reading this answer: use one request per thread")
+        try:
+            while not self.is_closed:
+                if self._pieces and not most:
+                    return self._pieces.popleft()
+                sequence, count = self._sequence, self.count
+                is_last = sequence.is_over  # read before the tokens, so that none is missed
+                tokens = sequence.writer.completion.tokens
+                if len(tokens) >= most > 0:
+                    return None
+                if not self.is_begun:
+                    self.begin()
+                if count < len(tokens):
+                    self._pieces += self._split(tokens[count])
+                elif not is_last:
+                    self._loop.advance(sequence, most or count + 1)
+                elif sequence.error:
+                    raise sequence.error
+                elif not self._is_split:
+                    self._pieces += self._split(None)
+                else:
+                    self._go_on()
+            return None
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C
+                self.close()
+            elif self.done:
+                self._settle()
+            raise
+        finally:
+            self._reading.release()
+
+    def steps(self, count: int, is_last: bool) -> abc.Iterator[tuple[Token | None, list[Piece]]]:
+        """Each of the first `count` tokens, which are there, that was not split, with the pieces
+        that it completes; and None with the rest if these are all. Does not wait.
+        """
+        while self.count < count:
+            token = self.completion.tokens[self.count]
+            yield token, self._split(token)
+        if is_last and not self._is_split:
+            yield None, self._split(None)
+
+    def _split(self, token: Token | None) -> list[Piece]:
+        """Pieces that the next token completes. None: those that are left at the end."""
+        parser, pieces = self._sequence.parser, list[Piece]()
+        if token is None:
+            self._is_split = True
+            pieces += parser.finish() if parser else ()
+            if not self.calls:
+                self.completion.schema = self._sequence.options.schema
+        else:
+            self.count += 1
+            if token.thought:
+                pieces.append(Thought(token.thought))
+            if token.text:
+                pieces += parser.push(token.text) if parser else (token.text,)
+        if self._turn.makes_calls:
+            pieces = [piece for piece in pieces if not isinstance(piece, ToolDelta)]
+        return pieces
+
+    def _go_on(self) -> None:
+        """Begin the next round, or end."""
+        try:
+            sequence = self._turn.go_on(self)
+        except BaseException:
+            self.close()
+            raise
+        if sequence is None:
+            self.is_closed = True
+            self._settle()
+            return
+        self._take(sequence)
+        self._loop.enqueue(sequence)
+        if self.is_closed:  # by another thread in between
+            self.close()
+
+    def close(self) -> None:
+        """Stop generating, from any thread, any number of times. The text and the rounds so far
+        stay; a function that runs is not stopped.
+        """
+        self.is_closed = True
         sequence = self._sequence
         with sequence.lock:
             sequence.is_cancelled = True
@@ -291,26 +441,14 @@ class Handle(TextPieces):
             news.put(None)
         if self.is_begun:
             self._loop.sweep()
+            self._settle()
 
-    close = cancel
+    cancel = close
+
+    def _settle(self) -> None:
+        with self._ending:
+            turn, self._turn = self._turn, Turn()
+        turn.finish(self)
 
     def __del__(self) -> None:
         self._sequence.is_cancelled = True  # only this: __del__ may run inside a tick
-
-    def _await(self, count: float) -> None:
-        """Return once there are `count` tokens or the request is over. Raises its error."""
-        if not self._reading.acquire(blocking=False):
-            raise SessionError(TWO_READERS)
-        try:
-            self.begin()
-            sequence = self._sequence
-            while not sequence.has(count):
-                self._loop.advance(sequence, count)
-            if sequence.error and len(self.completion.tokens) < count:
-                raise sequence.error
-        except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C
-                self.cancel()
-            raise
-        finally:
-            self._reading.release()

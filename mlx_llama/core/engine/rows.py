@@ -37,11 +37,11 @@ class Rows:
     """The owners of a cache's rows, within a budget of bytes."""
 
     config: LlamaConfig
-    cache: Cache  # of the model
-    drafts: Cache | None  # of the draft model, with the same rows
+    cache: Cache  # the model's
+    drafts: Cache | None  # the draft model's, with the same rows
     budget: int | None  # bytes of keys and values; None: unlimited
     max_kept: int  # rows that stay as prefixes after their sequence ended
-    is_out_of_memory: Callable[[Exception], bool]  # of the backend's runtime
+    is_out_of_memory: Callable[[Exception], bool]  # from the backend's runtime
     # returns the free bytes for a default budget; None: the user chose the budget
     measure: Callable[[], int | None] | None = None
 

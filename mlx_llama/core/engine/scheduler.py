@@ -29,7 +29,7 @@ SHARED_CHUNK = 512  # maximum number of prompt tokens per tick while others run
 PORTION = 256  # positions of an answer that admission reserves
 TILE = 32  # positions of a chunk; the CPU's kernels take as long for fewer
 STEPS = 4  # duration of a tick with a chunk, in steps, at most
-WEIGHT = 0.25  # of a new measurement in the running average
+WEIGHT = 0.25  # a new measurement's share in the running average
 LOGPROB_CHUNK = 128  # maximum number of prompt tokens whose logits are computed together
 
 

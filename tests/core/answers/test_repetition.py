@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from making import make_checkpoint
 
 from mlx_llama import load
-from mlx_llama.core.answers.repetition import MAX_PERIOD, MIN_TIMES, find_period
+from mlx_llama.core.answers.stops import MAX_PERIOD, MIN_TIMES, find_period
 
 LIMIT = 40
 

@@ -1,4 +1,4 @@
-"""Handles: reading, cancelling, leaving; threads, callbacks, asyncio and batches on a toy
+"""Answers: reading, cancelling, leaving; threads, callbacks, asyncio and batches on a toy
 backend.
 """
 
@@ -25,6 +25,7 @@ from cases.engine import (
 from making import fail_at
 
 from mlx_llama import LLM
+from mlx_llama.core.engine.request import Answer
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 
 PROMPT = [3, 1, 4]
@@ -76,7 +77,7 @@ def test_cancelling_while_a_step_computes_takes_no_more_tokens(runs_ahead):
 
 def test_cancelling_before_the_first_use():
     backend, loop = make()
-    handle = loop.prepare(request(PROMPT))
+    handle = Answer(loop.prepare(request(PROMPT)), loop)
     handle.cancel()
     assert list(handle) == [] and handle.finish().tokens == [] and not backend.events
     loop.tick()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Pieces, State, TextPieces, Thought, ThoughtFormat, ThoughtParser
+from .base import State, Thought, ThoughtFormat, ThoughtParser
 from .harmony import HARMONY
 from .marks import Marks
 
@@ -19,8 +19,7 @@ FORMATS: tuple[ThoughtFormat, ...] = (
 )
 
 __all__ = [
-    "FORMATS", "Marks", "Pieces", "State", "TextPieces", "Thought", "ThoughtFormat",
-    "ThoughtParser", "find_thoughts",
+    "FORMATS", "Marks", "State", "Thought", "ThoughtFormat", "ThoughtParser", "find_thoughts",
 ]  # fmt: skip
 
 

@@ -5,35 +5,13 @@ and of the parser that splits it off a streamed answer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
-from typing import Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Collection
+from typing import Literal, NamedTuple
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 # A parser's state: a thought may begin here, is being read, or has ended
 State = Literal["before", "thought", "text"]
-Piece = TypeVar("Piece")
-
-
-class Pieces(Generic[Piece]):
-    """An iterator of pieces of an answer, which passes over thoughts; `read` gives both."""
-
-    def read(self) -> Piece | Thought | None:
-        """The next piece; None at the end."""
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self
-
-    def __next__(self) -> Piece:
-        while isinstance(piece := self.read(), Thought):
-            pass
-        if piece is None:
-            raise StopIteration
-        return piece
-
-
-TextPieces = Pieces[str]
 
 
 class Thought(NamedTuple):

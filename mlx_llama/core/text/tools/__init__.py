@@ -4,7 +4,7 @@ A model writes calls in the format that its template taught it. `find_format` re
 `ToolParser` reads calls from streamed text, `ToolFormat.grammar` spells a call for tool_choice.
 """
 
-from .calls import NoCall, ToolCall, ToolDelta, mentions_tools
+from .calls import NoCall, ToolCall, ToolDelta, mentions_tools, write_answer
 from .describe import ArgumentsError, Tool, read_tools
 from .formats import FORMATS, JSON_OPTIONS, ToolFormat, find_format
 from .parser import ToolParser
@@ -12,4 +12,5 @@ from .parser import ToolParser
 __all__ = [
     "FORMATS", "JSON_OPTIONS", "ArgumentsError", "NoCall", "Tool", "ToolCall", "ToolDelta",
     "ToolFormat", "ToolParser", "find_format", "mentions_tools", "read_tools",
+    "write_answer",
 ]  # fmt: skip

@@ -42,6 +42,23 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
 
+def write_answer(text: str, reasoning: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+    """An answer as a message. Its template decides whether later prompts contain the thought.
+    Arguments that are no JSON object become {}.
+    """
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = written = [call.as_dict() for call in calls]
+        for call, entry in zip(calls, written):
+            try:
+                call.values()
+            except ValueError:
+                entry["function"]["arguments"] = "{}"
+    return message
+
+
 @dataclass(frozen=True)
 class ToolDelta:
     """A streamed part of a call: first its id and name, then pieces of its arguments."""
@@ -113,7 +130,8 @@ class CallText:
     NoCall to turn `taken` back into text, or to leave a call that has begun incomplete.
     """
 
-    def __init__(self, tools: Sequence[Tool] = ()):
+    def __init__(self, tools: Sequence[Tool] = (), must_call: bool = False):
+        self.must_call = must_call  # all is a call: drop the text of one that is unfinished
         self.tools = {tool.name: tool for tool in tools}  # on offer
         self.text = ""  # the answer so far, without calls
         self.calls: list[ToolCall] = []  # so far; the last may be incomplete
@@ -191,7 +209,7 @@ class CallText:
             text = self._space + text
             shown = text.rstrip()
             text, self._space = shown, text[len(shown) :]
-        if text:
+        if text and not self.must_call:
             self.text += text
             self._news.append(text)
 

@@ -17,9 +17,13 @@ class ToolParser(CallText):
     dropped unless text follows. The split does not depend on the pieces that the text comes in.
     """
 
-    def __init__(self, form: ToolFormat | None, tools: Sequence[Tool] = ()):
-        """form: None if no tools are offered, so that all is text. tools: on offer."""
-        super().__init__(tools)
+    def __init__(
+        self, form: ToolFormat | None, tools: Sequence[Tool] = (), must_call: bool = False
+    ):
+        """form: None if no tools are offered, so that all is text. tools: on offer. must_call: the
+        answer has no text.
+        """
+        super().__init__(tools, must_call)
         self.form = form
         self._reader: Iterator[None] | None = None  # reads the call that has begun
         self._first = 0  # number of calls when it began
