@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,13 +24,20 @@ from .conversations import (
     plain_message,
     prefer_call,
 )
-from .faults import Fault, Refusal, fault_of
-from .fields import Body, Note, OptionFields
+from .faults import Refusal, fault_of
+from .fields import Body, Notes, TextOr, name_kind, spell
 from .message_writer import MessagesWriter
 from .replies import count_prompt, reply
 from .schemas import serves
 
 router = APIRouter(tags=["Anthropic"])
+
+
+class Thinking(Body):
+    """A thought of the assistant."""
+
+    type: Literal["thinking"]
+    thinking: str
 
 
 class ToolUse(Body):
@@ -47,7 +54,7 @@ class ToolResult(Body):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=4096)
-    content: str | list[TextPart] = ""
+    content: TextOr[list[TextPart]] = ""
 
 
 # Blocks that a message of a role cannot have
@@ -58,11 +65,36 @@ _FOREIGN = {
 }
 
 
+_Block = Annotated[
+    Annotated[TextPart, Tag("as:text")]
+    | Annotated[Thinking, Tag("as:thinking")]
+    | Annotated[ToolUse, Tag("as:tool_use")]
+    | Annotated[ToolResult, Tag("as:tool_result")],
+    Discriminator(name_kind),
+]
+
+
 class AnthropicMessage(Body):
     """A message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Annotated[TextPart | ToolUse | ToolResult, Field(discriminator="type")]]
+    content: TextOr[list[_Block]]
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        """Drop blocks of server-side tools, and thoughts that have no text."""
+        if not isinstance(blocks := values.get("content"), list):
+            return
+        adapted = values["content"] = []
+        for block in blocks:
+            kind = str(block.get("type")) if isinstance(block, dict) else ""
+            text = block.get(_TEXTS[kind]) if kind in _TEXTS else None
+            is_foreign = kind == "thinking" and (not text or values.get("role") != "assistant")
+            is_text = isinstance(text, str) and not is_foreign
+            if kind.endswith("_tool_result") or (kind in _PASSED_OVER and not is_text):
+                notes.note(f"content[].{kind:.40}")
+            else:
+                adapted.append(_adapt_block(block, notes))
 
     @model_validator(mode="after")
     def _check_blocks(self):
@@ -75,18 +107,23 @@ class AnthropicMessage(Body):
         """Convert to messages for templates: results of calls become separate messages."""
         if isinstance(self.content, str):
             return [plain_message(self.role, self.content)]
-        results, texts, calls = [], [], []
+        results, texts, calls, thoughts = [], [], [], []
         for block in self.content:
             if isinstance(block, ToolResult):
                 identity = block.tool_use_id
                 results.append(plain_message("tool", block.content, tool_call_id=identity))
             elif isinstance(block, ToolUse):
                 calls.append(plain_call(block.id, block.name, block.input))
+            elif isinstance(block, Thinking):
+                thoughts.append(block.thinking)
             else:
                 texts.append(block)
         message = plain_message(self.role, texts)
+        if thoughts:
+            message["reasoning_content"] = "\n".join(thoughts)
         if calls:
-            return [message | {"tool_calls": calls}]
+            message["tool_calls"] = calls
+            return [message]
         return [*results, *([message] if message["content"] or not results else [])]
 
 
@@ -127,13 +164,12 @@ class OutputConfig(Body):
 class MessagesRequest(Conversing):
     """POST /v1/messages, and the count of its tokens."""
 
-    renamed: ClassVar = OptionFields.renames(stop_sequences="stop", json_schema="schema")
-    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
-    refused: ClassVar = {"thread": "conversations are not kept: send the messages"}
+    model_config = spell(stop="stop_sequences")
+    schema_places: ClassVar[Sequence[str]] = ("output_config.format.schema",)
     format_field: ClassVar = "output_config.format"
 
     messages: list[AnthropicMessage] = MESSAGES
-    system: str | list[TextPart] = ""
+    system: TextOr[list[TextPart]] = ""
     tools: list[AnthropicTool] = []
     tool_choice: AnthropicChoice = Field(
         AnthropicChoice(type="auto"), description="stop sequences do not end a required call"
@@ -141,16 +177,17 @@ class MessagesRequest(Conversing):
     output_config: OutputConfig = OutputConfig()
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
         if "thread" in values:  # clients with threads then send the messages
             details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-            fault = fault_of("thread", "unsupported", cls.refused["thread"])
+            text = "conversations are not kept: send the messages"
+            fault = fault_of("thread", "unsupported", text)
             raise Refusal(400, "unsupported", [fault], details=details)
         config = values.get("output_config", {})
         if (form := values.pop("output_format", None)) is not None and isinstance(config, dict):
             values["output_config"] = {"format": form, **config}
-        prefer_call(values, cls.format_field, note)
+        prefer_call(values, cls.format_field, notes.note)
         tools, choice = values.get("tools"), values.get("tool_choice")
         named = choice.get("name") if isinstance(choice, dict) else None
         if isinstance(tools, list):
@@ -160,17 +197,14 @@ class MessagesRequest(Conversing):
                 if kind in (None, "custom") or tool.get("name") == named:
                     ours.append(tool)
                 else:  # it runs on Anthropic's servers
-                    note(f"tools[].{kind!s:.40}")
-        if isinstance(messages := values.get("messages"), list):
-            values["messages"] = [_adapt_message(message, note) for message in messages]
+                    notes.note(f"tools[].{kind!s:.40}")
 
     @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values)
+    def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:
+        super().check_together(values, notes)
         if "logprobs" in values:
             text = "not available in this API: use /v1/chat/completions"
-            faults.append(fault_of("logprobs", "unsupported", text, values["logprobs"]))
-        return faults
+            notes.refuse("logprobs", "unsupported", text, values["logprobs"])
 
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice
@@ -195,22 +229,10 @@ _PASSED_OVER = (
 ).split()
 
 
-def _adapt_message(message: Any, note: Note) -> Any:
-    """Drop a message's thoughts and server-side tools, and adapt its other blocks."""
-    if not isinstance(message, dict) or not isinstance(blocks := message.get("content"), list):
-        return message
-    kept = []
-    for block in blocks:
-        kind = block.get("type") if isinstance(block, dict) else None
-        is_summary = kind == "compaction" and isinstance(block.get("content"), str)
-        if str(kind).endswith("_tool_result") or (kind in _PASSED_OVER and not is_summary):
-            note(f"messages[].content[].{kind:.40}")
-        else:
-            kept.append(_adapt_block(block, note))
-    return {**message, "content": kept}
+_TEXTS = {"compaction": "content", "thinking": "thinking"}  # fields of those that may have a text
 
 
-def _adapt_block(block: Any, note: Note) -> Any:
+def _adapt_block(block: Any, notes: Notes) -> Any:
     """Turn documents and search results of text into text; read calls with broken arguments."""
     match block:
         case (
@@ -222,21 +244,22 @@ def _adapt_block(block: Any, note: Note) -> Any:
             texts = [part.get("text") for part in parts if isinstance(part, dict)]
             if all(isinstance(part, str) for part in texts) and len(texts) == len(parts):
                 for name in block.keys() - {"type", "source", "content", "title"}:
-                    note(f"messages[].content[].{name:.40}")
+                    notes.note(f"content[].{name:.40}")
                 title = [block["title"]] if block.get("title") else []
                 return {"type": "text", "text": "".join(f"{line}\n" for line in [*title, *texts])}
         case {"type": "compaction", "content": text}:  # the summary of earlier messages
             for name in block.keys() - {"type", "content"}:
-                note(f"messages[].content[].{name:.40}")
+                notes.note(f"content[].{name:.40}")
             return {"type": "text", "text": text}
         case {"type": "tool_use"} if not isinstance(block.get("input"), dict):
             arguments = adapt_arguments(block.get("input") or {})
             is_text = isinstance(arguments, str)
             return {**block, "input": json.loads(arguments) if is_text else arguments}
         case {"type": "tool_result", "content": list(content)}:
-            block = {**block, "content": [_adapt_block(part, note) for part in content]}
-            place = "messages[].content[].content[]"
-            adapt_parts(block, "content", "text", lambda kind: note(f"{place}.{kind}"))
+            block = {**block, "content": [_adapt_block(part, notes) for part in content]}
+            notes.path.append("content[]")
+            adapt_parts(block, "content", "text", notes)
+            notes.path.pop()
     return block
 
 

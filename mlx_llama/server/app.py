@@ -28,11 +28,11 @@ from . import (
     page,
     responses,
 )
-from .answers import Desk
+from .admission import Admission
 from .faults import Refusal
 from .guard import Guard
-from .keeper import Keeper
 from .metrics import Metrics
+from .model_holder import ModelHolder
 from .replies import reply_refusal
 from .schemas import write_openapi
 from .settings import Settings
@@ -48,29 +48,29 @@ def make_app(
     """Build the application.
 
     load: called in a thread at startup, returns the model. on_failure: called if `load` raises.
-    `app.state` holds the settings, the desk and the start time.
+    `app.state` holds the settings, the admission and the start time.
     """
     metrics = Metrics()
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
-        # Let streams finish: Desk.stop_all stops those that run too long after SIGTERM.
+        # Let streams finish: Admission.stop_all stops those that run too long after SIGTERM.
         AppStatus.disable_automatic_graceful_drain()
         app.state.started = time.time()
-        app.state.keeper = Keeper(
+        app.state.holder = ModelHolder(
             load,
             settings.idle_unload,
             on_failure,
             lambda llm: llama_cpp.describe_model(llm, settings),
         )
-        app.state.desk = Desk(settings, app.state.keeper, metrics)
+        app.state.admission = Admission(settings, app.state.holder, metrics)
         app.state.jobs = jobs.Jobs(settings)
         app.state.kept_responses = items.KeptResponses()
-        metrics.watch(app.state.desk)
-        app.state.keeper.start()
+        metrics.watch(app.state.admission)
+        app.state.holder.start()
         yield
-        app.state.desk.stop_all()
-        app.state.keeper.close()
+        app.state.admission.stop_all()
+        app.state.holder.close()
 
     app = FastAPI(
         title="mlx_llama",

@@ -9,8 +9,8 @@ from pydantic import Field
 from starlette.requests import Request
 
 from .conversations import AnswerFields
-from .fields import Body, Count, Note
-from .replies import DONE, FINGERPRINT, Events, Writer, desk_of, write_timings, write_usage
+from .fields import Body, Count, Noted, Notes
+from .replies import DONE, FINGERPRINT, Events, Writer, admission_of, write_timings, write_usage
 from .slots import Task
 
 
@@ -26,7 +26,7 @@ class StreamOptions(Body):
 class CommonFields(AnswerFields):
     """Fields of both kinds of completion."""
 
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: Noted[StreamOptions] = StreamOptions()
     n: Count = 1
     return_progress: bool = Field(
         False, description="report in a stream how much of the prompt is processed"
@@ -36,10 +36,10 @@ class CommonFields(AnswerFields):
     )
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
         if values.get("stream", False) is False and values.pop("stream_options", None):
-            note("stream_options")
+            notes.note("stream_options")
 
 
 class OpenAIWriter(Writer):
@@ -53,7 +53,7 @@ class OpenAIWriter(Writer):
         super().__init__(request, body)
         self.shows_progress = body.return_progress
         is_asked = "verbose" in body.model_fields_set
-        self.shows_prompt = body.verbose if is_asked else desk_of(request).settings.is_verbose
+        self.shows_prompt = body.verbose if is_asked else admission_of(request).settings.is_verbose
 
     def head(self, kind: str) -> dict[str, Any]:
         """Write the fields that every object has."""

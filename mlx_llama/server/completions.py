@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,11 +17,11 @@ from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.text.infill import Infill
 
-from .answers import Ask
+from .admission import PromptRequest
 from .choices import CommonFields, OpenAIWriter
 from .faults import bad_field
-from .fields import Body, Likeliest, Note, OptionFields, TokenIds
-from .replies import Events, choices_of, desk_of, reply
+from .fields import Body, Likeliest, Notes, Text, TokenIds, name_type, spell
+from .replies import Events, admission_of, choices_of, reply
 from .schemas import serves
 from .slots import Task
 from .tooling import LEAST_LOGPROB, list_entries, write_likeliest
@@ -71,13 +71,27 @@ def join_mixed(llm: LLM, prompt: Any) -> Any:
     return ids
 
 
+def _name_prompt(value: Any) -> str:
+    """Return the tag of a prompt's branch: a text, ids, texts, or lists of ids."""
+    first = name_type(value[0]) if isinstance(value, list) and value else ""
+    return f"{first} list" if first in ("as:integer", "as:array") else name_type(value)
+
+
+Prompt = Annotated[
+    Text
+    | Annotated[list[str], Tag("as:array")]
+    | Annotated[TokenIds, Tag("as:integer list")]
+    | Annotated[list[TokenIds], Tag("as:array list")],
+    Discriminator(_name_prompt),
+]
+
+
 class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
-    renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
-    noted: ClassVar = frozenset({"stream_options", "reasoning"})
+    model_config = spell(logprobs="n_probs")
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: Prompt
     suffix: str = Field("", description="text after the answer, for models that can fill gaps")
     echo: bool = Field(
         False, description="put the prompt before the answer, with its logprobs if there are any"
@@ -85,12 +99,12 @@ class CompletionRequest(CommonFields):
     prompt_logprobs: Likeliest = None
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
         if values.get("echo") is True and values.pop("post_sampling_probs", False):
-            note("post_sampling_probs")  # no sampler chose the prompt
+            notes.note("post_sampling_probs")  # no sampler chose the prompt
 
-    def ask(self, prompt: Any, **more: Any) -> Ask:
+    def ask(self, prompt: Any, **more: Any) -> PromptRequest:
         echoed = self.logprobs if self.echo else None
         counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
         return super().ask(prompt, prompt_logprobs=max(counts, default=None), **more)
@@ -234,7 +248,7 @@ async def complete(request: Request, body: CompletionRequest) -> Response:
     # llama-server's clients expect its fields at the path without a version, OpenAI's theirs
     is_bare = request.url.path == "/completions"
     writer = (DoubleWriter if is_bare else CompletionWriter)(request, body)
-    limit = desk_of(request).settings.max_choices
+    limit = admission_of(request).settings.max_choices
     prompts = split_prompts(body.prompt, limit, body.n, "n")
     ask = body.ask(None, field="suffix" if body.suffix else "prompt")
     if body.suffix:

@@ -6,21 +6,30 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, Tag, create_model, model_validator
 
 from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.options import FIELDS
 
-from .answers import Ask
-from .faults import MEDIA, Fault, bad_field, fault_of
+from .admission import PromptRequest
+from .faults import MEDIA, bad_field
 from .fields import (
+    BY_TYPE,
+    HIDDEN,
+    NOTED,
     RULES,
     AdapterScales,
     Body,
     Likeliest,
     Note,
+    Noted,
+    Notes,
     OptionFields,
+    SchemaValue,
+    TextOr,
     look_up,
+    spellings,
+    unavailable,
 )
 from .tooling import build_toolbox
 
@@ -31,11 +40,30 @@ ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
 # Messages
 
 
-class TextPart(Body):
+class Part(Body):
+    """A part of a message. One that is no text has no other fault."""
+
+    text: str
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if isinstance(kind := values.get("type"), str) and MEDIA.search(kind):
+            values.clear()
+            values |= {"type": kind, "text": ""}
+
+
+class TextPart(Part):
     """A part of a message."""
 
     type: Literal["text"]
-    text: str
+
+
+class OpenPart(Part):
+    """A part that may have further fields for the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text"]
 
 
 class CallFunction(Body):
@@ -44,115 +72,103 @@ class CallFunction(Body):
     name: str = Field(max_length=128)
     arguments: str
 
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        values["arguments"] = adapt_arguments(values.get("arguments", {}))
+
 
 class Call(Body):
     """A call that an assistant made."""
 
-    id: str = Field(max_length=4096)
+    id: str = Field("", max_length=4096)
     index: int = Field(0, ge=0, description="has no effect: calls are listed in order")
-    type: Literal["function"] = "function"
+    type: Noted[Literal["function"]] = "function"
     function: CallFunction
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if values.get("type") == "custom" and isinstance(call := values.pop("custom", None), dict):
+            values |= {"type": "function", "function": adapt_custom(call)}
 
 
 class Message(Body):
-    """A message of a conversation."""
+    """A message of a conversation. Those of older and other clients may lack ids of calls, have
+    arguments as objects, the role function, no content, and parts that are no text.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str = Field("", max_length=256, description="for templates that show it")
-    reasoning_content: str = Field(
-        "", description="of an assistant's message, for templates that show it"
+    content: TextOr[list[OpenPart]] = ""
+    name: Noted[str] = Field("", max_length=256, description="for templates that show it")
+    reasoning_content: Noted[str] = Field(
+        "", description="an assistant's thought, for templates that show it"
     )
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=4096)
-    refusal: Literal[""] = ""  # clients send answers back with these, empty
-    annotations: list[Any] = Field([], max_length=0)
+    refusal: Noted[Literal[""]] = ""  # clients send answers back with these, empty
+    annotations: Noted[list[Any]] = Field([], max_length=0)
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if isinstance(call := values.pop("function_call", None), dict):
+            values.setdefault("tool_calls", [{"function": call}])
+        if values.get("role") == "function":
+            values["role"] = "tool"
+        if values.get("role") == "assistant":
+            _move_thoughts(values, notes)
+        is_sent = values.get("role") not in ("assistant", "tool")
+        adapt_parts(values, "content", "text", None if is_sent else notes)
 
     @model_validator(mode="after")
     def _check_role(self):
         if self.tool_calls and self.role != "assistant":
             raise ValueError("only the assistant can have tool_calls")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is required")
         if self.reasoning_content and self.role != "assistant":
             raise ValueError("only the assistant can have reasoning_content")
-        if (self.role == "tool") != bool(self.tool_call_id):
+        if self.tool_call_id and self.role != "tool":
             raise ValueError("role tool needs tool_call_id; other roles have none")
         return self
 
-    def plain(self) -> dict[str, Any]:
-        """Convert to a message for templates."""
-        calls = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Convert a conversation for templates, with ids for calls and results that have none."""
+    plain = []
+    waiting: list[str] = []  # ids of calls without a result
+    for number, message in enumerate(messages):
+        calls = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
+        for i, call in enumerate(calls):
+            call["id"] = call["id"] or f"call_{number}_{i}"
+        waiting = [call["id"] for call in calls] or waiting
+        identity = message.tool_call_id
+        if message.role == "tool" and not identity:
+            identity = waiting[0] if waiting else f"call_{number}"
+        waiting = [other for other in waiting if other != identity]
         fields = {
             "tool_calls": calls,
-            "tool_call_id": self.tool_call_id,
-            "name": self.name,
-            "reasoning_content": self.reasoning_content,
+            "tool_call_id": identity,
+            "name": message.name,
+            "reasoning_content": message.reasoning_content,
         }
         present = {name: value for name, value in fields.items() if value}
-        return plain_message(self.role, self.content or "", **present)
+        plain.append(plain_message(message.role, message.content, **present))
+    return plain
 
 
 def plain_message(role: str | None, content: Any, **more: Any) -> dict[str, Any]:
-    """Return a message for templates. content: a text, or text parts."""
+    """Return a message for templates. content: a text, or text parts, which stay parts if they have
+    further fields.
+    """
     role = "system" if role == "developer" else role
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    return {"role": role, "content": text, **more}
+    if not isinstance(content, str):
+        is_open = any(part.model_extra for part in content)
+        parts = [part.model_dump() for part in content] if is_open else None
+        content = parts or "".join(part.text for part in content)
+    return {"role": role, "content": content, **more}
 
 
 def plain_call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
     """Return a call for templates."""
     function = {"name": name, "arguments": arguments}
     return {"id": identity, "type": "function", "function": function}
-
-
-def adapt_messages(messages: list[Any], note: Note) -> list[Any]:
-    """Convert messages of older and other clients: missing ids of calls, arguments as objects, the
-    role function, contents that are null, thoughts and other parts that are no text.
-    """
-    adapted: list[Any] = []
-    waiting: list[str] = []  # ids of calls without a result
-
-    def note_part(kind: str) -> None:
-        note(f"messages[].content[].{kind}")
-
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict):
-            adapted.append(message)
-            continue
-        message = {name: value for name, value in message.items() if value is not None}
-        if isinstance(call := message.pop("function_call", None), dict):
-            message.setdefault("tool_calls", [{"type": "function", "function": call}])
-        if isinstance(calls := message.get("tool_calls"), list):
-            calls = [_adapt_call(call, f"call_{number}_{i}") for i, call in enumerate(calls)]
-            message["tool_calls"] = calls
-            waiting = [call["id"] for call in calls if isinstance(call, dict)]
-        if message.get("role") == "function":
-            message["role"] = "tool"
-        if message.get("role") == "tool":
-            missing = waiting[0] if waiting else f"call_{number}"
-            identity = message.setdefault("tool_call_id", missing)
-            waiting = [other for other in waiting if other != identity]
-        if message.get("role") in ("user", "assistant", "tool", "system", "developer"):
-            message.setdefault("content", "")
-        if message.get("role") == "assistant":
-            _move_thoughts(message, note)
-        is_sent = message.get("role") not in ("assistant", "tool")
-        adapt_parts(message, "content", "text", note_part=None if is_sent else note_part)
-        adapted.append(message)
-    return adapted
-
-
-def _adapt_call(call: Any, identity: str) -> Any:
-    if not isinstance(call, dict):
-        return call
-    call = dict(call)
-    if call.get("type") == "custom" and isinstance(custom := call.pop("custom", None), dict):
-        call |= {"type": "function", "function": adapt_custom(custom)}
-    function = call.get("function")
-    if isinstance(function, dict):
-        function = {**function, "arguments": adapt_arguments(function.get("arguments", {}))}
-    return {**call, "id": call.get("id") or identity, "function": function}
 
 
 def adapt_custom(call: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +182,7 @@ _THOUGHT_FIELDS = ("reasoning", "thinking")
 _THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 
 
-def _move_thoughts(message: dict[str, Any], note: Note) -> None:
+def _move_thoughts(message: dict[str, Any], notes: Notes) -> None:
     """Move the thoughts of an assistant's message into its reasoning_content, unless it has one."""
     thoughts = [message.pop(name) for name in _THOUGHT_FIELDS if _is_text(message.get(name))][:1]
     if isinstance(parts := message.get("content"), list):
@@ -177,25 +193,25 @@ def _move_thoughts(message: dict[str, Any], note: Note) -> None:
                 kept.append(part)
                 continue
             name = next((name for name in ("thinking", "reasoning", "text") if name in part), "")
-            if text := _join_texts(part.get(name)):
+            if text := join_texts(part.get(name)):
                 thoughts.append(text)
             for other in part.keys() - {"type", name}:  # such as a signature
-                note(f"messages[].content[].{kind if other == 'data' else other[:40]}")
+                notes.note(f"content[].{kind if other == 'data' else other[:40]}")
         message["content"] = kept
     thought = "\n".join(thoughts)
     if thoughts and message.setdefault("reasoning_content", thought) != thought:
-        note("messages[].reasoning")
+        notes.note("reasoning")
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _join_texts(value: Any) -> str:
+def join_texts(value: Any, between: str = "") -> str:
     """Join a text, or a list of text parts."""
     parts = value if isinstance(value, list) else [{"text": value}]
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
+    return between.join(text for text in texts if isinstance(text, str))
 
 
 def adapt_arguments(arguments: Any) -> Any:
@@ -212,14 +228,14 @@ def adapt_arguments(arguments: Any) -> Any:
     return json.dumps(arguments, ensure_ascii=False) if is_object else arguments
 
 
-def adapt_parts(owner: dict[str, Any], name: str, kind: str, note_part: Note | None = None) -> None:
+def adapt_parts(owner: dict[str, Any], name: str, kind: str, notes: Notes | None = None) -> None:
     """Turn the text parts of all APIs in a list `owner[name]` into parts of the type `kind`.
 
-    note_part: drop thoughts, put a short text in the place of other parts, and report their types.
+    notes: drop thoughts, put a short text in the place of other parts, and report their types.
     """
     if not isinstance(parts := owner.get(name), list):
         return
-    adapted: list[Any] = []
+    adapted = owner[name] = []
     for part in parts:
         form = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, str):
@@ -227,20 +243,17 @@ def adapt_parts(owner: dict[str, Any], name: str, kind: str, note_part: Note | N
         elif form in ("text", "input_text", "output_text", "refusal"):
             text = part.get("text", part.get("refusal"))
             adapted.append({**part, "type": kind, "text": text})
-        elif isinstance(part, dict) and note_part is not None:
-            if form in _THOUGHT_PARTS:
-                note_part(form)
-            else:
-                adapted.append({"type": kind, "text": leave_out(part, note_part)})
+        elif isinstance(part, dict) and notes:
+            notes.note(f"{name}[].{str(part.get('type', 'part'))[:40]}")
+            if form not in _THOUGHT_PARTS:
+                adapted.append({"type": kind, "text": _leave_out(part)})
         else:
             adapted.append(part)
-    owner[name] = adapted
 
 
-def leave_out(part: dict[str, Any], note_part: Note) -> str:
-    """Return a text for the place of a part that is no text, and report its type."""
+def _leave_out(part: dict[str, Any]) -> str:
+    """Return a text for the place of a part that is no text."""
     kind = str(part.get("type", "part"))[:40]
-    note_part(kind)
     name = next(
         (part[name] for name in ("filename", "title", "name") if _is_text(part.get(name))), ""
     )
@@ -260,7 +273,7 @@ class FunctionBody(Body):
     parameters: dict[str, Any] = Field(
         {"type": "object", "properties": {}}, description="JSON schema of an object"
     )
-    strict: bool | None = Field(
+    strict: Noted[bool | None] = Field(
         None, description="has no effect: a required call always fits its schema"
     )
 
@@ -306,7 +319,7 @@ def _tool_name(tool: Any) -> Any:
 class SchemaBody(Body):
     """A format with a JSON schema."""
 
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: SchemaValue | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _check_schema(self):
@@ -321,7 +334,7 @@ class NamedSchema(SchemaBody):
 
     name: str = Field("", max_length=64)
     description: str | None = Field(None, max_length=1 << 16, description="has no effect")
-    schema_: dict[str, Any] | bool = Field({}, alias="schema")
+    schema_: SchemaValue = Field({}, alias="schema")
     strict: bool | None = Field(
         None, description="true: refuse a schema that cannot be fully enforced"
     )
@@ -368,13 +381,6 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
     if not isinstance(variables, dict):
         return
     chosen: dict[str, Any] = {}
-    reasoning = values.get("reasoning")
-    if reasoning is not None and reasoning not in get_args(FIELDS["reasoning"].annotation):
-        parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
-        del values["reasoning"]
-        values.setdefault("reasoning_effort", parts.get("effort"))
-        for name in parts.keys() - {"effort"}:
-            note(f"reasoning.{name}")
     if isinstance(effort := values.pop("reasoning_effort", None), str):
         chosen = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
     elif effort is not None:
@@ -383,9 +389,10 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
         parts = thinking if isinstance(thinking, dict) else {"": thinking}
         if parts.get("type") in ("enabled", "adaptive", "disabled"):
             chosen["enable_thinking"] = parts["type"] != "disabled"
-        if isinstance(budget := parts.get("budget_tokens"), int):
-            values.setdefault("reasoning_budget", budget)
-        read = {"budget_tokens"} if "reasoning_budget" in values else set()
+        budgets = {"reasoning_budget", "thinking_budget_tokens", "thinking_token_budget"}
+        if isinstance(budget := parts.get("budget_tokens"), int) and budgets.isdisjoint(values):
+            values["reasoning_budget"] = budget
+        read = set() if budgets.isdisjoint(values) else {"budget_tokens"}
         for name in parts.keys() - read - ({"type"} if "enable_thinking" in chosen else set()):
             note(f"thinking.{name}")
     if (wanted := values.pop("enable_thinking", None)) is not None:
@@ -397,13 +404,12 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
 # Requests
 
 
-# Unsupported samplers and hints of llama-server. The order of samplers is fixed: penalties, dry,
-# temperature, top_k, top_p, min_p, xtc; either of its default lists stands for it.
-SWITCHED_OFF = {
-    "samplers": (
-        ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-        "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split(),
-    ),
+_SAMPLERS = [
+    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split(),
+]
+_SWITCHES_OFF: dict[str, tuple[Any, ...]] = {
+    "samplers": (*_SAMPLERS,),
     "n_keep": (0, -1),
     **dict.fromkeys(
         "min_keep n_indent n_discard n_cache_reuse dynatemp_range mirostat".split(), (0,)
@@ -417,12 +423,22 @@ SWITCHED_OFF = {
     "mirostat_tau": (5,),
     "mirostat_eta": (0.1,),
 }
+# llama-server's samplers and hints that are not available. The order of samplers is fixed:
+# penalties, dry, temperature, top_k, top_p, min_p, xtc; either of its default lists stands for it.
+UnavailableFields: Any = create_model(
+    "UnavailableFields",
+    __base__=Body,
+    **dict[str, Any](
+        (name, (Annotated[Any, NOTED, unavailable(values), HIDDEN], values[0]))
+        for name, values in _SWITCHES_OFF.items()
+    ),
+)
 
 
-class AnswerFields(OptionFields):
+class AnswerFields(OptionFields, UnavailableFields):
     """Fields of the routes that answer."""
 
-    switched_off: ClassVar[Mapping[str, Sequence[Any]]] = SWITCHED_OFF
+    model_config = OptionFields.model_config
     prompt_field: ClassVar[str] = "prompt"
 
     stream: bool = False
@@ -432,14 +448,26 @@ class AnswerFields(OptionFields):
     )
     lora: AdapterScales | None = None
 
-    def ask(self, prompt: Any, **more: Any) -> Ask:
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
+        if values.get("reasoning") not in (None, *get_args(FIELDS["reasoning"].annotation)):
+            cls.adapt_reasoning(values, notes)
+
+    @classmethod
+    def adapt_reasoning(cls, values: dict[str, Any], notes: Notes) -> None:
+        """Translate a field `reasoning` of other servers."""
+        del values["reasoning"]
+        notes.note("reasoning")
+
+    def ask(self, prompt: Any, **more: Any) -> PromptRequest:
         """Translate for core. prompt: messages as templates take them, or a text to continue.
         more: further fields. Raises Refusal.
         """
         switches: Any = {"reuses": self.cache_prompt, "ignores_eos": self.ignore_eos}
         switches |= {"lora": self.lora, **more}
         field = switches.pop("field", self.prompt_field)
-        return Ask(prompt, field, self.requested_options(), **switches)
+        return PromptRequest(prompt, field, self.requested_options(), **switches)
 
 
 class Conversing(AnswerFields):
@@ -447,9 +475,8 @@ class Conversing(AnswerFields):
 
     prompt_field: ClassVar[str] = "messages"
     format_field: ClassVar[str] = ""  # place of the answer's format
-    noted: ClassVar = frozenset({"truncation", "tools.function.strict"})
 
-    truncation: Literal["auto", "disabled"] | None = Field(
+    truncation: Noted[Literal["auto", "disabled"] | None] = Field(
         None,
         description="auto: drop the oldest turns of a conversation that outgrew the context, and "
         "keep the system message; default: the server's --truncation",
@@ -463,18 +490,29 @@ class Conversing(AnswerFields):
     tools: Sequence[Any]  # with a method `described`
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
-        adapt_thinking(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
+        adapt_thinking(values, notes.note)
 
     @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults, form = super().check_together(values), look_up(values, cls.format_field)
-        rules = ", ".join(name for name in RULES if name in values)
+    def adapt_reasoning(cls, values: dict[str, Any], notes: Notes) -> None:
+        reasoning = values.pop("reasoning")
+        parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
+        values.setdefault("reasoning_effort", parts.get("effort"))
+        for name in parts.keys() - {"effort"}:
+            notes.note(f"reasoning.{name}")
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:
+        form, names = look_up(values, cls.format_field), spellings(cls)
+        rules = ", ".join(
+            rule
+            for rule in RULES
+            if any(names.get(name) == rule and values[name] is not None for name in values)
+        )
         if is_rule(form) and rules:
             field, text = cls.format_field.partition(".")[0], f"cannot be combined with {rules}"
-            faults.append(fault_of(field, "at most one rule", text, form))
-        return faults
+            notes.refuse(field, "at most one rule", text, form)
 
     def choice(self) -> tuple[str, bool]:
         """Return auto, none, required or a tool's name; and whether several calls are allowed."""
@@ -488,11 +526,12 @@ class Conversing(AnswerFields):
         options, form = super().requested_options(), self.form()
         return form | options | {name: rule for name, rule in form.items() if rule is not None}
 
-    def ask(self, prompt: Any, **more: Any) -> Ask:
+    def ask(self, prompt: Any, **more: Any) -> PromptRequest:
+        choice, many = self.choice()
         documents = {"documents": self.documents} if self.documents else {}
         ask = super().ask(
             prompt,
-            toolbox=build_toolbox([tool.described() for tool in self.tools], *self.choice()),
+            toolbox=build_toolbox([tool.described() for tool in self.tools], choice, many),
             truncates=None if self.truncation is None else self.truncation == "auto",
             variables={**self.chat_template_kwargs, **documents},
             **more,
@@ -515,22 +554,24 @@ class NamedChoice(Body):
 class OpenAIFields(Conversing):
     """Fields that chat completions and responses share."""
 
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
-        "auto", description="stop strings do not end a required call"
-    )
-    parallel_tool_calls: bool = True
+    tool_choice: Annotated[
+        Annotated[Literal["none", "auto", "required"], Tag("as:string")]
+        | Annotated[NamedChoice, Tag("as:object")],
+        BY_TYPE,
+    ] = Field("auto", description="stop strings do not end a required call")
+    parallel_tool_calls: Noted[bool] = True
     top_logprobs: Likeliest = None
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        super().adapt(values, notes)
         adapt_allowed_tools(values)
         choice: Any = values.get("tool_choice")
         if isinstance(choice, dict) and isinstance(choice.get("function"), dict):
             # in the format of chat completions
             rest = {name: value for name, value in choice.items() if name != "function"}
             values["tool_choice"] = rest | choice["function"]
-        prefer_call(values, cls.format_field, note)
+        prefer_call(values, cls.format_field, notes.note)
 
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice

@@ -151,64 +151,40 @@ _RULES = {  # what a value must do; the constraint is all but the verb
     "string_too_short": "have at least {min_length} characters",
     "string_unicode": "be valid Unicode",
 }
-_TYPE_NAMES = {  # JSON's
-    **{"int": "integer", "float": "number", "bool": "boolean", "string": "string"},
+TYPE_NAMES = {  # pydantic's and Python's names -> JSON's
+    **{"int": "integer", "float": "number", "bool": "boolean", "string": "string", "str": "string"},
     **{"list": "array", "tuple": "array", "dict": "object", "model": "object", "none": "null"},
 }
 MEDIA = re.compile("image|screenshot|audio|video|document|file")  # in types of parts
 TEXT_ONLY = "this package reads text only: leave the {} out, or describe it in words"
-MOST_LOOKED_AT = 1000  # errors searched for a union's branches
 
 
-def collect_faults(
-    values: Any,
-    errors: Iterable[Mapping[str, Any]],
-    known: Iterable[str],
-    refused: Mapping[str, str],
-) -> list[Fault]:
-    """Reduce pydantic's errors to a fault per field, at most MOST_FAULTS and a count of the rest.
+def collect_faults(errors: Iterable[Mapping[str, Any]], known: Iterable[str]) -> list[Fault]:
+    """Turn pydantic's errors into a fault per field, at most MOST_FAULTS and a count of the rest.
 
-    values: of the body. known: names of fields, for "did you mean". refused: fields of the API that
-    this server does not support, with the reason or "".
+    known: names of fields, for "did you mean".
     """
-    located = [(_locate(values, error), error) for error in errors]
-    # Skip type errors of a union's other branches if a deeper error shows which one was meant.
-    within = {
-        field[: match.start()]
-        for field, _ in located[:MOST_LOOKED_AT]
-        for match in re.finditer(r"[.\[]", field)
-    }
     faults: dict[str, Fault] = {}
     rest = set()
-    for field, error in located:
+    for error in errors:
+        field = _write_place(error["loc"])
         if field not in faults and len(faults) == MOST_FAULTS:
             rest.add(field)
-        elif error["type"] == "extra_forbidden" and "." not in field and "[" not in field:
-            faults[field] = _describe_foreign(field, error["input"], known, refused)
-        elif error["type"].endswith("_type") and field in within:
-            continue
         elif field not in faults:
             constraint, message = _describe(error)
+            if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+                message += suggest(field, known, 0.6)
             value = error["input"] if field and error["type"] != "missing" else None
             faults[field] = Fault(field, constraint, f"{field or 'body'}: {message}", value)
-        elif error["type"].endswith("_type") and faults[field].constraint != "required":
-            constraint, _ = _describe(error)  # a union: name every allowed type
-            other = faults[field]
-            if other.constraint in _TYPE_NAMES.values() or " or " in other.constraint:
-                names = dict.fromkeys([*other.constraint.split(" or "), constraint])
-                joined = " or ".join(names)
-                faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
-        elif faults[field].constraint in _TYPE_NAMES.values():  # of a union's other branch
-            constraint, message = _describe(error)
-            faults[field] = Fault(field, constraint, f"{field}: {message}", error["input"])
-    # A part that is no text has no other faults.
-    parts = [field.removesuffix(".type") for field in faults if faults[field].constraint == "text"]
-    others = tuple(part + mark for part in parts for mark in ".[")
-    for field in [field for field in faults if field.startswith(others)]:
-        if faults[field].constraint != "text":
-            del faults[field]
     more = Fault("", f"at most {MOST_FAULTS} faults", f"and errors in {len(rest)} more fields")
     return [*faults.values(), *([more] if rest else [])]
+
+
+def _write_place(location: Sequence[str | int]) -> str:
+    """Write the place of an error as messages[0].content, without tags of unions."""
+    names = [part for part in location if not str(part).startswith("as:")]
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN]}" for part in names]
+    return "".join(parts).lstrip(".")[:SHOWN]
 
 
 def rename_fault(fault: Fault, names: Mapping[str, str]) -> Fault:
@@ -218,17 +194,6 @@ def rename_fault(fault: Fault, names: Mapping[str, str]) -> Fault:
         return fault
     message = fault.message.replace(head, names[head], 1)
     return replace(fault, field=names[head] + fault.field[len(head) :], message=message)
-
-
-def _describe_foreign(
-    field: str, value: Any, known: Iterable[str], refused: Mapping[str, str]
-) -> Fault:
-    if field in refused:
-        reason = f": {refused[field]}" if refused[field] else ""
-        message = f"{field}: is not supported by this server{reason}"
-        return Fault(field, "unsupported", message, value)
-    message = f"{field}: unknown field{suggest(field, known, 0.6)}"
-    return Fault(field, "unknown", message, value)
 
 
 def suggest(name: str, known: Iterable[str], similar: float = SIMILAR) -> str:
@@ -248,7 +213,9 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
         return rule.partition(" ")[2], f"must {rule}"
     if kind == "missing":
         return "required", "is required"
-    sent = context.get("tag", error["input"])
+    if kind == "unsupported":
+        return kind, context["text"]
+    sent = context["tag"].removeprefix("as:") if "tag" in context else error["input"]
     is_kind = kind in ("literal_error", "union_tag_invalid") and isinstance(sent, str)
     is_part = is_kind and not {"content", "input"}.isdisjoint(error["loc"])
     if is_part and (match := MEDIA.search(sent)):
@@ -263,11 +230,15 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "extra_forbidden":
         return "unknown", "unknown field"
     if kind == "union_tag_invalid":
-        rule = f"one of {context['expected_tags']}"
-        return rule, f"{context['discriminator']} must be {rule}"
+        tags = re.findall("as:([^']*)", context["expected_tags"])
+        if "name_kind" in context["discriminator"]:
+            rule = f"one of {', '.join(map(repr, tags))}"
+            return rule, f"'type' must be {rule}"
+        rule = " or ".join(dict.fromkeys(tag.split()[-1].replace("list", "array") for tag in tags))
+        return rule, f"must be {rule}"
     base = kind.removesuffix("_type")
-    if kind.endswith("_type") and base in _TYPE_NAMES:
-        return _TYPE_NAMES[base], f"must be {_article(_TYPE_NAMES[base])}"
+    if kind.endswith("_type") and base in TYPE_NAMES:
+        return TYPE_NAMES[base], f"must be {_article(TYPE_NAMES[base])}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     # A ValueError of our checks states the rule.
     return message[:SHOWN] if kind == "value_error" else kind.replace("_", " "), message
@@ -275,32 +246,6 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
 
 def _article(name: str) -> str:
     return name if name == "null" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-def find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | None:
-    """Return the keys and indices of pydantic's location, without a union's branches; None if there
-    is no such place.
-    """
-    if not location:
-        return []
-    head, rest = location[0], location[1:]
-    is_here = (isinstance(value, dict) and head in value) or (
-        isinstance(value, list) and isinstance(head, int) and head < len(value)
-    )
-    if is_here and (path := find_path(value[head], rest)) is not None:
-        return [head, *path]
-    return find_path(value, rest) if rest and isinstance(head, str) else None
-
-
-def _locate(values: Any, error: Mapping[str, Any]) -> str:
-    """Write the place of an error as messages[0].content."""
-    # A missing field may be there as null.
-    where, last = error["loc"], error["loc"][-1:] if error["type"] == "missing" else ()
-    lengths = range(len(where) - len(last), -1, -1)
-    path = next(path for n in lengths if (path := find_path(values, where[:n])) is not None)
-    path += last
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN]}" for part in path]
-    return "".join(parts).lstrip(".")[:SHOWN]
 
 
 def shorten(value: Any) -> Any:

@@ -5,6 +5,7 @@ table.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -13,7 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasGenerator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError, PydanticUseDefault
 from starlette.requests import ClientDisconnect, Request
 
 from mlx_llama.core.answers.schema import Schema
@@ -24,16 +39,14 @@ from mlx_llama.core.text.surrogates import replace_surrogates
 from .faults import (
     MOST_FAULTS,
     SHOWN,
+    TYPE_NAMES,
     Fault,
     Refusal,
     client_gone,
     collect_faults,
     fault_of,
-    find_path,
-    rename_fault,
     suggest,
 )
-from .settings import Settings
 
 MAX_BIASES, MAX_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
@@ -56,55 +69,187 @@ Count = Annotated[
 ]
 
 
-class Dialect(BaseModel):
-    """Conventions of an API's requests.
+class Notes:
+    """The places of a body that are passed over; the context of its validation."""
 
-    A null field counts as absent; a null of RULES also lifts the server's rule.
+    def __init__(self, values: Mapping[str, Any] | None = None, report: Note | None = None):
+        """values: the body. report: None to refuse these places, as with --strict."""
+        self._values, self._report = values or {}, report
+        self.is_strict = report is None
+        self.faults: list[Fault] = []  # besides those that pydantic finds
+        self.path: list[str] = []  # names of the fields around the one that is checked
 
-    Unknown fields, and invalid values of `noted` fields, cannot change the answer: they are ignored
-    and reported, or refused with --strict.
+    def note(self, name: str) -> None:
+        """Report a place within the current field, or refuse it."""
+        place = ".".join([*self.path, name])
+        if self._report:
+            self._report(place)
+        else:
+            self.refuse(place, "unsupported", NOT_AS_SENT, look_up(self._values, place))
+
+    def refuse(self, field: str, constraint: str, text: str, value: Any = None) -> None:
+        """Add a fault of a field."""
+        self.faults.append(fault_of(field, constraint, text, value))
+
+
+Value = TypeVar("Value")
+NOTED, HIDDEN = object(), SkipJsonSchema()
+Noted = Annotated[Value, NOTED]  # a value that does not fit is passed over
+
+
+class Body(BaseModel):
+    """A JSON object of a request, or within one. A null field counts as absent.
+
+    Unknown fields, and invalid values of `Noted` fields, cannot change the answer: they are passed
+    over and reported, or refused with --strict.
     """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True
     )
-    # Name in the API -> name in the options table; both are accepted, and the API's wins.
-    renamed: ClassVar[Mapping[str, str]] = {}
-    # Name in the options table -> further places in the body that may set it
-    places: ClassVar[Mapping[str, Sequence[str]]] = {}
-    # Places (a.b, items of lists included) whose invalid values are ignored
-    noted: ClassVar[frozenset[str]] = frozenset()
-    list_field: ClassVar[str] = ""  # of a body that may be a bare list
-    # Unsupported fields that change the answer -> the reason, or ""
-    refused: ClassVar[Mapping[str, str]] = {}
-    # Unsupported fields -> values that switch them off, the default first
-    switched_off: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    list_field: ClassVar[str] = ""  # the only field of a body that may be a bare list
+    nullable: ClassVar[Sequence[str]] = ()  # fields whose null differs from an absent one
+    schema_places: ClassVar[Sequence[str]] = ()  # places of a schema within formats
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         """Rewrite other spellings of supported values, in place. values: not null, unchecked."""
 
     @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        """Return faults of fields that contradict each other. values: not null, unchecked."""
-        return []
-
-
-class Body(Dialect):
-    """A JSON object of a request."""
+    def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:
+        """Refuse fields that contradict each other. values: unchecked."""
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, value):
+    def _adapt(cls, value, info):
         if not isinstance(value, dict):
             return value
-        return {name: field for name, field in value.items() if field is not None}
+        notes, names = info.context or Notes(), spellings(cls)
+        keeps = notes.is_strict or cls.model_config["extra"] == "allow"
+        values = {
+            name: field
+            for name, field in value.items()
+            if field is not None or names.get(name) in cls.nullable
+        }
+        # Of several spellings the preferred one counts; another with the same value is no mistake.
+        chosen: dict[str, str] = {}
+        for name in sorted(
+            filter(values.__contains__, names), key=lambda name: values[name] is None
+        ):
+            first = chosen.setdefault(names[name], name)
+            if first != name and values[name] in (None, values[first]):
+                del values[name]
+        cls.adapt(values, notes)
+        cls.check_together(values, notes)
+        for name in list(values):
+            first = chosen.get(names.get(name, ""), name)
+            first = first if first in values else name  # it may have been switched off
+            if first != name and notes.is_strict:
+                text = f"contradicts {name}: send only one"
+                notes.refuse(first, "one value", text, values[first])
+            elif first != name or (name not in names and not keeps):
+                notes.note(name)
+            else:
+                continue
+            del values[name]
+        return values
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _pass_over(cls, value, check, info):
+        name, notes = info.field_name, info.context or Notes()
+        notes.path.append(f"{name}[]" if isinstance(value, list) else name)
+        try:
+            return check(value)
+        except ValidationError:
+            if notes.is_strict or NOTED not in cls.model_fields[name].metadata:
+                raise
+        finally:
+            notes.path.pop()
+        notes.note(name)
+        raise PydanticUseDefault
+
+
+@functools.cache
+def spellings(kind: type[BaseModel]) -> dict[str, str]:
+    """Return the field of each name that a body may send, preferred names first."""
+    names: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        alias = field.validation_alias or name
+        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        names |= dict.fromkeys(map(str, choices), name)
+    return names
+
+
+def known_names(kind: type[BaseModel]) -> list[str]:
+    """Return the names that a body may send, without those of features that are not available."""
+    fields = kind.model_fields
+    return [name for name, field in spellings(kind).items() if HIDDEN not in fields[field].metadata]
+
+
+def spell(**names: str) -> ConfigDict:
+    """Let a body name fields as its API does, too. names: of the API, by field; several between
+    spaces, the preferred one first.
+    """
+
+    def list_names(field: str) -> AliasChoices:
+        listed = f"{names.get(field, '')} {_COMMON.get(field, '')} {field}"
+        return AliasChoices(*listed.split())
+
+    return ConfigDict(alias_generator=AliasGenerator(validation_alias=list_names))
+
+
+_COMMON = {
+    "max_tokens": "n_predict",
+    "repetition_penalty": "repeat_penalty",
+    "repetition_context_size": "repeat_last_n",
+    "reasoning_budget": "thinking_token_budget thinking_budget_tokens",
+    "schema": "json_schema guided_json",
+    "regex": "guided_regex",
+    "grammar": "guided_grammar",
+}
+
+
+def unavailable(values: Sequence[Any] = (), reason: str | None = None) -> AfterValidator:
+    """Check a field of a feature that is not available: `values` switch it off. reason: why a
+    request with another one is refused.
+    """
+    text = NOT_AS_SENT if reason is None else "is not supported by this server"
+    text += f": {reason}" if reason else ""
+
+    def check(value: Any) -> Any:
+        if value not in values:
+            raise PydanticCustomError("unsupported", "{text}", {"text": text})
+        return value
+
+    return AfterValidator(check)
+
+
+# Unions of different types of JSON
+
+
+def name_type(value: Any) -> str:
+    """Return the tag of a union's branch for a value."""
+    return f"as:{TYPE_NAMES.get(type(value).__name__, 'other')}"
+
+
+def name_kind(value: Any) -> str:
+    """Return the tag of a union's branch for an object with a type."""
+    return f"as:{value.get('type') if isinstance(value, dict) else None}"
+
+
+Text = Annotated[str, Tag("as:string")]
+BY_TYPE = Discriminator(name_type)
+TextOr = Annotated[Text | Annotated[Value, Tag("as:array")], BY_TYPE]
+SchemaValue = Annotated[
+    Annotated[dict[str, Any], Tag("as:object")] | Annotated[bool, Tag("as:boolean")], BY_TYPE
+]
 
 
 class AdapterScale(Body):
     """The scale of an adapter."""
 
-    id: int = Field(ge=0, description="of GET /lora-adapters")
+    id: int = Field(ge=0, description="number in GET /lora-adapters")
     scale: float = Field(0.0, description="0: off; otherwise the scale that it was loaded with")
 
 
@@ -120,17 +265,20 @@ with warnings.catch_warnings():
     class _TableFields(GenerationOptions):
         """The options table with JSON's types."""
 
-        schema: dict[str, Any] | bool | None = Field(  # type: ignore[assignment]
+        schema: SchemaValue | None = Field(  # type: ignore[assignment]
             None,
             description=FIELDS["schema"].description,
             json_schema_extra=FIELDS["schema"].json_schema_extra,
         )
 
 
-class OptionFields(Dialect, _TableFields):
-    """The options table as fields of a request, strictly typed: "0.5" is not 0.5, true is not 1."""
+class OptionFields(Body, _TableFields):
+    """The options table as fields of a request, strictly typed: "0.5" is not 0.5, true is not 1. A
+    null of RULES lifts the server's rule.
+    """
 
-    model_config = Dialect.model_config
+    model_config = Body.model_config | spell()
+    nullable: ClassVar[Sequence[str]] = RULES
     model: ModelName = None
     logit_bias: dict[TokenId | str, Bias] = Field(  # type: ignore[assignment]
         {},
@@ -142,21 +290,10 @@ class OptionFields(Dialect, _TableFields):
         description="stop at this text, or at any in a list of texts",
         json_schema_extra=FIELDS["stop"].json_schema_extra,
     )
-    renamed: ClassVar[Mapping[str, str]] = {
-        "n_predict": "max_tokens",
-        "repeat_penalty": "repetition_penalty",
-        "repeat_last_n": "repetition_context_size",
-        "thinking_budget_tokens": "reasoning_budget",
-        "thinking_token_budget": "reasoning_budget",
-        "guided_json": "schema",
-        "guided_regex": "regex",
-        "guided_grammar": "grammar",
-    }
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         """Translate values by which other servers switch an option off."""
-        super().adapt(values, note)
         if _number(values.get("top_p")) == 0:
             values["top_p"] = 1e-6  # the likeliest token
         if _number(values.get("dry_base")) < 1:
@@ -169,18 +306,20 @@ class OptionFields(Dialect, _TableFields):
         if _number(seed) == -1:
             del values["seed"]
         elif isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**64:
-            note("seed")
+            notes.note("seed")
             values["seed"] = seed % 2**64
-        if isinstance(stop := values.get("stop"), list):
-            values["stop"] = [text for text in stop if text != ""]
-        asks = {"logprobs", "top_logprobs", "include"} & values.keys()
+        for name in ("stop", "stop_sequences"):
+            if isinstance(stop := values.get(name), list):
+                values[name] = [text for text in stop if text != ""]
+        asks = {"logprobs", "top_logprobs", "n_probs", "include"} & values.keys()
         if not asks and values.pop("post_sampling_probs", False):
-            note("post_sampling_probs")
-        for name, nothing in (("stop", ""), ("logit_bias", [])):
+            notes.note("post_sampling_probs")
+        for name, nothing in (("stop", ""), ("stop_sequences", ""), ("logit_bias", [])):
             if values.get(name) == nothing:
                 del values[name]
-        if values.get("grammar") == "":
-            values["grammar"] = None
+        for name in ("grammar", "guided_grammar"):
+            if values.get(name) == "":
+                values[name] = None
 
     @field_validator("schema", mode="before")
     @classmethod
@@ -218,15 +357,11 @@ class OptionFields(Dialect, _TableFields):
             token, bias = pair
             if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 16:
                 token = int(token)
-            if isinstance(token, bool) or not isinstance(token, (int, str)):
+            is_id = type(token) is int and token >= 0
+            if not is_id and not isinstance(token, str):
                 raise ValueError("must have token ids or texts")
             biases[token] = -MAX_BIAS if bias is False else bias
         return biases
-
-    @classmethod
-    def renames(cls, **names: str) -> Mapping[str, str]:
-        """Return `renamed` with further names of an API."""
-        return {**cls.renamed, **names}
 
     def requested_options(self) -> dict[str, Any]:
         """Return the options that the request sets, by their names in the table."""
@@ -242,7 +377,7 @@ def _number(value: Any) -> float:
     return value if is_number else math.nan
 
 
-Parsed = TypeVar("Parsed", bound=Dialect)
+Parsed = TypeVar("Parsed", bound=Body)
 
 
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
@@ -255,7 +390,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
         raw = await request.body()
     except ClientDisconnect:
         raise client_gone() from None
-    settings, desk = request.app.state.settings, request.app.state.desk
+    settings, admission = request.app.state.settings, request.app.state.admission
     take_note = None if settings.is_strict else functools.partial(note, request)
     values = parse_object(raw, kind.list_field, take_note)
     names = request.scope["names"] = name_options(values, kind)
@@ -266,7 +401,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     if values.get("documents") is not None:
         names["chat_template_kwargs.documents"] = "documents"
     try:
-        return check_values(values, kind, settings, lambda place: note(request, place))
+        return check_values(values, kind, take_note)
     except Refusal as refusal:
         # Also run the checks that need the model, for fields without a fault so far.
         faulty = {re.split(r"[.\[]", fault.field)[0] for fault in refusal.faults}
@@ -275,7 +410,7 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
             for name, place in names.items()
             if place.split(".")[0] not in faulty
         }
-        faults = await desk.find_faults(
+        faults = await admission.find_faults(
             values.get("model") if "model" in kind.model_fields else None, options
         )
         refusal.add(faults[:MOST_FAULTS])
@@ -283,14 +418,15 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
 
 
 @functools.cache
-def _known_names(kind: type[Dialect]) -> frozenset[str]:
+def _known_names(kind: type[Body]) -> frozenset[str]:
     """Return the names of a body's fields, and of those within them."""
     schema = kind.model_json_schema()
     objects = [schema, *schema.get("$defs", {}).values()]
-    return frozenset(kind.renamed).union(*(part.get("properties", ()) for part in objects))
+    inner = (name for part in objects for name in part.get("properties", ()))
+    return frozenset(itertools.chain(known_names(kind), inner))
 
 
-def suggest_field(kind: type[Dialect], place: str) -> str:
+def suggest_field(kind: type[Body], place: str) -> str:
     """Return an ignored place with the known field that it may be a misspelling of."""
     name, known = place.rpartition(".")[2], _known_names(kind)
     return place if name in known else place + suggest(name, known)
@@ -357,14 +493,14 @@ def _is_large(values: list[Any], limit: int) -> bool:
     return limit < 0
 
 
-def name_options(values: Mapping[str, Any], kind: type[Dialect]) -> dict[str, str]:
+def name_options(values: Mapping[str, Any], kind: type[Body]) -> dict[str, str]:
     """Map the options that a body sets to their places, written "a.b" within objects."""
+    sent = {place: name for place, name in spellings(kind).items() if name in FIELDS}
+    sent |= dict.fromkeys(kind.schema_places, "schema")
     chosen: dict[str, str] = {}
-    for name in FIELDS:
-        theirs = [theirs for theirs, ours in kind.renamed.items() if ours == name]
-        for place in (name, *theirs, *kind.places.get(name, ())):
-            if look_up(values, place) is not None:
-                chosen.setdefault(name, place)
+    for place, name in sent.items():
+        if look_up(values, place) is not None:
+            chosen.setdefault(name, place)
     return chosen
 
 
@@ -375,88 +511,20 @@ def look_up(values: Any, place: str) -> Any:
     return values
 
 
-def check_values(
-    values: dict[str, Any], kind: type[Parsed], settings: Settings, note: Note = lambda place: None
-) -> Parsed:
-    """Check a JSON object, which is modified. Raises Refusal with every fault."""
-    faults: list[Fault] = []
-    ignored: dict[str, Fault] = {}
-    body: Any = None
-    renamed = kind.renamed
-    adapted = {
-        name: value
-        for name, value in values.items()
-        if (value is not None or (name in RULES and name in kind.model_fields))
-        and value not in kind.switched_off.get(name, ())
-    }
-    for theirs, ours in renamed.items():
-        if theirs in values and ours in RULES:
-            adapted.setdefault(ours, None)
-        if values.get(theirs) is not None:
-            value = adapted.pop(theirs)
-            if adapted.get(ours) not in (None, value):
-                if settings.is_strict:
-                    text = f"{theirs}: contradicts {ours}: send only one"
-                    faults.append(Fault(theirs, "one value", text, value))
-                else:
-                    note(ours)
-            adapted[ours] = value
-
-    def refuse_noted(place: str) -> None:
-        fault = fault_of(place, "unsupported", NOT_AS_SENT, look_up(values, place))
-        ignored.setdefault(place, fault)
-
-    kind.adapt(adapted, refuse_noted if settings.is_strict else note)
-    while True:
-        try:
-            body = kind.model_validate(adapted)
-        except ValidationError as error:
-            errors = error.errors(include_url=False)
-            if not settings.is_strict and (places := _pass_over(adapted, errors, kind)):
-                for place in places:
-                    note(place)
-                continue
-            names = [*kind.model_fields, *renamed]
-            # Name the field as the request does.
-            sent = {theirs for theirs in renamed if values.get(theirs) is not None}
-            back = {ours: theirs for theirs, ours in renamed.items() if theirs in sent}
-            collected = collect_faults(adapted, errors, names, kind.refused)
-            faults += [rename_fault(fault, back) for fault in collected]
-        break
+def check_values(values: Mapping[str, Any], kind: type[Parsed], report: Note | None) -> Parsed:
+    """Check a JSON object. report: None to refuse what would be passed over. Raises Refusal with
+    every fault.
+    """
+    notes, faults = Notes(values, report), list[Fault]()
+    try:
+        body = kind.model_validate(values, context=notes)
+    except ValidationError as error:
+        faults = collect_faults(error.errors(include_url=False), known_names(kind))
     known = {fault.field for fault in faults}
-    present = {name: value for name, value in adapted.items() if value is not None}
-    more = (*kind.check_together(present), *ignored.values())
-    faults += [fault for fault in more if fault.field not in known]
+    faults += {fault.field: fault for fault in notes.faults if fault.field not in known}.values()
     if faults:
         raise Refusal(400, _CODES.get(faults[0].constraint, "invalid_value"), faults)
     return body
-
-
-def _pass_over(
-    values: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[Dialect]
-) -> list[str]:
-    """Remove unknown fields, and invalid values of `noted` ones. Return their places, as a[].b."""
-    paths: dict[tuple[str | int, ...], None] = {}
-    for error in errors:
-        path = find_path(values, error["loc"])
-        if path and error["type"] == "extra_forbidden" and path[0] not in kind.refused:
-            paths[tuple(path)] = None
-        elif path is not None or error["type"] == "missing":
-            path = path or find_path(values, error["loc"][:-1]) or []
-            for length in range(len(path), 0, -1):
-                names = [part for part in path[:length] if isinstance(part, str)]
-                if ".".join(names) in kind.noted:
-                    paths[tuple(path[:length])] = None
-                    break
-    for place in sorted(paths, key=lambda path: [str(part).zfill(6) for part in path])[::-1]:
-        owner: Any = values
-        for part in place[:-1]:
-            owner = owner[part]
-        del owner[place[-1]]
-    return [
-        "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        for path in paths
-    ]
 
 
 _CODES = {

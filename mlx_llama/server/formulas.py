@@ -117,7 +117,7 @@ def write_formula(tex: str, is_block: bool) -> str | None:
     tex = GATHERED.sub(lambda match: rf"\{match[1]}{{matrix}}", tex)
     try:
         return write_element(convert_to_element(tex, display="block" if is_block else "inline"))
-    except Exception:  # of many kinds: the library's, the tree's, recursion that is too deep
+    except Exception:  # many kinds: the library's, the tree's, recursion that is too deep
         return None
 
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_llama.core.system import machine
 
-from .answers import Answers
+from .admission import Answers
 from .connections import CROWDED
 from .faults import Fault, Refusal, unavailable
 from .metrics import Metrics
@@ -35,7 +35,7 @@ log = logging.getLogger("mlx_llama.server")
 PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico", "/sw.js"}
 PUBLIC_FOLDERS = ("/page/",)
 BODIES = 8  # bodies of --max-body bytes in memory at a time, or more of fewer bytes
-SMALL_SHARE = 64  # of --max-body: smaller bodies are always taken
+SMALL_SHARE = 64  # bodies below this fraction of --max-body are always taken
 LARGE_BODY = 1 << 20
 TRIM_SECONDS = 1.0
 MAX_WARNED = 10_000  # pairs of a client and a field
@@ -267,7 +267,7 @@ class Guard:
         path = scope["path"].encode("unicode_escape").decode()[:200]
         is_part = path in ("/page/render", "/page/see-also") or re.fullmatch(_STREAM, path)
         if is_part and status == 200:
-            return  # of an answer, which has its line
+            return  # an answer has its own line
         if refusal := scope.pop("refusal", None):
             fields = ",".join(dict.fromkeys(fault.field for fault in refusal.faults if fault.field))
             receipt += f" {refusal.code} {fields}".rstrip().encode("unicode_escape").decode()

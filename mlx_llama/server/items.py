@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .conversations import adapt_arguments, adapt_custom, adapt_parts
+from .conversations import Part, adapt_arguments, adapt_custom, adapt_parts, join_texts
 from .faults import bad_field
-from .fields import Body, Note
+from .fields import Body, Noted, Notes, TextOr
 from .replies import Json
 
 router = APIRouter(tags=["OpenAI"])
@@ -24,18 +24,18 @@ router = APIRouter(tags=["OpenAI"])
 MOST_RESPONSES, MOST_CHARACTERS, SECONDS = 256, 16 << 20, 3600.0
 
 
-class InputPart(Body):
+class InputPart(Part):
     """A text part of an item, from a question or an earlier answer."""
 
     type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] = Field([], max_length=0)  # of an answer that is sent back
-    logprobs: list[Any] = Field([], description="has no effect")
+    annotations: Noted[list[Any]] = Field([], max_length=0)  # an answer that is sent back has them
+    logprobs: Noted[list[Any]] = Field([], description="has no effect")
 
 
 # Fields that an item of a type has
 _ITEMS = {
     "message": ("role", "content"),
+    "reasoning": ("content",),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "item_reference": (),
@@ -46,24 +46,50 @@ _MAY_BE_EMPTY = ("content", "output", "arguments")
 class InputItem(Body):
     """A message, a call or its result in the input."""
 
-    type: Literal["message", "function_call", "function_call_output", "item_reference"] = "message"
+    type: Literal[
+        "message", "reasoning", "function_call", "function_call_output", "item_reference"
+    ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[InputPart] | None = None
-    id: str = Field(default="", max_length=512)
-    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+    content: TextOr[list[InputPart]] | None = None
+    id: Noted[str] = Field(default="", max_length=512)
+    status: Noted[Literal["in_progress", "completed", "incomplete"]] = "completed"
     call_id: str = Field(default="", max_length=4096)
     name: str = Field(default="", max_length=128)
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
+    output: TextOr[list[InputPart]] | None = None
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        kind = values.get("type", "message")
+        if not isinstance(kind, str):
+            return
+        if kind == "custom_tool_call":
+            values |= {**adapt_custom(values), "type": "function_call"}
+            values.pop("input", None)
+        elif kind in _RUN_BY_CLIENTS:
+            names = _RUN_BY_CLIENTS[kind]
+            arguments = {name: values.pop(name) for name in names if name in values}
+            call = {"name": kind.removesuffix("_call"), "arguments": adapt_arguments(arguments)}
+            identity = values.get("call_id", values.get("id"))
+            values |= {"type": "function_call", "call_id": identity, **call}
+        elif kind == "reasoning":
+            values["content"] = find_thought(values)
+            values.pop("summary", None)
+        elif kind.endswith("_call_output") and (
+            kind != "function_call_output" or isinstance(values.get("output"), dict)
+        ):
+            _adapt_output(values)
+        elif kind == "function_call" and "arguments" in values:
+            values["arguments"] = adapt_arguments(values["arguments"])
+        is_sent = values.get("role", "assistant") != "assistant"
+        for name in ("content", "output"):
+            adapt_parts(values, name, "input_text", None if is_sent else notes)
 
     @model_validator(mode="after")
     def _check_type(self):
-        needed, missing = _ITEMS[self.type], []
-        for name in needed:
-            value = getattr(self, name)
-            if value is None or (value == "" and name not in _MAY_BE_EMPTY):
-                missing.append(name)
-        if missing:
+        needed = _ITEMS[self.type]
+        absent = {name: (None,) if name in _MAY_BE_EMPTY else (None, "") for name in needed}
+        if missing := [name for name in needed if getattr(self, name) in absent[name]]:
             raise ValueError(f"{self.type} needs {', '.join(missing)}")
         fields = {name for names in _ITEMS.values() for name in names}
         if foreign := sorted((fields & self.model_fields_set) - set(needed)):
@@ -86,41 +112,23 @@ _PASSED_OVER = (
 ).split()
 
 
-def adapt_item(item: Any, note: Note) -> Any:
-    """Convert an input item; None for one that is passed over, and noted."""
-    if not isinstance(item, dict):
-        return item
-    item = {name: value for name, value in item.items() if value is not None}
-    kind = item.get("type", "message")
-    if not isinstance(kind, str):
-        return item
-    if kind == "custom_tool_call":
-        item = adapt_custom(item) | {"type": "function_call"}
-    elif kind in _RUN_BY_CLIENTS:
-        names = _RUN_BY_CLIENTS[kind]
-        arguments = {name: item.pop(name) for name in names if name in item}
-        call = {"name": kind.removesuffix("_call"), "arguments": adapt_arguments(arguments)}
-        item |= {"type": "function_call", "call_id": item.get("call_id", item.get("id")), **call}
-    elif kind in _PASSED_OVER or (kind.endswith("_call") and kind != "function_call"):
-        note(f"input[].{kind:.40}")
-        return None
-    elif kind.endswith("_call_output") and (
-        kind != "function_call_output" or isinstance(item.get("output"), dict)
-    ):
-        item = _adapt_output(item)
-    elif kind == "function_call" and "arguments" in item:
-        item["arguments"] = adapt_arguments(item["arguments"])
-    is_sent = item.get("role", "assistant") != "assistant"
-    for name in ("content", "output"):
-
-        def note_part(kind: str, name: str = name) -> None:
-            note(f"input[].{name}[].{kind}")
-
-        adapt_parts(item, name, "input_text", note_part=None if is_sent else note_part)
-    return item
+def is_passed_over(item: Any, notes: Notes) -> bool:
+    """True for an item that has no text for the model; it is noted."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if not isinstance(kind, str) or kind in ("function_call", "custom_tool_call", *_RUN_BY_CLIENTS):
+        return False
+    has_text = kind == "reasoning" and bool(find_thought(item))
+    if is_passed := not has_text and (kind in _PASSED_OVER or kind.endswith("_call")):
+        notes.note(f"input[].{kind:.40}")
+    return is_passed
 
 
-def _adapt_output(item: dict[str, Any]) -> dict[str, Any]:
+def find_thought(item: Mapping[str, Any]) -> str:
+    """Return the text of a reasoning item, or its summary."""
+    return join_texts(item.get("content")) or join_texts(item.get("summary"), "\n\n")
+
+
+def _adapt_output(item: dict[str, Any]) -> None:
     """Turn the output of a client's tool into that of a function: texts, others as JSON."""
     output = item.get("output", item.get("status", ""))
     if not isinstance(output, str):
@@ -131,11 +139,13 @@ def _adapt_output(item: dict[str, Any]) -> dict[str, Any]:
             for part, known in zip(outputs, is_part, strict=True)
         ]
     identity = item.get("call_id", item.get("id"))
-    return {**item, "type": "function_call_output", "call_id": identity, "output": output}
+    item |= {"type": "function_call_output", "call_id": identity, "output": output}
 
 
 def as_input(item: dict[str, Any]) -> dict[str, Any] | None:
-    """Turn an output item into an input item; None for thoughts."""
+    """Turn an output item into an input item; None for an empty thought."""
+    if item["type"] == "reasoning" and item["content"]:
+        return {"type": "reasoning", "id": item["id"], "content": find_thought(item)}
     if item["type"] == "message":
         return {
             "type": "message",
@@ -182,8 +192,14 @@ class KeptResponses:
                 f"{name!r:.100} is not kept here: only the latest {MOST_RESPONSES} are, for an "
                 "hour; send the conversation as input"
             )
-            how = 404 if field == "response_id" else 400, "previous_response_not_found"
-            raise bad_field(field, "a response that is kept", text, name, *how)
+            raise bad_field(
+                field,
+                "a response that is kept",
+                text,
+                name,
+                status=404 if field == "response_id" else 400,
+                code="previous_response_not_found",
+            )
         return self._kept[name]
 
     def find_item(self, name: str) -> dict[str, Any]:

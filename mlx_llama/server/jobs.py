@@ -19,20 +19,20 @@ from starlette.responses import Response
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolDelta
 
-from .answers import Answers, Failure
+from .admission import Answers, Failure
 from .conversations import Message
-from .faults import Fault, bad_field, fault_of, unavailable
-from .fields import Note, TokenIds
+from .faults import bad_field, unavailable
+from .fields import Notes, TextOr, TokenIds
 from .guard import log, write_receipt
 from .openai import ChatFields, write_piece
-from .replies import DONE, NEVER, PING_SECONDS, Json, check_model, desk_of, dump, event, submit
+from .replies import DONE, NEVER, PING_SECONDS, Json, admission_of, check_model, dump, event, submit
 from .schemas import serves
 from .settings import Settings
 from .tooling import list_logprobs
 
 router = APIRouter(tags=["jobs"])
 
-# of all jobs; an event takes some 300 bytes, and so does each of its top logprobs
+# In all jobs together; an event takes some 300 bytes, and so does each of its top logprobs
 MOST_EVENTS = 500_000
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
@@ -40,27 +40,27 @@ _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "cont
 class JobRequest(ChatFields):
     """POST /v1/jobs: a prompt or messages, and options."""
 
-    prompt: str | TokenIds | None = None
+    prompt: TextOr[TokenIds] | None = None
     messages: list[Message] = Field([], min_length=1, max_length=2048)
     abandon_seconds: float | None = Field(
         None, gt=0, description="cancel the job after this many seconds without a reader"
     )
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         count = values.get("logprobs")
         if isinstance(count, int) and not isinstance(count, bool):  # as in completions
             values |= {"logprobs": True, "top_logprobs": count}
-        super().adapt(values, note)
+            values.pop("n_probs", None)
+        super().adapt(values, notes)
 
     @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values)
+    def check_together(cls, values: Mapping[str, Any], notes: Notes) -> None:
+        super().check_together(values, notes)
         has_messages = "messages" in values
         if ("prompt" in values) == has_messages or ("tools" in values and not has_messages):
             text = "send either prompt or messages, and tools with messages only"
-            faults.append(fault_of("prompt", "prompt or messages", text))
-        return faults
+            notes.refuse("prompt", "prompt or messages", text)
 
 
 @dataclass
@@ -234,7 +234,7 @@ async def stream_job(request: Request, job_id: str) -> Response:
     lines, accepted = "application/x-ndjson", request.headers.get("accept", "")
     as_lines = request.query_params.get("format") == "jsonl" or lines in accepted
     how: Any = {"media_type": lines, "ping": NEVER} if as_lines else {"ping": PING_SECONDS}
-    seconds, events = desk_of(request).settings.send_timeout, _write(job, first, as_lines)
+    seconds, events = admission_of(request).settings.send_timeout, _write(job, first, as_lines)
     return EventSourceResponse(events, sep="\n", send_timeout=seconds, **how)
 
 

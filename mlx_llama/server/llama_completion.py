@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,10 +17,10 @@ from mlx_llama.core.options import ENDLESS, FIELDS
 from mlx_llama.core.text.infill import Infill
 
 from .completions import PromptObject, join_mixed, split_prompts
-from .conversations import SWITCHED_OFF, AnswerFields
+from .conversations import AnswerFields
 from .faults import TEXT_ONLY
-from .fields import Body, Count, OptionFields, look_up, note
-from .replies import PING_SECONDS, Events, Writer, choices_of, desk_of, reply, write_timings
+from .fields import BY_TYPE, HIDDEN, Body, Count, Noted, Text, look_up, note, spell, unavailable
+from .replies import PING_SECONDS, Events, Writer, admission_of, choices_of, reply, write_timings
 from .schemas import serves
 from .slots import Task
 from .tooling import list_entries
@@ -31,18 +31,31 @@ _IMAGES = TEXT_ONLY.format("image")
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}
 
 
+_Mixed = Annotated[
+    Text
+    | Annotated[int, Tag("as:integer")]
+    | Annotated[PromptObject, Tag("as:object")]
+    | Annotated[
+        list[Annotated[Text | Annotated[int, Tag("as:integer")], BY_TYPE]], Tag("as:array")
+    ],
+    BY_TYPE,
+]
+
+
 class LlamaCompletionRequest(AnswerFields):
     """POST /completion. Defaults of options are this server's, not llama-server's."""
 
-    renamed: ClassVar = OptionFields.renames(json_schema="schema", n_probs="logprobs", n="n_cmpl")
-    noted: ClassVar = frozenset({"id_slot", "reasoning"})
-    # thoughts stay in the text
-    switched_off: ClassVar = {**SWITCHED_OFF, "reasoning_format": ("none",)}
-    refused: ClassVar = {**dict.fromkeys(("multimodal_data", "image_data"), _IMAGES), "nodes": ""}
+    model_config = spell(logprobs="n_probs", n_cmpl="n")
 
-    prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
-        description="a text, token ids, both mixed, or a list of these"
-    )
+    # thoughts stay in the text
+    reasoning_format: Noted[Annotated[Any, unavailable(["none"]), HIDDEN]] = "none"
+    multimodal_data: Annotated[Any, unavailable(reason=_IMAGES), HIDDEN] = None
+    image_data: Annotated[Any, unavailable([[]], reason=_IMAGES), HIDDEN] = []
+    nodes: Annotated[Any, unavailable(reason=""), HIDDEN] = None
+    prompt: Annotated[
+        Text | Annotated[PromptObject, Tag("as:object")] | Annotated[list[_Mixed], Tag("as:array")],
+        BY_TYPE,
+    ] = Field(description="a text, token ids, both mixed, or a list of these")
     max_tokens: int = Field(
         -1, ge=-1, le=ENDLESS, description="number of tokens; -1: until the context is full"
     )
@@ -68,7 +81,9 @@ class LlamaCompletionRequest(AnswerFields):
     response_fields: list[str] = Field(
         [], max_length=64, description="fields of the answer, as a/b within objects"
     )
-    id_slot: int = Field(-1, ge=-1, description="preferred row; any row gives the same answer")
+    id_slot: Noted[int] = Field(
+        -1, ge=-1, description="preferred row; any row gives the same answer"
+    )
 
     def requested_options(self) -> dict[str, Any]:
         return super().requested_options() | {"logprobs": self.logprobs or None}  # n_probs: 0
@@ -103,6 +118,7 @@ class InfillRequest(LlamaCompletionRequest):
 
 # Fields that generation_settings repeats although they are not options of the table.
 _UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval", "lora"}
+_UNSAID |= {"multimodal_data", "nodes"}
 _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _UNSAID]
 
 
@@ -176,8 +192,8 @@ class LlamaWriter(Writer):
 async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
     """Continue a text."""
     writer = LlamaWriter(request, body)
-    limit = desk_of(request).settings.max_choices
-    prompts = await desk_of(request).run(lambda llm: body.split(llm, limit), "prompt")
+    limit = admission_of(request).settings.max_choices
+    prompts = await admission_of(request).run(lambda llm: body.split(llm, limit), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
     ask = body.ask(None, decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)
@@ -208,8 +224,7 @@ def write_settings(
 ) -> dict[str, Any]:
     """Write effective options, by our names and llama-server's. body: None for the defaults."""
     bias = [[token, value] for token, value in options["logit_bias"].items()]
-    kind = LlamaCompletionRequest
-    fields, off = kind.model_fields, kind.switched_off
+    fields = LlamaCompletionRequest.model_fields
     return {
         **{name: options[name] for name in FIELDS},  # in the order of the table
         "logit_bias": bias,
@@ -221,6 +236,5 @@ def write_settings(
         "json_schema": options["schema"],
         "n_probs": options["logprobs"] or 0,
         "lora": [item.model_dump() for item in (body and body.lora) or ()],
-        **{name: values[0] for name, values in off.items()},
         **{name: getattr(body, name) if body else fields[name].get_default() for name in _ECHOED},
     }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,12 +16,12 @@ from mlx_llama.api.llm import LLM
 from mlx_llama.core.answers.thinking import has_switch
 from mlx_llama.core.files.hub import read_examples
 
-from .answers import make_counter, render_chat
+from .admission import make_counter, render_chat
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
 from .openai import ChatFields
-from .replies import FINGERPRINT, Json, check_model, desk_of, with_notes
+from .replies import FINGERPRINT, Json, admission_of, check_model, with_notes
 from .schemas import serves, takes
 from .settings import Settings
 from .slots import Slots, Task
@@ -34,9 +34,7 @@ router = APIRouter(tags=["llama-server"])
 class TokenizeRequest(Body):
     """POST /tokenize."""
 
-    renamed: ClassVar = {"prompt": "content"}  # vLLM's name
-
-    content: str
+    content: str = Field(validation_alias=AliasChoices("content", "prompt"))  # vLLM's name
     add_special: bool = Field(False, description="put the model's first token before the text")
     parse_special: bool = Field(True, description="parse special tokens in the text")
     with_pieces: bool = False
@@ -57,7 +55,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
             {"id": token, "piece": _show(piece.data if piece else b"")} for token, piece in pieces
         ]
 
-    return Json({"tokens": await desk_of(request).run(work, "content")})
+    return Json({"tokens": await admission_of(request).run(work, "content")})
 
 
 def _show(data: bytes) -> str | list[int]:
@@ -77,7 +75,7 @@ class DetokenizeRequest(Body):
 @serves(router, DetokenizeRequest, "/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """Decode token ids."""
-    text = await desk_of(request).run(
+    text = await admission_of(request).run(
         lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False), "tokens"
     )
     return Json({"content": text})
@@ -93,8 +91,8 @@ class TemplateRequest(ChatFields):
 async def apply_template(request: Request, body: TemplateRequest) -> Response:
     """Render a conversation with the chat template."""
     check_model(request, body.model)
-    ask, settings = with_notes(request, body.messages_ask()), desk_of(request).settings
-    text = await desk_of(request).run(
+    ask, settings = with_notes(request, body.messages_ask()), admission_of(request).settings
+    text = await admission_of(request).run(
         lambda llm: render_chat(llm, ask, settings, body.add_generation_prompt), "messages"
     )
     return Json({"prompt": text})
@@ -106,11 +104,11 @@ async def apply_template(request: Request, body: TemplateRequest) -> Response:
 @router.get("/props")
 async def props(request: Request) -> Response:
     """Describe the model, its context, template and default options. An idle model stays idle."""
-    desk = desk_of(request)
-    facts = desk.keeper.facts
-    if not (is_idle := desk.keeper.state == "idle"):
-        facts = await desk_of(request).run(lambda llm: describe_model(llm, desk.settings))
-    return Json({**facts, "model_alias": desk.names[0], "is_sleeping": is_idle})
+    admission = admission_of(request)
+    facts = admission.holder.facts
+    if not (is_idle := admission.holder.state == "idle"):
+        facts = await admission_of(request).run(lambda llm: describe_model(llm, admission.settings))
+    return Json({**facts, "model_alias": admission.names[0], "is_sleeping": is_idle})
 
 
 def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
@@ -152,10 +150,10 @@ async def list_slots(request: Request) -> Response:
     ?fail_on_no_slot=1: 503 if none is free. An idle slot reports the length of its last prompt and
     answer. Texts are shown with --log-prompts only.
     """
-    desk = desk_of(request)
-    _require(desk.settings.serves_slots, "slots are", "--slots")
-    llm = desk.keeper.require()
-    texts, running = desk.keeper.slots.texts, desk.keeper.slots.running
+    admission = admission_of(request)
+    _require(admission.settings.serves_slots, "slots are", "--slots")
+    llm = admission.holder.require()
+    texts, running = admission.holder.slots.texts, admission.holder.slots.running
     if request.query_params.get("fail_on_no_slot") and len(running) >= len(texts):
         fault = Fault("fail_on_no_slot", "a free slot", "all slots are taken")
         raise Refusal(503, "no_slot", [fault])
@@ -164,7 +162,9 @@ async def list_slots(request: Request) -> Response:
         state = {"n_ctx": llm.engine.context, "is_processing": slot in running}
         described.append({"id": slot, **state, "n_tokens": len(text)})
         if slot in running:
-            described[slot] |= _describe(llm, running[slot], list(text), desk.settings.logs_prompts)
+            described[slot] |= _describe(
+                llm, running[slot], list(text), admission.settings.logs_prompts
+            )
     return Json(described)
 
 
@@ -198,7 +198,7 @@ async def change_slot(request: Request, slot: str) -> Response:
 
     Prompts in any slot reuse a restored prefix.
     """
-    settings, slots = desk_of(request).settings, desk_of(request).keeper.slots
+    settings, slots = admission_of(request).settings, admission_of(request).holder.slots
     action = request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
         text = "must be save, restore or erase"
@@ -220,7 +220,7 @@ async def change_slot(request: Request, slot: str) -> Response:
         spent = round((time.perf_counter() - began) * 1e3, 3)
         return {"id_slot": number, "filename": name, **facts, "timings": {f"{action}_ms": spent}}
 
-    return Json(await desk_of(request).run(work, "filename"))
+    return Json(await admission_of(request).run(work, "filename"))
 
 
 def _find_file(folder: str | None, name: str) -> Path:

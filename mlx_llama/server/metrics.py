@@ -47,22 +47,22 @@ class Metrics:
             for _ in range(count):
                 self.between_tokens.observe(seconds / count)
 
-    def watch(self, desk: Any) -> None:
-        """Report the state of a desk and its scheduler at each scrape."""
-        self.desk = desk
+    def watch(self, admission: Any) -> None:
+        """Report the state of a admission and its scheduler at each scrape."""
+        self.admission = admission
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Read the state, for the registry."""
-        desk = self.desk
-        yield _gauge("active", "requests running or waiting", desk.active)
-        yield _gauge("ready", "1 if the model is loaded", desk.keeper.state == "ready")
+        admission = self.admission
+        yield _gauge("active", "requests running or waiting", admission.active)
+        yield _gauge("ready", "1 if the model is loaded", admission.holder.state == "ready")
         yield CounterMetricFamily(
             "mlx_llama_preemptions",
             "requests preempted while memory was short, and recomputed later",
-            value=desk.keeper.preemptions,
+            value=admission.holder.preemptions,
         )
-        llm = desk.keeper.llm
+        llm = admission.holder.llm
         if llm is None:
             return
         scheduler = llm.loop.scheduler

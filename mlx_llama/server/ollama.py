@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,75 +20,81 @@ from mlx_llama.core.text.infill import Infill
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall
 
-from .answers import Ask
+from .admission import PromptRequest
 from .conversations import (
-    SWITCHED_OFF,
     Conversing,
     FunctionTool,
     Message,
-    adapt_messages,
     plain_message,
+    plain_messages,
 )
-from .faults import TEXT_ONLY, Refusal, bad_field, write_ollama
-from .fields import Body, ModelName, Note, OptionFields
+from .faults import TEXT_ONLY, Refusal, write_ollama
+from .fields import HIDDEN, Body, ModelName, Notes, known_names, spell, spellings, unavailable
 from .llama_cpp import describe_model
-from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
+from .replies import Events, Json, Writer, admission_of, check_model, dump, reply
 from .schemas import serves
 from .slots import Task
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
 
+_IMAGES = TEXT_ONLY.format("images")
+
+
 class OllamaFields(Conversing):
     """Fields of both routes; those of `options` move to the top level."""
 
-    renamed: ClassVar = OptionFields.renames(num_predict="max_tokens")
-    format_field: ClassVar = "format"
+    model_config = spell(max_tokens="num_predict", schema="format")
     content: ClassVar[str] = "message"  # field of an answer with the text
-    refused: ClassVar = {"images": TEXT_ONLY.format("images")}
-    switched_off: ClassVar = {**SWITCHED_OFF, "images": ([],)}
 
     stream: bool = True
+    images: Annotated[Any, unavailable([[]], reason=_IMAGES), HIDDEN] = []
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         if isinstance(options := values.pop("options", {}), dict):
             for name, value in options.items():
-                ours = cls.renamed.get(name, name)
-                if ours not in cls.model_fields:
-                    note(f"options.{name}")
+                if name not in known_names(cls):
+                    notes.note(f"options.{name}")
                 elif value is not None:
                     # -1 and -2: until the context is full
-                    values[ours] = -1 if ours == "max_tokens" and value == -2 else value
-        if (form := values.pop("format", None)) not in (None, ""):
-            values["schema"] = {"type": "object"} if form == "json" else form
+                    is_limit = spellings(cls)[name] == "max_tokens"
+                    values[name] = -1 if is_limit and value == -2 else value
+        if (form := values.get("format")) == "":
+            del values["format"]
+        elif form == "json":
+            values["format"] = {"type": "object"}
         if (think := values.pop("think", None)) is not None:  # true, false or an effort
             values["reasoning_effort" if isinstance(think, str) else "enable_thinking"] = think
-        super().adapt(values, note)
+        super().adapt(values, notes)
+
+
+class OllamaMessage(Message):
+    """A message; images are left out of a tool's result."""
+
+    images: Annotated[Any, unavailable([[]], reason=_IMAGES), HIDDEN] = []
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if "tool_name" in values:
+            values.setdefault("name", values.pop("tool_name"))
+        if values.get("role") == "tool" and (images := values.pop("images", None)):
+            parts = [{"type": "image"}] * (len(images) if isinstance(images, list) else 1)
+            values["content"] = [str(values.get("content", "")), *parts]
+        super().adapt(values, notes)
 
 
 class OllamaChat(OllamaFields):
     """POST /api/chat."""
 
-    messages: list[Message] = Field([], max_length=2048)
+    messages: list[OllamaMessage] = Field([], max_length=2048)
     tools: list[FunctionTool] = []
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         if isinstance(truncates := values.pop("truncate", None), bool):
             values.setdefault("truncation", "auto" if truncates else "disabled")
-        super().adapt(values, note)
-        if isinstance(messages := values.get("messages"), list):
-            for i, message in enumerate(messages):
-                if isinstance(message, dict) and "tool_name" in message:
-                    message.setdefault("name", message.pop("tool_name"))
-                if not isinstance(message, dict) or not (images := message.pop("images", None)):
-                    continue
-                if message.get("role") != "tool":
-                    raise bad_field(f"messages[{i}].images", "text", cls.refused["images"])
-                parts = [{"type": "image"}] * (len(images) if isinstance(images, list) else 1)
-                message["content"] = [str(message.get("content", "")), *parts]
-            values["messages"] = adapt_messages(messages, note)
+        super().adapt(values, notes)
 
 
 class OllamaGenerate(OllamaFields):
@@ -164,7 +170,7 @@ def _write_end(task: Task) -> dict[str, Any]:
     }
 
 
-async def _reply(request: Request, body: OllamaFields, ask: Ask) -> Response:
+async def _reply(request: Request, body: OllamaFields, ask: PromptRequest) -> Response:
     writer = OllamaWriter(request, body)
     if not ask.prompt:  # a request to load the model
         return Json(writer.line("", (), "") | {"done": True, "done_reason": "load"})
@@ -174,7 +180,7 @@ async def _reply(request: Request, body: OllamaFields, ask: Ask) -> Response:
 @serves(router, OllamaChat, "/chat")
 async def chat(request: Request, body: OllamaChat) -> Response:
     """Answer a conversation."""
-    return await _reply(request, body, body.ask([message.plain() for message in body.messages]))
+    return await _reply(request, body, body.ask(plain_messages(body.messages)))
 
 
 @serves(router, OllamaGenerate, "/generate")
@@ -193,9 +199,9 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
 
 def _facts(request: Request) -> dict[str, Any]:
     """Return the model's facts, and its `details` as Ollama writes them."""
-    desk = desk_of(request)
-    llm = desk.keeper.llm
-    facts = describe_model(llm, desk.settings) if llm else desk.keeper.facts
+    admission = admission_of(request)
+    llm = admission.holder.llm
+    facts = describe_model(llm, admission.settings) if llm else admission.holder.facts
     family = llm.model.config.architecture.removesuffix("ForCausalLM").lower() if llm else ""
     is_gguf = str(facts.get("model_path", "")).endswith(".gguf")
     details = {"format": "gguf" if is_gguf else "safetensors", "family": family}
@@ -217,15 +223,14 @@ async def tags(request: Request) -> Response:
         "digest": "",
         "details": facts["details"],
     }
-    names = [name if ":" in name else f"{name}:latest" for name in desk_of(request).listed]
+    names = [name if ":" in name else f"{name}:latest" for name in admission_of(request).listed]
     return Json({"models": [{"name": name, "model": name, **shared} for name in names]})
 
 
 class ShowRequest(Body):
     """POST /api/show."""
 
-    renamed: ClassVar = {"name": "model"}
-    model: ModelName = None
+    model: ModelName = Field(None, validation_alias=AliasChoices("name", "model"))
 
 
 @serves(router, ShowRequest, "/show")

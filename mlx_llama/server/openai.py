@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
 from pydantic import Field, model_validator
@@ -14,7 +14,7 @@ from mlx_llama.core.answers.completion import Token
 from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.text.thoughts import Thought
 
-from .answers import Ask
+from .admission import PromptRequest
 from .choices import CommonFields, OpenAIWriter
 from .conversations import (
     MESSAGES,
@@ -23,11 +23,11 @@ from .conversations import (
     NamedSchema,
     OpenAIFields,
     SchemaBody,
-    adapt_messages,
     format_options,
+    plain_messages,
 )
 from .faults import bad_field
-from .fields import Note, OptionFields
+from .fields import HIDDEN, Notes, SchemaValue, spell, unavailable
 from .replies import Events, choices_of, count_prompt, reply
 from .schemas import serves
 from .slots import Task
@@ -41,7 +41,7 @@ class ResponseFormat(SchemaBody):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema_: dict[str, Any] | bool | None = Field(
+    schema_: SchemaValue | None = Field(
         default=None, alias="schema", description="for json_object, as in llama-server"
     )
 
@@ -59,19 +59,11 @@ class ResponseFormat(SchemaBody):
 class ChatFields(OpenAIFields):
     """Fields of a conversation on any route."""
 
-    renamed: ClassVar = OptionFields.renames(
-        max_completion_tokens="max_tokens", n_probs="top_logprobs", json_schema="schema"
+    model_config = spell(max_tokens="max_completion_tokens", top_logprobs="n_probs")
+    schema_places: ClassVar[Sequence[str]] = (
+        "response_format.json_schema.schema",
+        "response_format.schema",
     )
-    places: ClassVar[Mapping[str, Sequence[str]]] = {
-        "schema": ("response_format.json_schema.schema", "response_format.schema"),
-        "logprobs": ("top_logprobs",),
-    }
-    noted: ClassVar = frozenset(
-        "stream_options parallel_tool_calls messages.name messages.refusal messages.annotations "
-        "messages.reasoning_content messages.tool_calls.type tools.function.strict "
-        "truncation".split()
-    )
-    refused: ClassVar = {"audio": ""}
     format_field: ClassVar = "response_format"
 
     messages: list[Message] = MESSAGES
@@ -79,9 +71,10 @@ class ChatFields(OpenAIFields):
     response_format: ResponseFormat | None = None
     tools: list[FunctionTool] = []
     modalities: list[Literal["text"]] = ["text"]
+    audio: Annotated[Any, unavailable(reason=""), HIDDEN] = None
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         if isinstance(functions := values.get("functions"), list):
             tools = [{"type": "function", "function": function} for function in functions]
             values.setdefault("tools", tools)
@@ -91,15 +84,14 @@ class ChatFields(OpenAIFields):
             values.setdefault("tool_choice", {"type": "function", **choice} if is_name else choice)
         if values.get("tool_choice") == "any":  # Mistral's word
             values["tool_choice"] = "required"
-        super().adapt(values, note)
-        if values.get("top_logprobs") is not None and values.get("logprobs", False) is False:
-            if "logprobs" in values or not values["top_logprobs"]:
-                del values["top_logprobs"]
-                note("top_logprobs")
+        super().adapt(values, notes)
+        name = "n_probs" if "n_probs" in values else "top_logprobs"
+        if values.get(name) is not None and values.get("logprobs", False) is False:
+            if "logprobs" in values or not values[name]:
+                del values[name]
+                notes.note(name)
             else:
                 values["logprobs"] = True
-        if isinstance(messages := values.get("messages"), list):
-            values["messages"] = adapt_messages(messages, note)
         if values.get("continue_final_message") is True:
             _adapt_continuation(values)
 
@@ -115,13 +107,15 @@ class ChatFields(OpenAIFields):
             return format_options(form.type, named.schema_, named.strict)
         return format_options(form.type, form.schema_)
 
-    def messages_ask(self) -> Ask:
+    def messages_ask(self) -> PromptRequest:
         """Translate the conversation. Raises Refusal."""
-        return self.ask([message.plain() for message in self.messages])
+        return self.ask(plain_messages(self.messages))
 
 
 class ChatRequest(ChatFields, CommonFields):
     """POST /v1/chat/completions."""
+
+    model_config = ChatFields.model_config
 
 
 def _adapt_continuation(values: dict[str, Any]) -> None:

@@ -19,11 +19,11 @@ from starlette.responses import Response
 from mlx_llama.api.session_file import parse_session
 from mlx_llama.core.errors import LlamaError
 
-from .answers import refuse
+from .admission import refuse
 from .faults import bad_field, not_found
 from .fields import Body
 from .formulas import TooIntricate, add_formulas
-from .replies import Json, desk_of
+from .replies import Json, admission_of
 from .schemas import serves
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -36,7 +36,7 @@ KINDS = {
     ".svg": "image/svg+xml",
 }
 MAX_TEXT = 1 << 20  # characters rendered at once
-MOST_DRAWN = 200_000  # of them as Markdown: a table takes 3 seconds
+MOST_DRAWN = 200_000  # as Markdown: a table takes 3 seconds
 MOST_CODE = 50_000  # characters of a highlighted block
 
 HEADERS = {
@@ -69,7 +69,7 @@ def _files() -> dict[str, str | bytes]:
 @router.get("/page/{name}")
 async def page_file(request: Request) -> Response:
     """Return a file of the page."""
-    if not desk_of(request).settings.serves_page:
+    if not admission_of(request).settings.serves_page:
         raise not_found("the page is off: start the server with --page")
     names = {"/": "index.html", "/favicon.ico": "icon.svg", "/sw.js": "sw.js"}
     name = request.path_params.get("name") or names[request.url.path]
@@ -111,7 +111,7 @@ class SeeAlsoRequest(Body):
 @serves(router, SeeAlsoRequest, "/page/see-also")
 async def see_also(request: Request, body: SeeAlsoRequest) -> Response:
     """Find the texts beside the answer to a question, in Markdown."""
-    asides = await desk_of(request).run(lambda llm: llm.look_up(body.question))
+    asides = await admission_of(request).run(lambda llm: llm.look_up(body.question))
     return Json({"asides": [aside._asdict() for aside in asides]})
 
 

@@ -21,10 +21,10 @@ from mlx_llama.core.answers.completion import Completion, Token
 from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.files.adapters import BASE
 
-from .answers import Answers, Ask, Desk, Failure, prepare, until_gone
+from .admission import Admission, Answers, Failure, PromptRequest, prepare, until_gone
 from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
 from .fields import NOT_AS_SENT, AdapterScales, note
-from .keeper import Keeper
+from .model_holder import ModelHolder
 from .slots import Task
 
 Result = TypeVar("Result")
@@ -61,9 +61,9 @@ def event(value: Any, name: str | None = None, number: int | str | None = None) 
 DONE = b"data: [DONE]\n\n"
 
 
-def desk_of(request: Request) -> Desk:
-    """Return the server's desk."""
-    return request.app.state.desk
+def admission_of(request: Request) -> Admission:
+    """Return the server's admission."""
+    return request.app.state.admission
 
 
 def rename_faults(request: Request, refusal: Refusal) -> None:
@@ -81,32 +81,32 @@ def reply_refusal(request: Request, refusal: Refusal) -> Response:
     return Json(write(refusal), refusal.status, headers=refusal.headers)
 
 
-async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
+async def submit(request: Request, asks: Sequence[PromptRequest]) -> Answers:
     """Queue the asks; cancel them if the client leaves meanwhile. Raises Refusal."""
     asks = [with_notes(request, _with_adapter(request, ask)) for ask in asks]
-    answers = await until_gone(request, desk_of(request).answer(asks))
+    answers = await until_gone(request, admission_of(request).answer(asks))
     request.scope["answers"] = answers  # for the log
     return answers
 
 
-def _with_adapter(request: Request, ask: Ask) -> Ask:
+def _with_adapter(request: Request, ask: PromptRequest) -> PromptRequest:
     """Choose the adapter by the option, the model's name, `lora`, or POST /lora-adapters."""
-    keeper = desk_of(request).keeper
+    holder = admission_of(request).holder
     adapter = ask.options.get("adapter") or request.scope.get("adapter")
     if ask.lora is not None:
-        chosen = pick_adapter(keeper, ask.lora)
+        chosen = pick_adapter(holder, ask.lora)
         if adapter not in (None, chosen):
             note(request, "lora")
         adapter = adapter or chosen
-    adapter = adapter or keeper.adapter
+    adapter = adapter or holder.adapter
     return replace(ask, options={**ask.options, "adapter": adapter}) if adapter else ask
 
 
-def pick_adapter(keeper: Keeper, lora: AdapterScales) -> str:
+def pick_adapter(holder: ModelHolder, lora: AdapterScales) -> str:
     """Return the adapter whose scale is not 0. Raises Refusal for several, and for another scale
     than it was loaded with.
     """
-    numbered = dict(enumerate(keeper.adapters.items()))
+    numbered = dict(enumerate(holder.adapters.items()))
     scales = {item.id: item.scale for item in lora if item.scale or item.id not in numbered}
     name, loaded = numbered.get(next(iter(scales), -1), (BASE, 0.0))
     if list(scales.values()) == [loaded] * (name != BASE):
@@ -118,13 +118,14 @@ def pick_adapter(keeper: Keeper, lora: AdapterScales) -> str:
     raise bad_field("lora", "ids and scales of GET /lora-adapters", text)
 
 
-def with_notes(request: Request, ask: Ask) -> Ask:
+def with_notes(request: Request, ask: PromptRequest) -> PromptRequest:
     """Let an ask report ignored places by their names in the request."""
     names = request.scope.get("names", {})
 
     def report(place: str) -> None:
         named = names.get(place, place)
-        if place.startswith("chat_template_kwargs") and desk_of(request).settings.is_strict:
+        is_field = place.startswith(("chat_template_kwargs", "messages[].content[]"))
+        if is_field and admission_of(request).settings.is_strict:
             raise bad_field(named, "unsupported", NOT_AS_SENT)
         note(request, named)
 
@@ -216,7 +217,9 @@ class Writer:
             yield self.last
 
 
-async def reply(request: Request, asks: Sequence[Ask], writer: Writer, is_stream: bool) -> Response:
+async def reply(
+    request: Request, asks: Sequence[PromptRequest], writer: Writer, is_stream: bool
+) -> Response:
     """Answer with a stream, or wait for all answers and write them. Raises Refusal before."""
     answers = await submit(request, asks)
     if is_stream:
@@ -279,20 +282,22 @@ def check_model(request: Request, name: str | None) -> str:
 
     Sets `adapter` in the request's scope if the name is an adapter's.
     """
-    desk = desk_of(request)
-    chosen = desk.choose_name(name)
-    if name and not desk.is_name(name):
+    admission = admission_of(request)
+    chosen = admission.choose_name(name)
+    if name and not admission.is_name(name):
         note(request, "model")
-    if chosen in desk.keeper.adapters and chosen not in desk.names:
+    if chosen in admission.holder.adapters and chosen not in admission.names:
         request.scope["adapter"] = chosen
     return chosen
 
 
-async def count_prompt(request: Request, model: str | None, ask: Ask, **more: Any) -> Response:
+async def count_prompt(
+    request: Request, model: str | None, ask: PromptRequest, **more: Any
+) -> Response:
     """Count the tokens of a prompt, as the model sees it. more: of the reply. Raises Refusal."""
     check_model(request, model)
-    desk, ask = desk_of(request), with_notes(request, ask)
-    made = await desk.run(lambda llm: prepare(llm, ask, desk.settings, fits=False)[0])
+    admission, ask = admission_of(request), with_notes(request, ask)
+    made = await admission.run(lambda llm: prepare(llm, ask, admission.settings, fits=False)[0])
     return Json({**more, "input_tokens": len(made.prompt)})
 
 
@@ -340,7 +345,7 @@ def _divide(amount: float, count: int) -> float:
     return round(amount / count, 3) if count else 0.0
 
 
-def choices_of(ask: Ask, prompts: Sequence[Any], count: int) -> list[Ask]:
+def choices_of(ask: PromptRequest, prompts: Sequence[Any], count: int) -> list[PromptRequest]:
     """Return `count` asks per prompt. With a seed, choice i of a prompt uses seed + i."""
     seed = ask.options.get("seed")
     seeds = [{} if seed is None else {"seed": (seed + i) % 2**64} for i in range(count)]

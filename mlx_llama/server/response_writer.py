@@ -13,10 +13,10 @@ from mlx_llama.core.options import ENDLESS
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
-from .answers import choose_template
+from .admission import choose_template
 from .faults import Refusal
 from .items import KeptResponses
-from .replies import Events, Writer, desk_of, event
+from .replies import Events, Writer, admission_of, event
 from .slots import Task
 from .tooling import list_logprobs, text_of
 
@@ -38,7 +38,7 @@ class ResponseWriter(Writer):
         self.kept: KeptResponses = request.app.state.kept_responses
         self.conversation = body.items(self.kept)
         self.output: list[dict[str, Any]] = []  # finished items
-        self.truncation = "auto" if desk_of(request).settings.truncates else "disabled"
+        self.truncation = "auto" if admission_of(request).settings.truncates else "disabled"
         self.number = -1  # the last event's
         self.kind = ""  # the open item's; "" if there is none
         self.text = ""  # the open item's

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .conversations import (
     MESSAGES,
-    SWITCHED_OFF,
     FunctionBody,
     NamedSchema,
     OpenAIFields,
@@ -20,8 +19,8 @@ from .conversations import (
     plain_call,
     plain_message,
 )
-from .fields import Body, Note, OptionFields
-from .items import InputItem, KeptResponses, adapt_item
+from .fields import BY_TYPE, HIDDEN, Body, Likeliest, Note, Noted, Notes, Text, spell, unavailable
+from .items import InputItem, KeptResponses, is_passed_over
 from .replies import count_prompt, reply
 from .response_writer import ResponseWriter
 from .schemas import serves
@@ -46,7 +45,7 @@ class TextConfig(Body):
     """Format of the answer."""
 
     format: TextFormat = TextFormat.model_validate({})
-    verbosity: Literal["medium"] = "medium"  # others are not supported
+    verbosity: Noted[Literal["medium"]] = "medium"  # others are not supported
 
     def as_dict(self) -> dict[str, Any]:
         """Write the format as a response repeats it."""
@@ -67,23 +66,27 @@ LOGPROBS = "message.output_text.logprobs"
 class ResponsesRequest(OpenAIFields):
     """POST /v1/responses."""
 
-    renamed: ClassVar = OptionFields.renames(max_output_tokens="max_tokens", json_schema="schema")
-    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
-    noted: ClassVar = frozenset(
-        "reasoning store truncation include metadata user text.verbosity parallel_tool_calls "
-        "top_logprobs input.content.annotations input.content.logprobs input.status input.id "
-        "tools.strict".split()
-    )
-    switched_off: ClassVar = {**SWITCHED_OFF, "background": (False,), "reasoning": ({},)}
-    refused: ClassVar[Mapping[str, str]] = {
-        "background": "responses are not computed in the background: POST /v1/jobs is",
-        "conversation": "use previous_response_id, or send the conversation as input",
-        "prompt": "prompts are not kept: send instructions and input",
-    }
+    model_config = spell(max_tokens="max_output_tokens")
+    schema_places: ClassVar[Sequence[str]] = ("text.format.schema",)
     prompt_field: ClassVar = "input"
     format_field: ClassVar = "text.format"
 
-    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputItem], MESSAGES]
+    background: Annotated[
+        Any,
+        unavailable([False], "responses are not computed in the background: POST /v1/jobs is"),
+        HIDDEN,
+    ] = False
+    conversation: Annotated[
+        Any, unavailable([], "use previous_response_id, or send the conversation as input"), HIDDEN
+    ] = None
+    prompt: Annotated[
+        Any, unavailable([], "prompts are not kept: send instructions and input"), HIDDEN
+    ] = None
+    input: Annotated[
+        Annotated[Text, Field(min_length=1)]
+        | Annotated[list[InputItem], MESSAGES, Tag("as:array")],
+        BY_TYPE,
+    ]
     instructions: str = ""
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []
@@ -93,25 +96,33 @@ class ResponsesRequest(OpenAIFields):
         description="continue this response, which is kept in memory for an hour; its instructions "
         "do not carry over",
     )
-    store: bool = Field(True, description="keep the response for previous_response_id")
-    include: list[Literal["message.output_text.logprobs"]] = []
-    metadata: dict[str, str] = Field({}, max_length=16, description="returned with the answer")
-    user: str | None = Field(None, max_length=512, description="returned with the answer")
+    store: Noted[bool] = Field(True, description="keep the response for previous_response_id")
+    include: Noted[list[Literal["message.output_text.logprobs"]]] = []
+    top_logprobs: Noted[Likeliest] = None
+    metadata: Noted[dict[str, str]] = Field(
+        {}, max_length=16, description="returned with the answer"
+    )
+    user: Noted[str | None] = Field(None, max_length=512, description="returned with the answer")
 
     @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
+    def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
+        if values.get("reasoning") == {}:
+            del values["reasoning"]
+        super().adapt(values, notes)
         if isinstance(tools := values.get("tools"), list):
-            values["tools"] = _adapt_tools(tools, values.get("tool_choice"), note)
+            values["tools"] = _adapt_tools(tools, values.get("tool_choice"), notes.note)
         if values.get("tool_choice") == "none" and not values.get("tools"):
             del values["tool_choice"]
         include = values.get("include")
+        if isinstance(include, list) and not notes.is_strict:
+            values["include"] = [name for name in include if name == LOGPROBS]
+            for _ in include[len(values["include"]) :]:
+                notes.note("include[]")
         has_logprobs = isinstance(include, list) and LOGPROBS in include
         if not has_logprobs and values.pop("top_logprobs", None):
-            note("top_logprobs")
+            notes.note("top_logprobs")
         if isinstance(items := values.get("input"), list):
-            adapted = [adapt_item(item, note) for item in items]
-            values["input"] = [item for item in adapted if item is not None]
+            values["input"] = [item for item in items if not is_passed_over(item, notes)]
 
     def items(self, kept: KeptResponses) -> list[InputItem]:
         """Return the conversation: the kept items, and the input. Raises Refusal."""
@@ -129,10 +140,14 @@ class ResponsesRequest(OpenAIFields):
     def translate(self, conversation: Sequence[InputItem]) -> list[dict[str, Any]]:
         """Convert a conversation to messages for templates."""
         plain: list[dict[str, Any]] = []
+        thought = ""
         for item in conversation:
+            if item.type == "reasoning":
+                thought += str(item.content)
+                continue
             if item.type == "function_call":
                 # text and calls share a message of the assistant
-                if not plain or plain[-1]["role"] != "assistant":
+                if thought or not plain or plain[-1]["role"] != "assistant":
                     plain.append(plain_message("assistant", ""))
                 call = plain_call(item.call_id, item.name, item.arguments)
                 plain[-1].setdefault("tool_calls", []).append(call)
@@ -140,6 +155,9 @@ class ResponsesRequest(OpenAIFields):
                 plain.append(plain_message("tool", item.output, tool_call_id=item.call_id))
             else:
                 plain.append(plain_message(item.role, item.content))
+            if thought and plain[-1]["role"] == "assistant":
+                plain[-1].setdefault("reasoning_content", thought)
+            thought = ""
         system = [plain_message("system", self.instructions)] if self.instructions else []
         return [*system, *plain]
 

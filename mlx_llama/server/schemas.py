@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .faults import Fault
-from .fields import read_body
+from .fields import Body, read_body, spellings
 
 _REFS = "#/components/schemas/{model}"
-_BODIES: list[type[BaseModel]] = []
+_BODIES: list[type[Body]] = []
 
 
-def takes(body: type[BaseModel]) -> dict[str, Any]:
+def takes(body: type[Body]) -> dict[str, Any]:
     """Return arguments of a route whose JSON body is `body`; fields.read_body reads it."""
     if body not in _BODIES:
         _BODIES.append(body)
@@ -31,7 +31,7 @@ Handler = Callable[[Request, Any], Awaitable[Response]]
 
 
 def serves(
-    router: APIRouter, body: type[BaseModel], *paths: str, **options: Any
+    router: APIRouter, body: type[Body], *paths: str, **options: Any
 ) -> Callable[[Handler], Handler]:
     """Serve a handler of a checked `body` at these paths; the document has the first."""
 
@@ -58,13 +58,14 @@ _REFUSAL = {
 }
 
 
-def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Add the API's names of fields to a body's schema; a required field needs either name."""
+def _add_names(schema: dict[str, Any], body: type[Body]) -> None:
+    """Add the other names of fields to a body's schema."""
     properties = schema["properties"]
-    for theirs, ours in names.items():
-        text = f"{properties[ours].get('description', '')} (also: {ours})".strip()
-        field = {name: value for name, value in properties[ours].items() if name != "aliases"}
-        properties[theirs] = {**field, "title": theirs, "description": text}
+    for name, field in spellings(body).items():
+        first = next(other for other, same in spellings(body).items() if same == field)
+        if name != first and first in properties:
+            text = f"{properties[first].get('description', '')} (also: {first})".strip()
+            properties[name] = {**properties[first], "title": name, "description": text}
 
 
 def write_openapi(app: FastAPI) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def write_openapi(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions.get("$defs", {}), Fault=_FAULT, Refusal=_REFUSAL)
         for body in _BODIES:
-            _add_names(schemas[body.__name__], getattr(body, "renamed", {}))
+            _add_names(schemas[body.__name__], body)
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         refused = {

@@ -56,10 +56,12 @@ class Server(uvicorn.Server):
         is_first = not self.should_exit
         super().handle_exit(sig, frame)
         if is_first:
-            desk = self._app.state.desk
-            desk.is_draining = True
+            admission = self._app.state.admission
+            admission.is_draining = True
             # A signal may interrupt any code: leave the rest to the event loop.
-            desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
+            admission.loop.call_soon_threadsafe(
+                admission.loop.call_later, self._grace, admission.stop_all
+            )
         elif sig != getattr(signal, "SIGHUP", None):  # a closing terminal may send several
             self.force_exit = True
             logging.getLogger("uvicorn.error").disabled = True  # cancelled tasks are no errors
@@ -90,7 +92,7 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: Sequence[socke
         )
     servers[0].run(sockets=list(listening))
     logging.getLogger("uvicorn.error").disabled = False
-    if (failure := app.state.keeper.error) is not None:
+    if (failure := app.state.holder.error) is not None:
         raise failure
     return 0
 

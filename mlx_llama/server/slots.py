@@ -22,7 +22,7 @@ class Task:
     slots: Slots
     request: Request
     llm: Any = None  # its LLM
-    ask: Any = None  # its Ask
+    ask: Any = None  # its PromptRequest
     index: int = 0  # among the answers to the HTTP request
     dropped: int = 0  # messages that no longer fitted the prompt
     began: float = 0.0  # when the HTTP request began

@@ -64,7 +64,6 @@ DIFFERENT = {
     "compat_anthropic::test_anthropic_tool_result_with_image": "an image is 400, not 500",
     "compat_anthropic::test_anthropic_vision_format_accepted": "an image is 400, not 500",
     "compat_anthropic::test_anthropic_empty_messages": "there is no question to answer",
-    "compat_anthropic::test_anthropic_thinking_history": "earlier thoughts are left out",
     "compat_oai_responses::test_responses_stream_with_llama_telemetry": "Responses have no timings",
     "tool_call::test_completion_without_tool_call_slow[meetkai-functionary-medium-v3.1": "the "
     "prompt is longer than the guide's context",

@@ -236,7 +236,7 @@ def join(chunks) -> str:
 
 
 class Inside(Server):
-    """A server in a thread of this process, for tests that reach into it: `desk`, `keeper`,
+    """A server in a thread of this process, for tests that reach into it: `admission`, `holder`,
     `settings`.
     """
 
@@ -257,12 +257,12 @@ class Inside(Server):
         self.thread.start()
         self.connect(f"http://127.0.0.1:{listening.getsockname()[1]}")
         self.wait(lambda: self.http.get("/live").status_code == 200)
-        self.desk, self.keeper = self.app.state.desk, self.app.state.keeper
+        self.admission, self.holder = self.app.state.admission, self.app.state.holder
 
     def is_idle(self) -> bool:
-        scheduler = self.keeper.llm.loop.scheduler
+        scheduler = self.holder.llm.loop.scheduler
         return not (
-            self.desk.active or scheduler.running or scheduler.waiting or scheduler.prefilling
+            self.admission.active or scheduler.running or scheduler.waiting or scheduler.prefilling
         )
 
     def close(self) -> None:

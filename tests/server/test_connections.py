@@ -248,7 +248,7 @@ def test_a_client_that_leaves_after_its_side_ended_is_noticed(field, strict):
     with connect(strict) as sock:
         sock.sendall(complete(body))
         sock.shutdown(socket.SHUT_WR)
-        strict.wait(lambda: strict.desk.active == 1)
+        strict.wait(lambda: strict.admission.active == 1)
     strict.wait(strict.is_idle, LATEST)
     assert b'outcome="gone"' in finish(strict, GET.replace(b"health", b"metrics"))
 

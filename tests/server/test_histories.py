@@ -143,6 +143,40 @@ def test_thoughts_in_other_clients_fields_are_reasoning_too(qwen):
     assert script.prompts == [expected]
 
 
+def test_thoughts_of_claude_and_of_responses_are_reasoning(qwen):
+    expected, _ = see(qwen, CHAT, messages=called("3", reasoning_content=THOUGHT))
+    use = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "it"}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "3"}
+    thought = {"type": "thinking", "thinking": THOUGHT, "signature": "x"}
+    turns = [
+        {"role": "assistant", "content": [thought, use]},
+        {"role": "user", "content": [result]},
+    ]
+    prompt, noted = see(qwen, MESSAGES, messages=[*QUESTION, *turns])
+    assert (prompt, noted) == (expected, {"messages[].content[].signature"})
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": "it"}'}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "3"}
+    for parts in ({"content": [{"type": "reasoning_text", "text": THOUGHT}]}, {}):
+        summary = [{"type": "summary_text", "text": THOUGHT}]
+        item = {"type": "reasoning", "id": "r", "summary": summary, **parts}
+        assert see(qwen, RESPONSES, input=[*QUESTION, item, call, output]) == (expected, set())
+
+
+def test_a_thought_of_a_kept_response_is_reasoning(qwen):
+    expected, _ = see(qwen, CHAT, messages=called("3", reasoning_content=THOUGHT))
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
+    look = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    with qwen.script(f"<think>\n{THOUGHT}\n</think>\n\n{call}", "Yes.") as script:
+        done = qwen.ask(RESPONSES, input=QUESTION, tools=[look])
+        identity = next(item for item in done["output"] if item["type"] == "function_call")
+        output = {"type": "function_call_output", "call_id": identity["call_id"], "output": "3"}
+        qwen.ask(RESPONSES, input=[output], previous_response_id=done["id"])
+    assert (
+        script.prompts[1].partition("<|im_start|>assistant")[2]
+        == (expected.partition("<|im_start|>assistant")[2])
+    )
+
+
 # Items of Responses
 
 ITEMS: dict[str, dict] = {  # by type: an item; "" for those of a session that all servers know
@@ -336,6 +370,29 @@ def test_a_summary_of_claude_is_text(qwen):
     turns = [*QUESTION, {"role": "assistant", "content": [block]}, *QUESTION]
     same = [*QUESTION, {"role": "assistant", "content": "They greeted."}, *QUESTION]
     assert see(qwen, MESSAGES, messages=turns) == see(qwen, MESSAGES, messages=same)
+
+
+# Further fields of parts
+
+TRANSLATES = (
+    "{% for m in messages %}{% set c = m['content'] %}"
+    "{% if c is string or c | length != 1 or 'source_lang_code' not in c[0] %}"
+    "{{ raise_exception('content must be one part with source_lang_code') }}{% endif %}"
+    "From {{ c[0].source_lang_code }}: {{ c[0].text }}{% endfor %}"
+)
+
+
+def test_fields_of_parts_reach_a_template_that_reads_them(tmp_path, qwen, guide):
+    part = {"type": "text", "text": "Hallo", "source_lang_code": "de", "hint": 1}
+    messages = [{"role": "user", "content": [part]}]
+    with Scripted(TRANSLATES, tmp_path / "m") as server:
+        prompt, noted = see(server, CHAT, messages=messages)
+    assert "From de: Hallo" in prompt and noted == {"messages[].content[].hint"}
+    prompt, noted = see(qwen, CHAT, messages=messages)
+    assert prompt == see(qwen, CHAT, messages=[{"role": "user", "content": "Hallo"}])[0]
+    assert noted == {f"messages[].content[].{name}" for name in ("hint", "source_lang_code")}
+    done = guide.post(CHAT, messages=messages)
+    assert done.status_code == 400 and "messages[].content[].hint" in done.text
 
 
 # Stop strings

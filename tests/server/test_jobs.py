@@ -132,7 +132,7 @@ def test_an_ended_job_does_not_keep_the_model(inside, toy):
     model = weakref.ref(models.pop())
     job = server.post("/v1/jobs", prompt="hello", max_tokens=3).json()
     assert '"tokens_out":3' in server.http.get(job["sse_url"]).text
-    server.wait(lambda: server.keeper.state == "idle")
+    server.wait(lambda: server.holder.state == "idle")
     # the request's own task may still be ending
     server.wait(lambda: gc.collect() >= 0 and model() is None)
     assert '"tokens_out":3' in server.http.get(job["sse_url"]).text  # the events are kept

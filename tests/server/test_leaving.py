@@ -58,9 +58,9 @@ def test_a_request_that_waits_is_left_too(inside, narrow):
         next(lines)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(server.url + ROUTE, json=LONG, timeout=0.4, trust_env=False)
-        server.wait(lambda: server.desk.active == 1)
+        server.wait(lambda: server.admission.active == 1)
         # the next tick sees it
-        server.wait(lambda: not server.keeper.llm.loop.scheduler.waiting)
+        server.wait(lambda: not server.holder.llm.loop.scheduler.waiting)
     server.wait(server.is_idle)
 
 
@@ -73,7 +73,7 @@ def test_a_full_queue_says_when_to_retry(inside, narrow):
         with ThreadPoolExecutor(2) as pool:
             for _ in range(2):
                 pool.submit(server.http.post, ROUTE, json=LONG, timeout=1)
-            server.wait(lambda: server.desk.active == 3)
+            server.wait(lambda: server.admission.active == 3)
             done = server.post(ROUTE, prompt="x")
             assert done.status_code == 503 and int(done.headers["retry-after"]) >= 1
             assert done.json()["error"]["code"] == "queue_full"
@@ -105,9 +105,9 @@ def test_a_slow_reader_holds_neither_others_nor_its_row(inside, roomy):
         slow.connect(("127.0.0.1", server.port))
         body = json.dumps({**LONG, "stream": True, "n": 8}).encode()
         slow.sendall(HEAD % len(body) + body)
-        server.wait(lambda: server.desk.active == 8)
+        server.wait(lambda: server.admission.active == 8)
         assert server.post(ROUTE, prompt="x", max_tokens=5).status_code == 200
-        assert server.desk.active == 8  # it did not wait for them
+        assert server.admission.active == 8  # it did not wait for them
         server.wait(server.is_idle, 30)  # it never read
         assert "slow" in server.http.get("/metrics").text
 

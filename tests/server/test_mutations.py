@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 import mlx_llama.server.app  # noqa: F401  defines all kinds of requests
-from mlx_llama.server.fields import Dialect
+from mlx_llama.server.fields import Body, spellings
 
 COUNT = int(os.environ.get("MLX_LLAMA_MUTATED", "150"))
 SHAPES = json.loads((Path(__file__).parents[1] / "data/client_shapes.json").read_text())
@@ -79,7 +79,7 @@ def mutate(body, rng, names, values):
 def test_mutated_requests(serve):
     rng, statuses = random.Random(COUNT), collections.Counter()
     inner = [owner[key] for _, body in SENT for owner, key in places(body)]
-    fields = ({*kind.model_fields, *kind.renamed, *kind.refused} for kind in subclasses(Dialect))
+    fields = (spellings(kind) for kind in subclasses(Body))
     names = sorted(set().union(*fields, *(body for _, body in SENT)))
     server = serve("--ctx-size", "512", "--max-tokens", "8", "--timeout", "60")
     for _ in range(COUNT):

@@ -68,7 +68,7 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
 
 def test_a_model_that_fails_to_load_says_so(inside):
     server = inside(Mock(side_effect=CheckpointError("the file is cut off")))
-    server.wait(lambda: server.keeper.state == "failed")
+    server.wait(lambda: server.holder.state == "failed")
     done = server.http.get("/ready")
     assert done.status_code == 503 and "the file is cut off" in done.json()["error"]["message"]
     name, data = events(server.http.get("/v1/loading/progress").text)[-1]
@@ -79,18 +79,18 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     server = inside(lambda: load(toy, backend="cpu"), idle_unload=0.3).ready()
     asked = {"prompt": "hello", "max_tokens": 5}
     first = text_of(server.ask(ROUTE, **asked))
-    server.wait(lambda: server.keeper.state == "idle")
-    assert server.keeper.llm is None and server.http.get("/ready").json()["state"] == "idle"
+    server.wait(lambda: server.holder.state == "idle")
+    assert server.holder.llm is None and server.http.get("/ready").json()["state"] == "idle"
     props = server.http.get("/props").json()
-    assert props.pop("is_sleeping") is True and server.keeper.state == "idle"
-    assert server.keeper.loads == 1
+    assert props.pop("is_sleeping") is True and server.holder.state == "idle"
+    assert server.holder.loads == 1
     slots = server.http.get("/slots")
     assert slots.status_code == 503 and slots.json()["error"]["code"] == "model_idle"
-    assert server.keeper.state == "idle"
+    assert server.holder.state == "idle"
     with ThreadPoolExecutor(4) as pool:
         texts = pool.map(lambda _: fetch(server, "POST", ROUTE, **asked)[1], range(4))
         assert [text_of(json.loads(text)) for text in texts] == [first] * 4
-    assert server.keeper.loads == 2
+    assert server.holder.loads == 2
     assert server.http.get("/props").json() == {**props, "is_sleeping": False}
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("mlx_llama scheduler") <= 1
@@ -106,7 +106,7 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(inside
         return load(toy, backend="cpu")
 
     server = inside(sometimes, idle_unload=0.2).ready()
-    server.wait(lambda: server.keeper.state == "idle")
+    server.wait(lambda: server.holder.state == "idle")
     failures.append(CheckpointError("the disk is gone"))
     done = server.post("/v1/completions", prompt="x", max_tokens=2)
     assert done.status_code == 503 and "the disk is gone" in done.json()["error"]["message"]
@@ -176,7 +176,7 @@ def test_metrics_count_preemptions_and_rows(inside, roomy):
         )
     count = scrape(server)["preemptions_total",]
     assert count >= 1 and scrape(server)["requests_total", "done"] == 3
-    server.wait(lambda: server.keeper.state == "idle")
+    server.wait(lambda: server.holder.state == "idle")
     assert scrape(server)["preemptions_total",] == count  # counters never fall
 
 

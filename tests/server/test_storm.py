@@ -123,7 +123,7 @@ def test_a_storm(serve, toy):
 def test_a_failing_step_is_reported_and_others_go_on(inside, toy):
     """A row whose step raises ends with an error; the server does not."""
     server = inside(lambda: load(toy, backend="cpu")).ready()
-    model = server.keeper.llm.model
+    model = server.holder.llm.model
     step = model.step
     model.step = Mock(side_effect=RuntimeError("a kernel failed"))
     asked = {"prompt": "hello", "max_tokens": 5}

@@ -38,13 +38,14 @@ from mlx_llama.core.errors import (
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.options import FIELDS, GenerationOptions, Resolved, validate
 from mlx_llama.core.text.infill import Infill
+from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
 from .faults import Fault, Refusal, bad_field, client_gone, fault_of, shutting_down, unavailable
 from .fields import MAX_BIAS, RULES, AdapterScales, Note
-from .keeper import Keeper
 from .metrics import Metrics
+from .model_holder import ModelHolder
 from .settings import Settings
 from .slots import Task
 
@@ -56,7 +57,7 @@ PREPARING, COMPILING = 8, 2  # threads for requests without a rule, and for thos
 
 
 @dataclass(frozen=True)
-class Ask:
+class PromptRequest:
     """A prompt and its options, from any API."""
 
     prompt: Any  # a text to continue, messages for the template, token ids, or an Infill
@@ -81,10 +82,10 @@ class Failure(Refusal):
 
 
 class Answers:
-    """Answers to an HTTP request, one per Ask, computed concurrently. `close` cancels the rest."""
+    """Answers to an HTTP request, one per prompt, computed together. `close` cancels the rest."""
 
-    def __init__(self, desk: Desk, llm: LLM, seconds: float):
-        self._desk, self.llm, self.settings = desk, llm, desk.settings
+    def __init__(self, admission: Admission, llm: LLM, seconds: float):
+        self._admission, self.llm, self.settings = admission, llm, admission.settings
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._is_notified = False
@@ -93,7 +94,7 @@ class Answers:
         text = f"the request took longer than {seconds:g} seconds (--timeout)"
         timeout = Failure(504, "timeout", message=text)
         self._timer = self._loop.call_later(seconds, self.stop, timeout)
-        self.asks: Sequence[Ask] = ()
+        self.asks: Sequence[PromptRequest] = ()
         self.tasks: list[Task] = []  # those that are queued
         self.is_closed = False
 
@@ -101,7 +102,7 @@ class Answers:
     def completions(self) -> list[Completion]:
         return [task.completion for task in self.tasks]
 
-    def submit(self, asks: Sequence[Ask]) -> None:
+    def submit(self, asks: Sequence[PromptRequest]) -> None:
         """Encode the prompts and queue the requests, outside the event loop. Raises Refusal."""
         self.asks = asks
         prepared = [prepare(self.llm, ask, self.settings) for ask in asks]
@@ -109,7 +110,7 @@ class Answers:
             if self.is_closed:
                 return
             task = Task(
-                self._desk.keeper.slots,
+                self._admission.holder.slots,
                 request,
                 llm=self.llm,
                 ask=asks[index],
@@ -153,7 +154,7 @@ class Answers:
 
         with_progress: also those whose prompts were processed further.
         """
-        count, metrics = len(self.tasks), self._desk.metrics
+        count, metrics = len(self.tasks), self._admission.metrics
         processed, sent, last = [0] * count, [0] * count, [self.began] * count
         unfinished = set(range(count))
         while unfinished:
@@ -201,14 +202,14 @@ class Answers:
         self._timer.cancel()
         for task in self.tasks:
             task.answer.close()
-        self._desk.release(self, outcome)
+        self._admission.release(self, outcome)
 
 
-class Desk:
+class Admission:
     """Admits a limited number of requests, and none during shutdown."""
 
-    def __init__(self, settings: Settings, keeper: Keeper, metrics: Metrics):
-        self.settings, self.keeper, self.metrics = settings, keeper, metrics
+    def __init__(self, settings: Settings, holder: ModelHolder, metrics: Metrics):
+        self.settings, self.holder, self.metrics = settings, holder, metrics
         self._open: dict[Answers, int] = {}  # and their number of requests
         self._entering = 0  # requests that wait for the model to reload
         self._rows = 0  # the last loaded model's
@@ -224,12 +225,12 @@ class Desk:
         """Number of running and waiting requests."""
         return sum(self._open.values()) + self._entering
 
-    async def answer(self, asks: Sequence[Ask]) -> Answers:
+    async def answer(self, asks: Sequence[PromptRequest]) -> Answers:
         """Admit and submit. Raises Refusal."""
         self._check_room(asks)
         self._entering += len(asks)
         try:
-            llm = await self.keeper.enter()
+            llm = await self.holder.enter()
         finally:
             self._entering -= len(asks)
         answers = Answers(self, llm, self.settings.timeout)
@@ -244,10 +245,10 @@ class Desk:
             self.metrics.prompt_tokens.inc(len(task.prompt))
         return answers
 
-    def _check_room(self, asks: Sequence[Ask]) -> None:
+    def _check_room(self, asks: Sequence[PromptRequest]) -> None:
         if self.is_draining:
             raise shutting_down()
-        self._rows = rows = self.keeper.llm.loop.max_rows if self.keeper.llm else self._rows
+        self._rows = rows = self.holder.llm.loop.max_rows if self.holder.llm else self._rows
         limit = rows + self.settings.queue
         if rows and len(asks) > limit:
             field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field
@@ -271,24 +272,24 @@ class Desk:
     @property
     def names(self) -> list[str]:
         """Names of the model, the preferred name first."""
-        names = (*self.settings.aliases, self.keeper.name)
+        names = (*self.settings.aliases, self.holder.name)
         return list(dict.fromkeys(name for name in names if name)) or ["default"]
 
     @property
     def listed(self) -> list[str]:
         """Names to list: aliases stand for the model's own name."""
-        return [*(self.settings.aliases or self.names), *self.keeper.adapters]
+        return [*(self.settings.aliases or self.names), *self.holder.adapters]
 
     def choose_name(self, name: str | None) -> str:
         """Return the model's or adapter's name for the answer. Raises Refusal for others."""
-        if not self.keeper.name:
-            self.keeper.require()  # its name is not known yet
+        if not self.holder.name:
+            self.holder.require()  # its name is not known yet
         names = self.names
         if name is None or name == "default" or name in names:
             return name if name in names else names[0]
-        if name in self.keeper.adapters:
+        if name in self.holder.adapters:
             return name
-        if not self.settings.is_strict and not self.keeper.adapters:
+        if not self.settings.is_strict and not self.holder.adapters:
             return names[0]
         raise self.refuse_name(name)
 
@@ -300,13 +301,13 @@ class Desk:
 
     def is_name(self, name: str) -> bool:
         """True for a name of the model or of an adapter, ignoring case and the ending .gguf."""
-        names = ("default", *self.names, *self.keeper.adapters)
+        names = ("default", *self.names, *self.holder.adapters)
         return _plain_name(name) in map(_plain_name, names)
 
     async def find_faults(self, name: Any, values: Mapping[str, Any]) -> list[Fault]:
         """Return faults that only the model reveals: its name, and valid options."""
         faults: list[Fault] = []
-        if isinstance(name, str) and self.keeper.name:
+        if isinstance(name, str) and self.holder.name:
             try:
                 self.choose_name(name)
             except Refusal as refusal:
@@ -320,7 +321,7 @@ class Desk:
                     options = validate({name: values[name]})
                     faults.extend(check_options(llm, options, values, self.settings))
 
-        if names and self.keeper.llm is not None:
+        if names and self.holder.llm is not None:
             await self.run(work, limiter=self._ruled)
         return faults
 
@@ -333,20 +334,20 @@ class Desk:
         """Run `work` with the model, outside the event loop. Raises Refusal, of `field` if the
         error names none.
         """
-        llm = await self.keeper.enter()
+        llm = await self.holder.enter()
         try:
             return await anyio.to_thread.run_sync(work, llm, limiter=limiter)
         except LlamaError as error:
             raise refuse(error, field, llm) from None
         finally:
-            self.keeper.leave()
+            self.holder.leave()
 
     def release(self, answers: Answers, outcome: str) -> None:
         """Forget closed answers."""
         count = self._open.pop(answers, None)
         if count is None:
             return
-        self.keeper.leave()
+        self.holder.leave()
         self.metrics.requests.labels(outcome).inc(count)
         for completion in answers.completions:
             self.metrics.prefix_hits.inc(completion.reused_tokens > 0)
@@ -368,7 +369,9 @@ def make_counter(engine: RequestBuilder) -> Callable[..., None]:
     return functools.partial(engine.check_count, room=engine.context - most)
 
 
-def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[Request, int]:
+def prepare(
+    llm: LLM, ask: PromptRequest, settings: Settings, fits: bool = True
+) -> tuple[Request, int]:
     """Encode an ask's prompt and resolve its options for the scheduler. Returns the request and the
     number of messages dropped from its prompt. Raises Refusal with every fault; tools' schemas are
     not compiled for a prompt that is too long.
@@ -427,7 +430,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[
     return request, dropped
 
 
-def _resolve(llm: LLM, ask: Ask, settings: Settings) -> tuple[Resolved, dict[str, Any]]:
+def _resolve(llm: LLM, ask: PromptRequest, settings: Settings) -> tuple[Resolved, dict[str, Any]]:
     """Merge the options of the server, the model and the ask. Returns also those that were set, for
     faults. Raises Refusal.
     """
@@ -470,7 +473,7 @@ def _bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float
 
 def _encode(
     llm: LLM,
-    ask: Ask,
+    ask: PromptRequest,
     options: GenerationOptions,
     check_count: Callable[[int], None],
     truncates: bool,
@@ -513,23 +516,26 @@ def _encode(
     return replace(prompt, tokens=[*prompt.tokens, *begun], thinking=thinking), dropped
 
 
-def _read_chat(llm: LLM, ask: Ask, options: GenerationOptions) -> tuple[Conversation, str]:
+def _read_chat(
+    llm: LLM, ask: PromptRequest, options: GenerationOptions
+) -> tuple[Conversation, str]:
     """Return a conversation and the beginning of its answer."""
-    messages, beginning = _split_beginning(ask.prompt)
     template = choose_template(llm, ask)
+    messages, beginning = _split_beginning(_pick_fields(template.source, ask))
     if llm.template is None:
         ask.note("chat_template: chatml")
-    talk = llm.tokenizer, template, messages, ask.toolbox, options
-    return Conversation(*talk, _pick_variables(template.source, ask)), beginning
+    variables = _pick_variables(template.source, ask)
+    talk = Conversation(llm.tokenizer, template, messages, ask.toolbox, options, variables)
+    return talk, beginning
 
 
-def choose_template(llm: LLM, ask: Ask) -> ChatTemplate:
+def choose_template(llm: LLM, ask: PromptRequest) -> ChatTemplate:
     """Return the template of a conversation; ChatML for a model without one, as llama-server."""
     template = llm.template or load_builtin_template("chatml", llm.tokenizer)
     return template.choose(bool(ask.toolbox.offered), bool(ask.variables.get("documents")))
 
 
-def render_chat(llm: LLM, ask: Ask, settings: Settings, adds_prompt: bool) -> str:
+def render_chat(llm: LLM, ask: PromptRequest, settings: Settings, adds_prompt: bool) -> str:
     """Render a conversation as `prepare` encodes it. adds_prompt: end with the header of the
     answer. Raises LlamaError and Refusal.
     """
@@ -546,7 +552,7 @@ _RENDERING = (  # arguments of the renderer
 ).split()
 
 
-def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:
+def _pick_variables(source: str, ask: PromptRequest) -> dict[str, Any]:
     """Pick the variables that the template's source mentions; report the others."""
     wanted = dict(ask.variables)
     if "enable_thinking" in wanted:  # the name in Granite's and DeepSeek's templates
@@ -560,6 +566,25 @@ def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:
     return known
 
 
+def _pick_fields(source: str, ask: PromptRequest) -> list[Mapping[str, Any]]:
+    """Return the messages, with the fields of parts that the template's source mentions; report the
+    others.
+    """
+    messages = []
+    for message in ask.prompt:
+        if not isinstance(message["content"], str):
+            names = {name for part in message["content"] for name in part} - {"type", "text"}
+            for name in sorted(dropped := {name for name in names if name not in source}):
+                ask.note(f"{ask.field}[].content[].{name:.40}")
+            parts = [
+                {name: value for name, value in part.items() if name not in dropped}
+                for part in message["content"]
+            ]
+            message = {**message, "content": parts if names - dropped else join_parts(parts)}
+        messages.append(message)
+    return messages
+
+
 def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
     """Split a conversation from the start of its answer, the text of a last assistant message.
     Join leading system messages, since many templates allow only one.
@@ -568,10 +593,15 @@ def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mappin
     rest = list(messages[len(systems) :])
     if len(systems) > 1:
         systems = [
-            {"role": "system", "content": "\n\n".join(message["content"] for message in systems)}
+            {
+                "role": "system",
+                "content": "\n\n".join(join_parts(message["content"]) for message in systems),
+            }
         ]
     continues = len(rest) > 1 and rest[-1]["role"] == "assistant" and not rest[-1].get("tool_calls")
-    return [*systems, *(rest[:-1] if continues else rest)], rest[-1]["content"] if continues else ""
+    return [*systems, *(rest[:-1] if continues else rest)], join_parts(
+        rest[-1]["content"]
+    ) if continues else ""
 
 
 def check_options(
@@ -605,7 +635,7 @@ def _plain_name(name: str) -> str:
     return name.lower().removesuffix(".gguf")
 
 
-def _has_rule(ask: Ask) -> bool:
+def _has_rule(ask: PromptRequest) -> bool:
     return bool(ask.toolbox.forced) or any(ask.options.get(name) is not None for name in RULES)
 
 

@@ -21,7 +21,7 @@ from .slots import Slots
 State = Literal["loading", "ready", "idle", "failed", "closed"]
 
 
-class Keeper:
+class ModelHolder:
     """Holds a model for the event loop that calls `start`.
 
     load: returns the model; called in a thread. idle: seconds without use until the model is
@@ -47,12 +47,12 @@ class Keeper:
         self.error: Exception | None = None
         self.done = self.total = 0  # bytes of weights, while loading
         self.loads = 0
-        self._preemptions = 0  # of unloaded models
+        self._preemptions = 0  # in models that were unloaded
         self.name = ""
         # scales by name; requests may use the names as the model's
         self.adapters: dict[str, float] = {}
         self.adapter: str | None = None  # answers requests that name none; None: no adapter
-        self.slots = Slots(0)  # of the loaded model
+        self.slots = Slots(0)  # for the loaded model
 
     def start(self) -> None:
         """Start loading, and watching for idleness."""
