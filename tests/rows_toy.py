@@ -1,7 +1,7 @@
 """A stand-in for a backend: rows of any lengths; keys, values and logits are a hash of a row's
 tokens alone.
 
-Tests of doors and proofs plant faults in it: subclass ToyModel and change `mix` or `leak`.
+Tests of commands and proofs plant faults in it: subclass ToyModel and change `mix` or `leak`.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def relative(values: np.ndarray, right: np.ndarray) -> float:
 
 
 class Ours(Program):
-    """This package's backend behind the scheduler of all doors."""
+    """This package's backend behind the scheduler of all commands."""
 
     def __init__(self, name: str, device: str):
         super().__init__(name, device)

@@ -82,7 +82,7 @@ def measure_host(
 
 
 class Engined(Decoding):
-    """A model of mlx_llama behind the scheduler of all doors."""
+    """A model of mlx_llama behind the scheduler of all commands."""
 
     def __init__(self, backend: Any, model: Any, capacity: int):
         from mlx_llama.core.engine.loop import Loop

@@ -2,7 +2,7 @@
 
 A row draws what it would draw alone, by its own options. The order is transformers': biases and
 penalties, temperature, top-k, top-p, min-p, XTC; then argmax of the scores plus Gumbel noise
-(generation/rng.py), which draws from their softmax. All in float32.
+(core/rng.py), which draws from their softmax. All in float32.
 """
 
 from __future__ import annotations

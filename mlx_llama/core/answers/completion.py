@@ -214,7 +214,7 @@ class Completion:
 
 @dataclass(eq=False)
 class Writer:
-    """Writes a completion as its tokens are read. Times are busy seconds (see Clock)."""
+    """Writes a completion as its tokens are read. Times are busy seconds (see `Scheduler.tick`)."""
 
     completion: Completion
     max_tokens: int = 2**31  # by the option

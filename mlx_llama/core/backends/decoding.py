@@ -39,7 +39,7 @@ def decode(
     backend: Backend, model: Model, cache: Cache, tokens: Sequence[int], count: int
 ) -> Iterator[list[int]]:
     """Decode `count` tokens of each of the first rows after `tokens`; yields each step's. An
-    asynchronous device receives step n+1 before step n is read, as in generation.
+    asynchronous device receives step n+1 before step n is read, as in the scheduler.
     """
     rows = list(range(len(tokens)))
     sampling, unread = backend.sampling_batch([GREEDY] * len(rows)), None

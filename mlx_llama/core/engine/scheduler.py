@@ -108,9 +108,7 @@ class Scheduler:
             budget=cache_memory,
             max_kept=kept,
             is_out_of_memory=self.runtime.is_out_of_memory,
-            measure=(lambda: self.runtime.free_memory(backend.device))
-            if cache_memory is None
-            else None,
+            measure=measure if cache_memory is None else None,
         )
         # Requests that have not ended, by status
         self.waiting: deque[Sequence] = deque()
