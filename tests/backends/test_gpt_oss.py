@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from cases.architectures import FIELDS, GPT_OSS_YARN as YARN, TOKENS, run
+from cases.architectures import FIELDS, GPT_OSS_YARN, TOKENS, YARN, run
 from making import edit_json, make_tokenizer, refusal, shared_arithmetic
 from making_gguf import write_all
 from safetensors.torch import save_file
@@ -31,9 +31,14 @@ from mlx_llama.quantize.mlx_folder import write_mlx
 
 
 @functools.cache
-def published() -> tuple[Path, np.ndarray]:
-    """A folder with mxfp4 experts, and transformers' logits for TOKENS at float32."""
-    config = transformers.AutoConfig.for_model("gpt_oss", **FIELDS, rope_theta=150000.0)
+def published(says_truncate: bool = True) -> tuple[Path, np.ndarray]:
+    """A folder with mxfp4 experts, and transformers' logits for TOKENS at float32.
+
+    says_truncate: of yarn, in config.json.
+    """
+    rope = {"rope_theta": 150000.0, **(GPT_OSS_YARN if says_truncate else YARN)}
+    fields = FIELDS | {"rope_parameters": rope}
+    config = transformers.AutoConfig.for_model("gpt_oss", **fields)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     tensors, state = {}, {}
@@ -58,6 +63,11 @@ def published() -> tuple[Path, np.ndarray]:
     edit_json(folder / "config.json", dtype="bfloat16", quantization_config=quantization)
     with torch.no_grad():
         return folder, model.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
+
+
+def test_yarn_truncates_unless_the_config_says_otherwise(backend):
+    folder, wanted = published(says_truncate=False)
+    assert relative_error(run(backend, open_checkpoint(folder), (0, 30)), wanted) < 1e-4
 
 
 @pytest.mark.slow_for("*-False")
@@ -101,7 +111,7 @@ def test_folders_that_mlx_lm_converts(bits, backend, tmp_path):
     out = tmp_path / "m"
     how = dict(quantize=True, q_bits=bits, q_group_size=32) if bits else {}
     convert(str(published()[0]), str(out), dtype="float32", **how)
-    rope = {"rope_theta": 5.0, "rope_scaling": YARN}  # angles that it rounds to ours
+    rope = {"rope_theta": 5.0, "rope_scaling": GPT_OSS_YARN}  # angles that it rounds to ours
     edit_json(out / "config.json", rope_parameters=..., **rope)
     wanted = mlx_lm_logits(out, TOKENS)
     checkpoint = open_checkpoint(out)

@@ -73,4 +73,6 @@ def llama_cpp_logits(path: Path) -> np.ndarray:
     return judge.scores[:30]
 
 
-FIELDS = SIZES | GPT_OSS | dict(hidden_size=64, intermediate_size=96, rope_parameters=dict(YARN))
+FIELDS = (
+    SIZES | GPT_OSS | dict(hidden_size=64, intermediate_size=96, rope_parameters=dict(GPT_OSS_YARN))
+)

@@ -192,8 +192,8 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
 
     step = Llama.step
 
-    def wrong(self, token, index_pos, cache, sampling, *, rows=None):
-        reports = step(self, token, index_pos, cache, sampling, rows=rows)
+    def wrong(self, token, index_pos, cache, sampling, **options):
+        reports = step(self, token, index_pos, cache, sampling, **options)
         return (
             (reports + 1) % self.config.vocab_size
             if index_pos == 53 and self.runner is not None

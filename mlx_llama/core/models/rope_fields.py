@@ -167,7 +167,7 @@ def _read_rope(
         for name in ("attention_factor", "mscale", "mscale_all_dim", *defaults):
             is_set = rope.get(name, None) not in (None, 0)
             values[name] = rope.number(name) if is_set else defaults.get(name)
-        values["truncate"] = rope.boolean("truncate", family.truncates_yarn)
+        values["truncate"] = rope.boolean("truncate", True)
     return RopeConfig(**values)
 
 

@@ -13,7 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 import regex
-from cases.schemas import DATA, allowed, random_schema, walk
+from cases.schemas import DATA, allowed, llama, random_schema, walk  # noqa: F401
 from cases.texts import KINDS, load_folder
 from making import make_tokenizer, refusal
 from pydantic import BaseModel

@@ -272,7 +272,7 @@ class Family:
     # Rope of layers with a window: its base's field in config.json, and default; None: the rest's
     local_theta: tuple[str, float | None] | None = None
     partial_rotation: bool = False  # `partial_rotary_factor`
-    # default of yarn's `truncate`, and its value in GGUF files, which do not store it
+    # yarn's `truncate` for GGUF files, which do not store it
     truncates_yarn: bool = True
     stretches_theta: bool = False  # by `alpha` of a rope of type "dynamic"
     scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
