@@ -102,7 +102,7 @@ class Llama(BaseLlama):
         if self.runner:
             from .kernels import ops as kernel_ops
 
-            words.append(kernel_ops)  # of decoded tokens
+            words.append(kernel_ops)  # for decoded tokens
         note = "no CUDA graph, and a wait after each operation: shares count, not sums"
         return clock_ops(self, words, lambda results: torch.cuda.synchronize(self.device), note)
 

@@ -26,7 +26,7 @@ _MMAP, _SIGACTION, _RAISE, _MASK, _BEFORE, _MAPPINGS, _MAPPING = 0, 1, 2, 3, 4, 
 # struct sigaction of 64-bit glibc, in words: a handler, 16 words of signals, flags
 _ACTION, _FLAGS, _SA_SIGINFO, _SA_ONSTACK = 19, 17, 4, 0x08000000
 _ADDRESS_ERROR = 2  # siginfo_t's BUS_ADRERR: a page beyond the end, or one that cannot be read
-_READ, _PRIVATE_FIXED_ANONYMOUS = 1, 0x32  # of mmap
+_READ, _PRIVATE_FIXED_ANONYMOUS = 1, 0x32  # mmap's constants
 
 
 @kernel

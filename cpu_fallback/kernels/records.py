@@ -19,8 +19,8 @@ COMMON = (
 # Operands by kind. Addresses are of float32 by default. "X_bytes" is the stride of X in bytes from
 # one token to the next, of x a token's share of its tile.
 _STREAM = "target target_bytes groups"  # rows of `groups` groups, changed in place
-# a, b: see packing.pack; part: of a row's groups, an item's; x: the records to write; width, eps:
-# of the norm; scratch: a cache line for each thread
+# a, b: see packing.pack; part: an item's share of a row's groups; x: the records to write; width,
+# eps: the norm's; scratch: a cache line for each thread
 _PACKED = "a a_bytes b b_bytes groups part x x_bytes width eps scratch"
 _CACHED = "page_keys page_values key_scales value_scales"  # offsets in a page
 OPERANDS = {

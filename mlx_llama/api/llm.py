@@ -467,7 +467,7 @@ class LLM:
         self, prompt: Prompt, top: int = 0, adapter: str | None = None
     ) -> list[TokenLogprobs | None]:
         """The log-probability of each token of a prompt after those before it, None for the first,
-        and of the `top` likeliest ones. Computed in chunks. Raises as `stream`.
+        and of the `top` most likely ones. Computed in chunks. Raises as `stream`.
         """
         resolved = self.defaults.resolve({"max_tokens": 0, "logprobs": top, "adapter": adapter})
         tokens = self.encode(prompt, self.engine.count_checker(resolved.options))

@@ -50,7 +50,7 @@ MINUS_ONE = {
     "repetition_context_size": MAX_WINDOW,
     "seed": None,  # a new one each time
 }
-MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
+MAX_LOGPROBS = 20  # most likely tokens per position, as in OpenAI's API
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SHORT_DTYPES = {
     **dict.fromkeys(("f32", "fp32", "float"), "float32"),

@@ -119,7 +119,7 @@ class SamplingFeatures(NamedTuple):
     has_min_p: bool = False
     window: int = 0  # recent tokens that penalties consider
     biases: int = 0
-    # likeliest tokens to report, not rounded; None: no log-probabilities
+    # most likely tokens to report, not rounded; None: no log-probabilities
     logprobs: int | None = None
     has_masks: bool = False  # masks of grammars, or penalties of DRY
     has_dry: bool = False
@@ -217,7 +217,7 @@ class SamplingBatch:
         self.options, self.device = tuple(options), device
         self.features = SamplingFeatures.of(self.options)
         self.window = max(map(penalty_window, self.options), default=0)  # recent tokens to pass
-        # likeliest tokens to report with each token (core.backends.logprobs); None: none
+        # most likely tokens to report with each token (core.backends.logprobs); None: none
         self.logprobs = self.features.logprobs
         self.is_greedy = self.features == SamplingFeatures()  # the largest logit
         self._arranged: dict[tuple[int, ...] | None, Values] = {}

@@ -37,7 +37,7 @@ class View(CallView):
             self._find_tables(span.start, span.end, buffer)
             for span, buffer in zip(self.spans, self.buffers)
         ]
-        # of the new positions, for ops.rope
+        # cosines and sines of the new positions, for ops.rope
         self.tables = tables[0] if len(tables) == 1 else tuple(tables)
         if len(tables) > 1 and len(tables[0]) == 2:  # no periods: [B, 1, T, 1 or 2, D/2]
             self.tables = tuple(mx.stack(parts)[:, None] for parts in zip(*tables))
@@ -88,7 +88,7 @@ class Cache(Buffers):
     """Keys, values and tokens by row, which lie in buffers (kernels/buffers.py)."""
 
     runtime, view_type = runtime, View
-    pace: Pace | None = None  # of long prompts
+    pace: Pace | None = None  # measures long prompts
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:

@@ -40,7 +40,7 @@ class Llama(BaseLlama):
     """The model over MLX's lazy arrays. Decode steps are traced (kernels/trace.py)."""
 
     ops, cache_type = ops, Cache
-    pace: Pace  # of long prompts
+    pace: Pace  # measures long prompts
 
     @classmethod
     def load(

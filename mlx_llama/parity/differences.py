@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-TOP = 5  # number of likeliest tokens to compare
+TOP = 5  # number of most likely tokens to compare
 
 
 @dataclass
@@ -73,9 +73,9 @@ class Agreement:
     # Kullback-Leibler divergence from the reference's distribution over positions, nats
     kl_mean: float
     kl_max: float
-    top5: float  # share of the reference's five likeliest tokens that are among the run's
-    first_difference: int | None  # first position whose likeliest token differs
-    # there, likeliest logit minus the second: of the reference, of the run
+    top5: float  # share of the reference's five most likely tokens that are among the run's
+    first_difference: int | None  # first position whose most likely token differs
+    # there, most likely logit minus the second: of the reference, of the run
     margins: tuple[float, float] | None
     choices: tuple[int, int] | None  # there, the two tokens
 

@@ -76,10 +76,10 @@ def logits_lines(report: Report) -> list[str]:
         f"agreement {a.top5:.1%}"
     )
     if a.first_difference is None:
-        lines.append("the likeliest token is the same at every position")
+        lines.append("the most likely token is the same at every position")
     else:
         lines.append(
-            f"the likeliest token first differs at position {a.first_difference}: {a.choices[0]} (margin "
+            f"the most likely token first differs at position {a.first_difference}: {a.choices[0]} (margin "
             f"{a.margins[0]:.3g}) in the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here"
         )
     if (d := report.decoded) is not None:

@@ -4,7 +4,7 @@ A file is a JSON object. For each probe (see parity) and position it holds the v
 on DIRECTIONS random sign vectors and their norm, as little-endian float32 in base64. The
 projections of a difference have its norm as their root mean square on average (Johnson and
 Lindenstrauss 1984), so a run can be checked without the arrays. Of the logits, the file holds the
-likeliest tokens with their values and the log of the sum of exponentials.
+most likely tokens with their values and the log of the sum of exponentials.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mlx_llama.core.system.files import read_file, reading, write_file, writing
 from .differences import clamp_norms, first_other
 
 DIRECTIONS = 8
-TOP = 8  # likeliest tokens in a trace
+TOP = 8  # most likely tokens in a trace
 MOST_BYTES = 1 << 28  # largest file
 
 
@@ -90,7 +90,7 @@ class Trace(BaseModel):
     greedy: list[TokenId]  # decoded by the engine after the prompt
     widths: dict[str, Annotated[int, Field(ge=1, lt=1 << 24)]]  # by probe
     sketches: dict[str, Floats]  # by probe, [T, DIRECTIONS + 1]
-    top_ids: list[list[TokenId]]  # likeliest tokens at each position, [T][TOP]
+    top_ids: list[list[TokenId]]  # most likely tokens at each position, [T][TOP]
     top_values: Floats  # their logits, [T, TOP]
     logsumexp: Floats  # [T]
 

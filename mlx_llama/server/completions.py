@@ -200,7 +200,7 @@ def spell_token(data: bytes) -> str:
 
 
 def write_old_logprobs(llm: LLM, entries: Sequence[Entry], count: int) -> dict[str, Any]:
-    """Write the older format: parallel lists, and the `count` likeliest tokens as an object.
+    """Write the older format: parallel lists, and the `count` most likely tokens as an object.
 
     The first token of a prompt has null.
     """
@@ -224,7 +224,7 @@ def write_prompt_logprobs(
     llm: LLM, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int
 ) -> list[Any]:
     """Write vLLM's prompt_logprobs: per token an object by token id, the token's rank null if it is
-    not among the `count` likeliest.
+    not among the `count` most likely.
     """
 
     def write(token: int, rates: TokenLogprobs) -> dict[str, Any]:

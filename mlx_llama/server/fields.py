@@ -62,7 +62,7 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: report th
 ModelName = Annotated[str | None, Field(max_length=512)]
 Likeliest = Annotated[
     int | None,
-    Field(ge=0, le=MAX_LOGPROBS, description="number of likeliest tokens to report per position"),
+    Field(ge=0, le=MAX_LOGPROBS, description="number of most likely tokens to report per position"),
 ]
 Count = Annotated[
     int, Field(ge=1, le=16, description="answers per prompt; with a seed, answer i uses seed + i")
@@ -295,7 +295,7 @@ class OptionFields(Body, _TableFields):
     def adapt(cls, values: dict[str, Any], notes: Notes) -> None:
         """Translate values by which other servers switch an option off."""
         if _number(values.get("top_p")) == 0:
-            values["top_p"] = 1e-6  # the likeliest token
+            values["top_p"] = 1e-6  # the most likely token
         if _number(values.get("dry_base")) < 1:
             del values["dry_base"]  # as llama-server does
         if isinstance(breakers := values.get("dry_sequence_breakers"), list):

@@ -48,7 +48,7 @@ def write_rate(data: bytes, logprob: float, are_probs: bool) -> dict[str, Any]:
 def write_likeliest(
     llm: LLM, logprobs: TokenLogprobs, are_probs: bool = False
 ) -> list[dict[str, Any]]:
-    """Write the likeliest tokens of a position, with ids."""
+    """Write the most likely tokens of a position, with ids."""
     pieces = [(token, llm.tokenizer.piece(token), value) for token, value in logprobs.top]
     return [
         {"id": token, **write_rate(piece.data if piece else b"", value, are_probs)}

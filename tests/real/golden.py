@@ -43,7 +43,7 @@ def _signs(vocabulary: int) -> np.ndarray:
 
 @dataclass
 class Golden:
-    """ids: of each of LOGITS. argmax: likeliest token after each of them. sketches: of the last
+    """ids: of each of LOGITS. argmax: most likely token after each of them. sketches: of the last
     LAST positions. rms: of those logits. tokenized: ids of make_tokenizer_texts(). greedy, chats:
     token ids of answers to GREEDY and CHATS."""
 

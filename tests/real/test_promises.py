@@ -85,7 +85,7 @@ def test_narrow_keys_and_values(name, bits, most, open_real):
 @pytest.mark.slow
 @pytest.mark.parametrize("bits, most, distance", [(16, 1.0005, 1e-3), (8, 1.05, 0.3)])
 def test_narrow_activations(name, golden, bits, most, distance):
-    """The cpu backend's fixed-point activations, beside transformers' likeliest tokens and
+    """The cpu backend's fixed-point activations, beside transformers' most likely tokens and
     float32's perplexity.
     """
     path = fetch(name)

@@ -33,7 +33,7 @@ from real.texts import CHATS, GREEDY, LOGITS, make_tokenizer_texts
 )
 @pytest.mark.parametrize("number", range(len(LOGITS)))
 def test_logits(name, number, golden, open_real):
-    """Within 1e-5 of transformers', with the same likeliest token at every position."""
+    """Within 1e-5 of transformers', with the same most likely token at every position."""
     logits = open_real(name, as_stored=number == 0).logits(golden.ids[number])
     assert logits.argmax(-1).tolist() == golden.argmax[number]
     assert golden.distance(logits, number) < 1e-5

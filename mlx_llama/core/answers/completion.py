@@ -161,13 +161,13 @@ class Completion:
         return receipt | {name: round(getattr(self, name), 3) for name in RATES}
 
     def tell_logprobs(self) -> dict[str, Any]:
-        """tokens and logprobs ([its own, [id, log-probability] of the likeliest] each), or {}."""
+        """tokens and logprobs ([its own, [id, log-probability] of the most likely] each), or {}."""
         known = [token.logprobs for token in self.tokens]
         pairs = [logprobs and [logprobs.logprob, logprobs.top] for logprobs in known]
         return {"tokens": list(map(int, self.tokens)), "logprobs": pairs} if any(pairs) else {}
 
     def describe_logprobs(self, tokenizer: Tokenizer) -> str:
-        """A line per token: its log-probability and the likeliest ones'; "" without any."""
+        """A line per token: its log-probability and the most likely ones'; "" without any."""
 
         def name(token: int) -> str:
             piece = tokenizer.piece(token)

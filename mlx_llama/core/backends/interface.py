@@ -46,7 +46,7 @@ class Runtime(Protocol):
     def device_name(self, device: Any) -> str: ...  # in receipts
     # step n+1 may be launched before token n is read
     def runs_ahead(self, device: Any) -> bool: ...
-    # Of the activations; "auto" is the `stored` one. BackendError for one that the device lacks.
+    # The activations' dtype; "auto": the `stored` one. BackendError for one that the device lacks.
     def pick_dtype(
         self, dtype: str, stored: str, device: Any, exceeds_float16: bool = False
     ) -> Any: ...

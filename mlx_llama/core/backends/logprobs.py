@@ -6,8 +6,8 @@ option `post_sampling_probs` take them after all of these, as llama-server does;
 chance are not listed then.
 
 A step whose rows ask for them returns int32 [B, 2 + 2 k] instead of [B, 1], k being the largest
-number that a row asks for: the token, the bits of its log-probability, the k likeliest ids and the
-bits of theirs, likeliest first, the lower id first among equals.
+number that a row asks for: the token, the bits of its log-probability, the k most likely ids and
+the bits of theirs, most likely first, the lower id first among equals.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural logarithms; top: (id, log-probability) of the likeliest tokens, in order."""
+    """Natural logarithms; top: (id, log-probability) of the most likely tokens, in order."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 def unpack(columns: Sequence[int], count: int | None) -> TokenLogprobs | None:
-    """Unpack a row. count: likeliest tokens that its request asked for; None: none."""
+    """Unpack a row. count: most likely tokens that its request asked for; None: none."""
     if count is None:
         return None
     k = (len(columns) - 2) // 2

@@ -40,7 +40,7 @@ class Spent:
     calls: int = 0
     seconds: float = 0.0  # from the end of the operation before it, a mean over threads
     waiting: float = 0.0  # part of them in which a thread waits for others
-    nbytes: int = 0  # of weights read
+    nbytes: int = 0  # weights that were read
     flops: int = 0  # multiplications and additions of products
 
 

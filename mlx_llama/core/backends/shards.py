@@ -42,11 +42,11 @@ class Share:
 class Ranks(Protocol):
     """The processes of a run, of a backend's ranks.py. All make the same calls in one order."""
 
-    rank: int  # of this process
+    rank: int  # this process's
     size: int
     sent: int  # bytes summed or gathered by this process; a traced or captured step counts once
 
-    # of all processes' x, of any shape, which it may overwrite
+    # the sum of all processes' x, of any shape, which it may overwrite
     def sum(self, x: Array) -> Array: ...
     # all processes' x, of one shape, in the order of ranks: [size, *x.shape]
     def gather(self, x: Array) -> Array: ...

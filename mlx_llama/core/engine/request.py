@@ -68,7 +68,7 @@ class Request:
     hooks: Hooks = Hooks()
     thinking: Thinking | None = None  # thoughts of the answer; None: all is text
     begun: int = 0  # last tokens of the prompt that are the beginning of the answer
-    # likeliest tokens to report at each position of the prompt; None: no log-probabilities of it
+    # most likely tokens to report at each position of the prompt; None: no log-probabilities of it
     prompt_logprobs: int | None = None
 
 

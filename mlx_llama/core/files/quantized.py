@@ -39,7 +39,7 @@ class Rows:
     scales: np.ndarray  # float32 [n, K / group_size]
     biases: np.ndarray | None = None  # float32 [n, K / group_size], None for zero
     offset: int = 0  # a power of two
-    # Of formats with two levels: scales = super_scales * sub_scales, and the same for biases
+    # Formats with two levels: scales = super_scales * sub_scales, and the same for biases
     super_scales: np.ndarray | None = None  # float16 [n, K / 256]
     sub_scales: np.ndarray | None = None  # int8 [n, K / group_size]
     super_biases: np.ndarray | None = None  # float16 [n, K / 256], the file's "dmin" negated

@@ -107,8 +107,8 @@ class FileMap(mmap.mmap):
     path: str  # absolute
     stamp: tuple[int, ...]  # identifies the file and its version
     _guard: Guard | None = None
-    _number = 0  # of this map in the guard
-    cut: memoryview | None = None  # of the guard: a word, not 0 once a page was missing
+    _number = 0  # this map's place in the guard
+    cut: memoryview | None = None  # a word of the guard, not 0 once a page was missing
     last = byte = 0  # the file's last byte that is not 0, or its last one: place and value
 
     def protect(self, guard: Guard) -> None:

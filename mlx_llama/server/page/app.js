@@ -548,13 +548,13 @@ $("think-switch").onchange = (event) => {
 
 // Plain words for the options that people change most.
 const LABELS = { max_tokens: "Maximum tokens of the answer", temperature: "Randomness (temperature)", top_k: "Likeliest tokens to choose from (top k)",
-  top_p: "Total probability of the likely tokens (top p)", min_p: "Minimum share of the likeliest (min p)", repetition_penalty: "Penalty for repetition",
+  top_p: "Total probability of the likely tokens (top p)", min_p: "Minimum share of the most likely (min p)", repetition_penalty: "Penalty for repetition",
   stop: "Stop at this text", reasoning: "Thoughts", reasoning_budget: "Maximum tokens of a thought", schema: "JSON schema of the answer",
   regex: "Pattern of the answer (regex)", grammar: "Grammar of the answer", seed: "Seed (the same seed repeats the answer)",
   repetition_context_size: "Tokens that count as repeated", repetition_limit: "End an answer that repeats itself for so many tokens", presence_penalty: "Penalty for words already used", frequency_penalty: "Penalty for each use of a word",
   dry_multiplier: "Penalty for repeated phrases (DRY)", dry_base: "DRY: growth with the phrase's length", dry_allowed_length: "DRY: length that may repeat",
   dry_penalty_last_n: "DRY: tokens to look back", dry_sequence_breakers: "DRY: texts that end a phrase",
-  xtc_probability: "How often the likeliest tokens are left out (XTC)", xtc_threshold: "XTC: probability that counts as likely", logit_bias: "Favour or forbid tokens",
+  xtc_probability: "How often the most likely tokens are left out (XTC)", xtc_threshold: "XTC: probability that counts as likely", logit_bias: "Favour or forbid tokens",
   stop_token_ids: "Stop at these tokens", prefill_step_size: "Prompt tokens computed at once", speculate: "Guess ahead (speculation)",
   logprobs: "Likeliest tokens to report", adapter: "LoRA adapter" };
 const settingsError = $("settings-error");

@@ -13,7 +13,7 @@ from .calls import CallText, NoCall, write_arguments
 
 INTERPRETERS = ("code_interpreter", "python", "ipython")
 _LENGTH = 1 << 14  # characters of code that are read as calls
-# Of a built-in tool, whose argument Llama's template prints without escapes
+# A built-in tool's call, whose argument Llama's template prints without escapes
 _BUILTIN = re.compile(r"(\w+)\.call\((\w+)=\"(.*)\"\)", re.DOTALL)
 
 Call = tuple[str, dict[str, Any]]

@@ -17,8 +17,8 @@ from mlx_llama.core.text.tools.json_calls import FUNCTION, read_function, read_j
 Messages = Sequence[Mapping[str, Any]]
 Offer = tuple[Messages, dict[str, Any]]  # messages, and variables of the template
 Spell = Callable[[str], str]  # spells a mark in a grammar, as a token if it is a special one
-# Of llguidance: JSON as json.dumps writes it. They replace a schema's own "x-guidance", which could
-# switch checks off.
+# llguidance's options: JSON as json.dumps writes it. They replace a schema's own "x-guidance",
+# which could switch checks off.
 JSON_OPTIONS = {
     "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False,
     "whitespace_pattern": None, "lenient": False, "coerce_one_of": False,
