@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,15 +61,15 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
     steps: list[tuple[float, float, float, float]] = []  # seconds of the step and of its launch
     counts: list[int | None] = []
 
-    def launch(*arrays: Any) -> None:
+    def launch(arrays: Sequence[Any]) -> None:
         if model.recorded is None:
-            backend.runtime.launch(*arrays)
+            backend.runtime.launch(arrays)
             return
         recorded, model.recorded = model.recorded, None
         if len(steps) == SKIPPED:
-            counts.append(backend.runtime.primitives(*arrays))
+            counts.append(backend.runtime.primitives(arrays))
         started = time.perf_counter(), time.thread_time()
-        backend.runtime.launch(*arrays)
+        backend.runtime.launch(arrays)
         steps.append((*recorded, time.perf_counter() - started[0], time.thread_time() - started[1]))
 
     changed = {"launch": launch, "runs_ahead": lambda device: False}
