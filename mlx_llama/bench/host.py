@@ -40,9 +40,9 @@ class Clocked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def step(self, tokens: Any, *arguments: Any, **named: Any) -> Any:
+    def step(self, tokens: Any, index_pos: Any, cache: Any, sampling: Any, **named: Any) -> Any:
         started = time.perf_counter(), time.thread_time()
-        result = self._model.step(tokens, *arguments, **named)
+        result = self._model.step(tokens, index_pos, cache, sampling, **named)
         spent = time.perf_counter() - started[0], time.thread_time() - started[1]
         self.recorded = spent if tuple(np.shape(tokens)) == (self._rows, 1) else None
         return result

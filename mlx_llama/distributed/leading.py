@@ -261,9 +261,17 @@ class LeadingModel:
         if masks:  # computed before the call is sent, since they may raise
             arrays["masks"] = words = masks()
             options["masks"] = lambda: words
-        calls = self._backend, self._model, method, first, cache.inner, sampling
         with self._world.together("call", arrays, **fields):
-            return launch(*calls, probe=probe, **options)
+            return launch(
+                self._backend,
+                self._model,
+                method,
+                first,
+                cache.inner,
+                sampling,
+                probe=probe,
+                **options,
+            )
 
     def _share_sampling(self, sampling: SamplingBatch) -> int:
         """The name of a SamplingBatch, which is sent once."""

@@ -249,7 +249,8 @@ def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:
     """The first difference between two vocabularies' sizes and a sample of pieces, "" for none."""
     sizes = [(model.tokenizer.vocab_size, model.config.vocab_size) for model in (draft, main)]
     if sizes[0] != sizes[1]:
-        return "{} tokens in {} rows and not {} in {}".format(*sizes[0], *sizes[1])
+        (tokens, rows), (main_tokens, main_rows) = sizes
+        return f"{tokens} tokens in {rows} rows and not {main_tokens} in {main_rows}"
     for token in range(0, sizes[0][0], max(1, sizes[0][0] // COMPARED_PIECES)):
         pieces = [model.tokenizer.decode([token], skip_special=False) for model in (draft, main)]
         if pieces[0] != pieces[1]:
