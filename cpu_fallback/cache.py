@@ -59,8 +59,10 @@ class View(CallView):
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of the new positions, float32 [B, T, D/2] each."""
         if rope.length_dependent(self.config):
-            spans = [(span.start, span.count, span.end) for span in self.spans]
-            tables = [rope.tables(self.config, *span) for span in spans]
+            tables = [
+                rope.tables(self.config, span.start, span.count, seq_len=span.end)
+                for span in self.spans
+            ]
             return tuple(np.stack(parts) for parts in zip(*tables))
         if len(self.spans) == 1:
             start, end = self.spans[0].start, self.spans[0].end
@@ -175,8 +177,8 @@ class Cache(Positions):
         for page, within, new in pieces(pages, 0, length):
             page.tokens[within] = state["tokens"][new]
         for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
-            wide = np.asarray(keys, np.float32), np.asarray(values, np.float32)
-            self.write(pages, layer, 0, *wide)
+            keys, values = np.asarray(keys, np.float32), np.asarray(values, np.float32)
+            self.write(pages, layer, first=0, keys=keys, values=values)
 
     def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mlx_llama.core.backends.defaults import bandwidth, primitives  # noqa: F401
@@ -48,11 +50,11 @@ def dtype_name(dtype: np.dtype) -> str:
     return dtype.name
 
 
-def launch(*arrays: np.ndarray) -> None:
+def launch(arrays: Sequence[np.ndarray]) -> None:
     """Submit the arrays' work to the device without waiting: NumPy has already done it."""
 
 
-def read(*tokens: np.ndarray) -> list[int]:
+def read(tokens: Sequence[np.ndarray]) -> list[int]:
     if len(tokens) == 1:
         return tokens[0].ravel().tolist()
     return np.concatenate([array.ravel() for array in tokens]).tolist()

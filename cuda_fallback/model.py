@@ -64,8 +64,9 @@ class Llama(BaseLlama):
             from .kernels import ops as words
 
             model._batch_invariant = batch_invariant
-            fixed = config, model.dtype, device, decoding.kernels, cache_bits
-            build_view = partial(StateView, *fixed)
+            build_view = partial(
+                StateView, config, model.dtype, device, decoding.kernels, cache_bits
+            )
             capture = Capture(device) if decoding.is_captured else None
             forward = model.decoder.over(words)
             model.runner = Runner(forward, build_view, device, capture, model.vocabulary)

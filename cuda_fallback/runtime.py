@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ def _has_bfloat16(device: torch.device) -> bool:
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def launch(*arrays: Tensor) -> None:
+def launch(arrays: Sequence[Tensor]) -> None:
     """Start the copy of `arrays[0]` to pinned memory, if it has tokens, without waiting.
 
     The computation itself is queued already: torch queues operations when they are called.
@@ -94,7 +95,7 @@ def launch(*arrays: Tensor) -> None:
         tokens._arrival = _Arrival(tokens)
 
 
-def read(*tokens: Tensor) -> list[int]:
+def read(tokens: Sequence[Tensor]) -> list[int]:
     arrivals = [vars(part).get("_arrival") for part in tokens]
     if None in arrivals:
         return torch.cat([part.reshape(-1) for part in tokens]).tolist()

@@ -94,7 +94,7 @@ class ToyBackend:
             read=self.read,
             dtype_name=str,
             peak_memory=lambda device: 0,
-            primitives=lambda *arrays: None,
+            primitives=lambda arrays: None,
             free_memory=lambda device: 1 << 30,
             is_out_of_memory=lambda error: False,
         )
@@ -102,9 +102,9 @@ class ToyBackend:
     def sampling_batch(self, options):
         return SimpleNamespace(options=tuple(options), window=0)
 
-    def launch(self, *arrays):
+    def launch(self, arrays):
         self.events.append("launch")
 
-    def read(self, *tokens):
+    def read(self, tokens):
         self.events.append("read")
         return [int(token) for array in tokens for token in array.reshape(-1)]

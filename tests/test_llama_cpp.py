@@ -196,7 +196,7 @@ def test_what_xtc_drops(name, threshold):
         ]
         batch = backend.sampling_batch([resolve(row).options for row in rows])
         drawn = batch(as_arrays(backend, np.stack([scores] * len(rows))), [seed] * len(rows))
-        drawn_tokens = set(backend.runtime.read(drawn))
+        drawn_tokens = set(backend.runtime.read([drawn]))
         assert drawn_tokens <= set(np.flatnonzero(kept).tolist()), (seed, threshold)
         assert int(np.where(kept, scores, -np.inf).argmax()) in drawn_tokens
 

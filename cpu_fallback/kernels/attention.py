@@ -135,9 +135,9 @@ def attend(
             with f.loop(end_head, start_head, at_once) as h:
                 prefetch_share(ahead.get(), ahead_count, h, at_once)
                 for piece in pieces:
-                    weights = shares + h * scores_bytes, scores_bytes
+                    mix, weights = mixers[at_once][piece], shares + h * scores_bytes
                     target = out + h * (4 * head_dim) + 4 * piece
-                    f.call(mixers[at_once][piece], *weights, rows + 4 * piece, count, target)
+                    f.call(mix, weights, scores_bytes, rows + 4 * piece, count, target)
 
 
 @kernel

@@ -104,7 +104,7 @@ def kernel(write: Callable[..., None]) -> Callable[..., Function]:
         key = (write, *constants.values())
         if key not in module.kernels:
             f = Function(module, name(**constants), read()[0], public)
-            write(f, *f.parameters.values(), **constants)
+            write(f, **f.parameters, **constants)
             module.kernels[key] = f.finish()
         return module.kernels[key]
 

@@ -6,6 +6,8 @@ lanes are the rows. Stores are whole cache lines, in order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
@@ -110,7 +112,7 @@ class _Block:
     def words(self, at: int, count: int) -> Rows:
         return Rows(self.word(at + 4 * i) for i in range(count))
 
-    def split(self, *words: Value) -> Rows:
+    def split(self, words: Iterable[Value]) -> Rows:
         """The bytes of words, in the low bits."""
         return Rows(word >> 8 * i if i else word for word in words for i in range(4))
 
@@ -121,7 +123,7 @@ class _Block:
         return Rows([word] * count)
 
     def bytes(self, at: int, count: int) -> Rows:
-        return self.split(*self.words(at, count // 4))
+        return self.split(self.words(at, count // 4))
 
     def halve_e8m0(self, at: int) -> Value:
         """Half of 2**(e - 127) in bfloat16, subnormal for the smallest two exponents."""

@@ -68,13 +68,13 @@ def _call_for_panels(
     kernels: dict[int, Function],
     start: Value,
     end: Value,
-    write_arguments: Callable[[Value], tuple[Value | int, ...]],
+    call: Callable[[Function, Value], object],
 ) -> None:
-    """Call a tile's kernels for the panels start .. end - 1."""
+    """Call a tile's kernels for the panels start .. end - 1, by call(kernel, panel)."""
     for at_once, kernel in kernels.items():
         last = start + (end - start) // at_once * at_once
         with f.loop(last, start, at_once) as p:
-            f.call(kernel, *write_arguments(p))
+            call(kernel, p)
         start = last
 
 
@@ -89,12 +89,16 @@ def _product(f: Operation, target: Target, layout: Layout, x_layout: ActivationL
     def multiply(size: int, token: Value, start: Value) -> None:
         """Multiply the panels start .. hi - 1 with the tile that starts at `token`."""
 
-        def write_arguments(p: Value) -> tuple[Value, ...]:
-            operands, at = (weights + p * panel_bytes, x + token * x_bytes), p * (4 * layouts.ROWS)
-            outputs = out + at + token * out_bytes, out_bytes
-            return *operands, *outputs, blocks, has_bias.select(bias + at, 0), accumulate
+        def call(kernel: Function, p: Value) -> None:
+            panel, record, at = (
+                weights + p * panel_bytes,
+                x + token * x_bytes,
+                p * (4 * layouts.ROWS),
+            )
+            result, biases = out + at + token * out_bytes, has_bias.select(bias + at, 0)
+            f.call(kernel, panel, record, result, out_bytes, blocks, biases, accumulate)
 
-        _call_for_panels(f, kernels[size], start, f.hi, write_arguments)
+        _call_for_panels(f, kernels[size], start, f.hi, call)
 
     tokens = f.load_context("tokens")
     *smaller, full = sizes
@@ -107,10 +111,21 @@ def _product(f: Operation, target: Target, layout: Layout, x_layout: ActivationL
         with f.if_then(count.compare(">=", unpacked.MIN_TILES)):
             first.set(f.lo + (f.hi - f.lo) // unpacked.PANELS * unpacked.PANELS)
             with f.loop(first.get(), f.lo, unpacked.PANELS) as p:
-                panels = weights + p * panel_bytes, panel_bytes, blocks
-                at = p * (4 * layouts.ROWS)
-                outputs = out + at, out_bytes, has_bias.select(bias + at, 0), accumulate
-                f.call(kernel, *panels, x, x_bytes * full, count, *outputs)
+                panel, at = weights + p * panel_bytes, p * (4 * layouts.ROWS)
+                result, biases, tile_bytes = out + at, has_bias.select(bias + at, 0), x_bytes * full
+                f.call(
+                    kernel,
+                    panel,
+                    panel_bytes,
+                    blocks,
+                    x,
+                    tile_bytes,
+                    count,
+                    result,
+                    out_bytes,
+                    biases,
+                    accumulate,
+                )
     with f.loop(count) as tile:
         multiply(full, tile * full, first.get())
     rest = tokens - count * full
@@ -212,14 +227,14 @@ def _experts(
         x, out = f.x + row * f.x_bytes, f.out + row * out_bytes
         bias = biases + tile.expert * bias_bytes
 
-        def write_arguments(p: Value) -> tuple[Value | int, ...]:
-            panel = weights + p * panel_bytes
-            at = p * (4 * layouts.ROWS)
-            return panel, x, out + at, out_bytes, blocks, has_biases.select(bias + at, 0), 0
+        def call(kernel: Function, p: Value) -> None:
+            panel, at = weights + p * panel_bytes, p * (4 * layouts.ROWS)
+            result, chosen = out + at, has_biases.select(bias + at, 0)
+            f.call(kernel, panel, x, result, out_bytes, blocks, chosen, 0)
 
         for size in sizes:
             with f.if_then(tile_size.compare("==", size)):
-                _call_for_panels(f, kernels[size], start, end, write_arguments)
+                _call_for_panels(f, kernels[size], start, end, call)
 
 
 def _rotate(f: Operation, head_dim: int, cache_bits: int | None, rotary_dim: int) -> None:
@@ -235,8 +250,8 @@ def _rotate(f: Operation, head_dim: int, cache_bits: int | None, rotary_dim: int
         key, value = (row + start + h * (4 * head_dim) for start in (f.keys_at, f.values_at))
         with f.if_then(rotates):
             with f.loop(shared) as query:
-                angles = cosine + query_table_at, sine + query_table_at
-                f.call(rotate, row + (h * shared + query) * (4 * head_dim), *angles)
+                c, s = cosine + query_table_at, sine + query_table_at
+                f.call(rotate, row + (h * shared + query) * (4 * head_dim), c, s)
             f.call(rotate, key, cosine + table_at, sine + table_at)
         page, at = f.load(i64, place["pages"], position // PAGE * 8), h * PAGE + position % PAGE
         numbers, scales = at * layout.row_bytes, at * (2 * layout.groups)
@@ -276,9 +291,29 @@ def _attend(
         _, next_h, next_pages, next_first, next_end = locate((item + 1).minimum(last))
         at, scales_at = h * (PAGE * layout.row_bytes), h * (PAGE * 2 * layout.groups)
         query, out = f.qkv + token * f.qkv_bytes + h * head, f.out + token * f.out_bytes + h * head
-        stored = keys + at, values + at, key_scales + scales_at, value_scales + scales_at
-        visible, scratch = (first, end, shared), (scores, f.load_context("scores_head_bytes"))
+        key, value = keys + at, values + at
+        key_scale, value_scale = key_scales + scales_at, value_scales + scales_at
+        scores_bytes = f.load_context("scores_head_bytes")
         next_keys = keys + next_h * (PAGE * layout.row_bytes)
-        following = several_rows.select(next_pages, 0), next_keys, next_first, next_end
-        sink = sinks + h * (shared * 4)
-        f.call(attend, query, pages, *stored, out, *visible, *scratch, scale, *following, sink)
+        next_pages, sink = several_rows.select(next_pages, 0), sinks + h * (shared * 4)
+        f.call(
+            attend,
+            query,
+            pages,
+            key,
+            value,
+            key_scale,
+            value_scale,
+            out,
+            first,
+            end,
+            shared,
+            scores,
+            scores_bytes,
+            scale,
+            next_pages,
+            next_keys,
+            next_first,
+            next_end,
+            sink,
+        )

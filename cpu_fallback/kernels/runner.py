@@ -107,7 +107,9 @@ class Runner:
             self._embedding, self._embedding_factor = trace.embedding, trace.embedding_factor
             return trace.finish(logits, separate_head=all_positions)
 
-        return Programs(*lower(1, False), *lower(2, False), *lower(2, True), vectors)
+        (decode,), (prompt, last) = lower(1, False), lower(2, False)
+        body, head = lower(2, True)
+        return Programs(decode, prompt, last, body, head, vectors)
 
     def _find_programs(self, numbers: Iterable[int]) -> Programs:
         """The programs for rows with these adapters, 0 for none. Lowered at their first use."""

@@ -156,8 +156,8 @@ def _walk(f: Function, thread: Value) -> None:
     """Make the box's call as a thread."""
     words = (f.load_word(f.box, index) for index in range(len(_CALL)))
     walk, program, count, context, times, times_bytes = words
-    arguments = program, count, thread, f.threads, context, times + thread * times_bytes
-    f.call_address(walk, list(WALK.values()), *arguments)
+    own_times = times + thread * times_bytes
+    f.call_address(walk, list(WALK.values()), program, count, thread, f.threads, context, own_times)
 
 
 def wait(f: Function, polls: Variable) -> None:

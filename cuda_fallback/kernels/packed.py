@@ -650,15 +650,32 @@ def _launch(
     parts = triton.cdiv(steps, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
-    each, scalings = _scalings(matrix, steps)
-    w = matrix.low, matrix.high, *scalings, matrix.super_scales, matrix.super_biases
-    sizes = M, tiles, N, rows, K, M // len(x), *_constants(matrix)
-    constants = dict(SAMPLES=samples, TILE=width, WARPS=WARPS, PART=part, EACH=each)
+    each, scales, biases = _scalings(matrix, steps)
+    constants = dict(K=K, SHARED=M // len(x), **_constants(matrix))
+    constants |= dict(SAMPLES=samples, TILE=width, WARPS=WARPS, PART=part, EACH=each)
     constants |= dict(SCALES=_name(matrix.scales), BIASES=_name(matrix.biases))
     constants |= number_constants(x.dtype, matrix.bits, matrix.offset, matrix.exponent)
     constants |= dict(num_warps=WARPS, num_stages=1, enable_fp_fusion=True)
     grid = tiles * blocks, parts
-    run(_multiply, grid, x.contiguous(), chosen, members, *w, sums, *sizes, **constants)
+    run(
+        _multiply,
+        grid,
+        x.contiguous(),
+        chosen,
+        members,
+        matrix.low,
+        matrix.high,
+        scales,
+        biases,
+        matrix.super_scales,
+        matrix.super_biases,
+        sums,
+        M,
+        tiles,
+        N,
+        rows,
+        **constants,
+    )
     if parts > 1:
         add_parts(sums, out)
     return out
@@ -673,8 +690,8 @@ def add_parts(sums: Tensor, out: Tensor, bias: Tensor | None = None, activation:
     run(_finish, grid, sums, bias, out, M, N, parts, activation, _BLOCK)
 
 
-def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[Tensor | None]]:
-    """(scales per word, scalings as int32) if steps have whole words, else (1, as stored)."""
+def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, Tensor, Tensor | None]:
+    """(scales per word, both as int32) if steps have whole words, else (1, as stored)."""
     groups, each = matrix.scales.shape[1], 4 // matrix.scales.itemsize
     if (
         each == 1  # float32
@@ -682,9 +699,9 @@ def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[Tensor | N
         or steps * (512 // PLANES[matrix.bits][0]) != groups * matrix.group_size
         or groups // steps < each
     ):
-        return 1, [matrix.scales, matrix.biases]
+        return 1, matrix.scales, matrix.biases
     biases = None if matrix.biases is None else matrix.biases.view(torch.int32)
-    return each, [matrix.scales.view(torch.int32), biases]
+    return each, matrix.scales.view(torch.int32), biases
 
 
 @functools.cache
@@ -739,16 +756,36 @@ def dequantize(matrix: QuantizedMatrix, which: slice | Tensor, dtype: torch.dtyp
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
     units = triton.cdiv(K * PLANES[matrix.bits][0], 128)
     passes = triton.cdiv(min(units, _COLUMNS * PLANES[matrix.bits][0] // 128), _UNITS)
-    scalings = matrix.scales, matrix.biases, matrix.super_scales, matrix.super_biases
-    sizes = start, K, *_constants(matrix), passes, _UNITS
-    grid, options = (n, triton.cdiv(units, _UNITS * passes)), dict(enable_fp_fusion=False)
-    w = matrix.low, matrix.high, *scalings
-    run(_dequantize, grid, rows, *w, out, *sizes, num_warps=_UNITS // 8, **options)
+    run(
+        _dequantize,
+        (n, triton.cdiv(units, _UNITS * passes)),
+        rows,
+        matrix.low,
+        matrix.high,
+        matrix.scales,
+        matrix.biases,
+        matrix.super_scales,
+        matrix.super_biases,
+        out,
+        start,
+        K=K,
+        **_constants(matrix),
+        PASSES=passes,
+        UNITS=_UNITS,
+        num_warps=_UNITS // 8,
+        enable_fp_fusion=False,
+    )
     return out
 
 
-def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
-    """LOW, HIGH, EXPONENT, GROUP, OFFSET, DIGITS, STEPS."""
+def _constants(matrix: QuantizedMatrix) -> dict[str, int]:
     low, high = PLANES[matrix.bits]
-    groups = matrix.group_size, matrix.offset
-    return low, high, matrix.exponent, *groups, 32 // low, matrix.low.shape[1] // 16
+    return dict(
+        LOW=low,
+        HIGH=high,
+        EXPONENT=matrix.exponent,
+        GROUP=matrix.group_size,
+        OFFSET=matrix.offset,
+        DIGITS=32 // low,
+        STEPS=matrix.low.shape[1] // 16,
+    )

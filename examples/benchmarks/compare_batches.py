@@ -61,7 +61,7 @@ class Ours:
         started = time.perf_counter()
         for i in range(1, count + 1):
             tokens = self.model.step(tokens, prompt + i, cache, sampling)
-            self.backend.runtime.read(tokens)
+            self.backend.runtime.read([tokens])
         return rows * count / (time.perf_counter() - started)
 
 

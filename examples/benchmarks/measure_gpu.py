@@ -510,7 +510,7 @@ class Ours(Program):
         mx.eval(token, cache.arrays())
         return {
             "count": self.backend.runtime.primitives(
-                self.model.step(token, 3, cache, draw), *cache.arrays()
+                [self.model.step(token, 3, cache, draw), *cache.arrays()]
             )
         }
 

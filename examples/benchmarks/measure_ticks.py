@@ -84,7 +84,7 @@ def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
         free_memory=lambda device: None,
         dtype_name=str,
         is_out_of_memory=lambda error: False,
-        launch=lambda *arrays: None,
+        launch=lambda arrays: None,
         read=lambda *tokens: np.concatenate(tokens)[:, 0].tolist(),
     )
     backend = SimpleNamespace(

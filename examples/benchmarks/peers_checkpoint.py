@@ -72,7 +72,7 @@ def measure_host(
         builds.append(time.perf_counter() - started)
         spent = time.thread_time() - thread
         if n == WARM:
-            graph = primitives(*arrays)
+            graph = primitives(arrays)
         thread = time.thread_time()
         launch(arrays)
         processor.append(spent + time.thread_time() - thread)

@@ -345,4 +345,4 @@ class MLXLM(Program):
 
         cache, token = self._prompt(3)
         mx.eval(token)
-        return {"count": primitives(self._step(token[:, None], cache)[0])}
+        return {"count": primitives([self._step(token[:, None], cache)[0]])}

@@ -61,7 +61,7 @@ class OursRows(Decoding):
                 part = prompt[start : min(start + CHUNK, len(prompt) - 1)]
                 self.model.forward([part], start, self.cache, rows=[row])
             lasts.append(prompt[-1:])
-        self.backend.runtime.launch(*self.cache.arrays())
+        self.backend.runtime.launch(self.cache.arrays())
         return np.array(lasts, np.int32)
 
     def _step(self, tokens: Any) -> Any:
@@ -69,12 +69,12 @@ class OursRows(Decoding):
 
     def _decoded(self, depth: int, count: int) -> tuple[float, list[list[int]]]:
         tokens = self._step(self._prefill(depth))
-        self.backend.runtime.launch(tokens)
+        self.backend.runtime.launch([tokens])
         steps, started = [], 0.0
         for _ in range(count + 1):
             following = self._step(tokens)
-            self.backend.runtime.launch(following)
-            steps.append(self.backend.runtime.read(tokens))
+            self.backend.runtime.launch([following])
+            steps.append(self.backend.runtime.read([tokens]))
             started = started or time.perf_counter()
             tokens = following
         ended = time.perf_counter()
@@ -91,8 +91,8 @@ class OursRows(Decoding):
 
         return measure_host(
             step,
-            lambda arrays: self.backend.runtime.launch(*arrays),
-            lambda: self.backend.runtime.read(tokens),
+            self.backend.runtime.launch,
+            lambda: self.backend.runtime.read([tokens]),
             WARM,
             TOKENS,
         )

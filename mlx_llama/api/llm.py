@@ -629,7 +629,7 @@ def load(options: LoadOptions) -> LLM:
             return loaded, backend.build(smaller, variant) if smaller else None
 
     models = [checkpoint, smaller] if smaller else [checkpoint]
-    files = FileWatch(*(model.tensors for model in models), guard=backends.find_guard())
+    files = FileWatch([model.tensors for model in models], backends.find_guard())
     worker = Worker() if backend.runtime.HAS_ONE_THREAD else None
     try:
         loaded, draft = worker.call_until_interrupt(load_both) if worker else load_both()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,9 +40,9 @@ class Clocked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def step(self, tokens: Any, *arguments: Any, **named: Any) -> Any:
+    def step(self, tokens: Any, index_pos: Any, cache: Any, sampling: Any, **named: Any) -> Any:
         started = time.perf_counter(), time.thread_time()
-        result = self._model.step(tokens, *arguments, **named)
+        result = self._model.step(tokens, index_pos, cache, sampling, **named)
         spent = time.perf_counter() - started[0], time.thread_time() - started[1]
         self.recorded = spent if tuple(np.shape(tokens)) == (self._rows, 1) else None
         return result
@@ -60,15 +61,15 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
     steps: list[tuple[float, float, float, float]] = []  # seconds of the step and of its launch
     counts: list[int | None] = []
 
-    def launch(*arrays: Any) -> None:
+    def launch(arrays: Sequence[Any]) -> None:
         if model.recorded is None:
-            backend.runtime.launch(*arrays)
+            backend.runtime.launch(arrays)
             return
         recorded, model.recorded = model.recorded, None
         if len(steps) == SKIPPED:
-            counts.append(backend.runtime.primitives(*arrays))
+            counts.append(backend.runtime.primitives(arrays))
         started = time.perf_counter(), time.thread_time()
-        backend.runtime.launch(*arrays)
+        backend.runtime.launch(arrays)
         steps.append((*recorded, time.perf_counter() - started[0], time.thread_time() - started[1]))
 
     changed = {"launch": launch, "runs_ahead": lambda device: False}

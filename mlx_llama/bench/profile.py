@@ -93,7 +93,9 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
         if rest := tokens[cache.lengths[row] : case.depth]:
             prefill(loaded.backend, loaded.model, cache, {row: rest})
     before, sampled, make = probe(), [0.0], loaded.backend.arrays.SamplingBatch
-    clocked = SimpleNamespace(SamplingBatch=lambda *named: _ClockedSampling(make(*named), sampled))
+    clocked = SimpleNamespace(
+        SamplingBatch=lambda options, device: _ClockedSampling(make(options, device), sampled)
+    )
     backend = dataclasses.replace(loaded.backend, arrays=clocked)
     with loaded.model.profile() as profile:
         started = time.perf_counter()
@@ -131,8 +133,8 @@ class _ClockedSampling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampling, name)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, logits: Any, positions: Any, recent: Any, masks: Any, words: Any) -> Any:
         started = time.perf_counter()
-        result = self._sampling(*arguments)
+        result = self._sampling(logits, positions, recent, masks, words)
         self._spent[0] += time.perf_counter() - started
         return result

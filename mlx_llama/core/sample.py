@@ -33,7 +33,7 @@ class Words(ops.Words, Protocol):
     """
 
     scope: Callable[[Any], AbstractContextManager[object]]  # in which a device computes
-    launch: Callable[..., None]  # starts to compute arrays without waiting
+    launch: Callable[[Sequence[Array]], None]  # starts to compute arrays without waiting
     send: Callable[[np.ndarray, Any], Array]  # a copy on a device
     send_all: Callable[[dict[str, np.ndarray], Any], Values]  # copies of a batch's options
     int32: Callable[[Array], Array]
@@ -259,7 +259,7 @@ class SamplingBatch:
         words, at, allowed = self.words, None, None
         with words.scope(self.device):
             if masks is not None:
-                words.launch(logits)
+                words.launch([logits])
                 allowed = words.send(masks(), self.device)
             if self.features.is_random:
                 column = np.array(positions, np.int64).astype(np.uint32)[:, None]

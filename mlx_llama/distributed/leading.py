@@ -129,9 +129,9 @@ class GuardedRuntime:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runtime, name)
 
-    def read(self, *tokens: Array) -> list[int]:
+    def read(self, tokens: Sequence[Array]) -> list[int]:
         with self._world.ending():
-            return self._runtime.read(*tokens)
+            return self._runtime.read(tokens)
 
     def to_numpy(self, array: Array) -> np.ndarray:
         with self._world.ending():
@@ -151,7 +151,7 @@ def launch(
     options = {name: value for name, value in options.items() if value}
     arguments = (*first, cache) if sampling is None else (*first, cache, sampling)
     result = getattr(model, method)(*arguments, **options)
-    backend.runtime.launch(result, *(cache.arrays() if method == "forward" else ()))
+    backend.runtime.launch([result, *(cache.arrays() if method == "forward" else ())])
     return result
 
 
@@ -261,9 +261,17 @@ class LeadingModel:
         if masks:  # computed before the call is sent, since they may raise
             arrays["masks"] = words = masks()
             options["masks"] = lambda: words
-        calls = self._backend, self._model, method, first, cache.inner, sampling
         with self._world.together("call", arrays, **fields):
-            return launch(*calls, probe=probe, **options)
+            return launch(
+                self._backend,
+                self._model,
+                method,
+                first,
+                cache.inner,
+                sampling,
+                probe=probe,
+                **options,
+            )
 
     def _share_sampling(self, sampling: SamplingBatch) -> int:
         """The name of a SamplingBatch, which is sent once."""

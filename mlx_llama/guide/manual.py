@@ -176,7 +176,10 @@ class Manual:
             for _, title, text, wording in self.passages
         )
         self._questions = questions or Questions("")
-        answers = {place: self.locate(*place) for place in dict.fromkeys(self._questions.answers)}
+        answers = {
+            (page, beginning): self.locate(page, beginning)
+            for page, beginning in dict.fromkeys(self._questions.answers)
+        }
         self._answers = [answers[place] for place in self._questions.answers]
         # A page may have been edited since: its questions are passed over.
         self.lost = [place for place, passage in answers.items() if passage is None]
@@ -279,11 +282,11 @@ def split_page(page: str, text: str) -> Iterator[Passage]:
     for line, following in zip(lines, [*lines[1:], ""]):
         is_fence, is_row = line.startswith("```"), line.startswith("|")
         heading = None if code else re.match(r"#+ (.*)", line)
-        parts: list[tuple[str, ...]] = []  # texts, of rows with a wording of the first cell
+        parts: list[tuple[str, str]] = []  # texts, of rows with a wording of the first cell
         if is_fence or is_row or heading or not line.strip() or line.startswith("- "):
-            parts, paragraph = [(part,) for part in split_sentences(" ".join(paragraph))], []
+            parts, paragraph = [(part, "") for part in split_sentences(" ".join(paragraph))], []
         if code and code != "text" and not is_fence:
-            parts = [(line.strip(),)]
+            parts = [(line.strip(), "")]
         elif is_row and not is_rule(line) and not is_rule(following):
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
             if len(cells) <= MAX_CELLS and re.search(r"[A-Za-z]{3}", "".join(cells[1:])):
@@ -296,7 +299,9 @@ def split_page(page: str, text: str) -> Iterator[Passage]:
         # Skip lines without words of a question, such as a bracket or a call of `print`.
         if not title.startswith(OTHERS):
             yield from (
-                Passage(page, title, *part) for part in parts if len(list_stems(part[0])) > 1
+                Passage(page, title, text=part, wording=wording)
+                for part, wording in parts
+                if len(list_stems(part)) > 1
             )
         if is_fence:
             code = "" if code else line[3:].strip() or "text"

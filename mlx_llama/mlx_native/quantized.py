@@ -82,7 +82,8 @@ class QuantizedMatrix:
             arrays = [weight.mlx_rows(0, weight.shape[0]) for weight in weights]
             packed, scales = (mx.array(_join(parts)) for parts in zip(*arrays))
             product = _product_dtype(first, dtype, device, 0.0)
-            packing = Packing(*FLOAT_MODES[first.mode], first.mode)
+            bits, group_size = FLOAT_MODES[first.mode]
+            packing = Packing(bits, group_size, first.mode)
             mx.eval(packed, scales)
             return cls(packing, packed, ((scales,),), None, product, dtype)
         if isinstance(first, MLXWeight):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -59,12 +60,12 @@ def dtype_name(dtype: mx.Dtype) -> str:
     return {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}[dtype]
 
 
-def launch(*arrays: mx.array) -> None:
+def launch(arrays: Sequence[mx.array]) -> None:
     """Submit the arrays' graphs to the device without waiting."""
     mx.async_eval(*arrays)
 
 
-def read(*tokens: mx.array) -> list[int]:
+def read(tokens: Sequence[mx.array]) -> list[int]:
     joined = tokens[0]
     if len(tokens) > 1:
         joined = mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)
@@ -110,7 +111,7 @@ def bandwidth(device: mx.Device) -> float | None:
         return 5 * 2 * source.nbytes / (time.perf_counter() - started)
 
 
-def primitives(*arrays: mx.array) -> int | None:
+def primitives(arrays: Sequence[mx.array]) -> int | None:
     """Count the operations in the graph of `arrays`, without evaluating it."""
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)

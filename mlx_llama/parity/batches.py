@@ -154,7 +154,7 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
             starts = [cache.lengths[row] for row in running]
             sampling = backend.sampling_batch([GREEDY] * len(running))
             sampled = model.step(last, starts, cache, sampling, rows=running)
-            for row, token in zip(running, backend.runtime.read(sampled)):
+            for row, token in zip(running, backend.runtime.read([sampled])):
                 tokens[row].append(token)
     last = np.array([[tokens[row][-1]] for row in order], np.int32)
     starts = [cache.lengths[row] for row in order]

@@ -121,12 +121,13 @@ def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
 
 
 def fit_min(
-    words: Any, x: Any, weights: Any, low: Any, high: Any, *grid: float
+    words: Any, x: Any, weights: Any, ranges: Sequence[Any], grid: Grid
 ) -> Sequence[np.ndarray]:
     """The search of `_search_min`; returns scales, minima, and the codes' inverse scales and
-    origins. low, high: the range of each group.
+    origins. ranges: the lowest and highest of each group.
     """
-    (top, first, steps, delta), number, total = grid, words.number, words.total
+    (low, high), (top, first, steps, delta) = ranges, grid
+    number, total = words.number, words.total
     if weights is None:
         weights = words.abs(x) + words.sqrt(total(x * x) / number(len(x)))
     sum_w, sum_x = total(weights), total(weights * x)
@@ -215,11 +216,12 @@ def _fit_positive(
 
 
 def descend(
-    words: Any, x: Any, weights: Any, codes: Any, low: float, high: float
+    words: Any, x: Any, weights: Any, start: Sequence[Any], limits: tuple[float, float]
 ) -> Sequence[np.ndarray]:
     """Change single codes while the best scale's error falls; returns scales, then codes. The part
-    that make_q3_quants and make_qp_quants share.
+    that make_q3_quants and make_qp_quants share. start: the codes; limits: the least and greatest.
     """
+    (codes,), (low, high) = start, limits
     number, weighted = words.number, weights * x
     sums = words.total(weighted * codes), words.total(weights * codes * codes)
 
@@ -317,14 +319,16 @@ def _largest(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def fit_scales(
-    words: Any, x: Any, weights: Any, largest: Any, top: int | None
+    words: Any, x: Any, weights: Any, others: Sequence[Any], constants: tuple[int | None]
 ) -> Sequence[np.ndarray]:
     """Search inverse scales for the least squared error weighted by x * x; returns scales and the
     inverse scales that gave the best values.
 
-    The part that make_qx_quants and quantize_row_iq4_nl_impl share. largest: values of each group.
-    top: for codes -top .. top - 1; None for IQ4_NUMBERS. weights: in place of x * x.
+    The part that make_qx_quants and quantize_row_iq4_nl_impl share. others: the groups'
+    largest values. constants: top, for codes -top .. top - 1, or None for IQ4_NUMBERS. weights: in
+    place of x * x.
     """
+    (largest,), (top,) = others, constants
     number, total = words.number, words.total
     weights = x * x if weights is None else weights
     weighted_x = weights * x
@@ -538,7 +542,7 @@ class Search:
         """The rows [G] that a search returns. x, weights: [size, G]; others,
         constants: its further parameters.
         """
-        return function(_Words, x, weights, *others, *constants)
+        return function(_Words, x, weights, others, constants)
 
 
 _QUANTISERS: dict[str, Callable[..., np.ndarray]] = dict(

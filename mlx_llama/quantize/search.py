@@ -71,7 +71,7 @@ def _compile(
                 for address, size in zip(f.parameters.values(), sizes)
             ]
             x, weights, *others = arrays
-            results = function(_Words(f), x, weights if is_weighed else None, *others, *constants)
+            results = function(_Words(f), x, weights if is_weighed else None, others, constants)
             for i, value in enumerate(results):
                 f.store(value, place(f.out, i))
         f.finish()

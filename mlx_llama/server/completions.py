@@ -185,10 +185,12 @@ class DoubleWriter(CompletionWriter):
         counts = {"tokens_predicted": len(done.tokens), "tokens_evaluated": done.prompt_tokens}
         return {**full, "content": full["choices"][0]["text"], "stop": True, **counts}
 
-    def part(self, task: Task, content: Any = None, *more: Any) -> dict[str, Any]:
-        text, is_last = content["text"] if content else "", bool(more and more[0])
-        fields = {"index": task.index, "content": text, "stop": is_last}
-        return super().part(task, content, *more) | fields
+    def part(
+        self, task: Task, content: Any = None, reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        text = content["text"] if content else ""
+        fields = {"index": task.index, "content": text, "stop": bool(reason)}
+        return super().part(task, content, reason, logprobs) | fields
 
 
 def spell_token(data: bytes) -> str:

@@ -23,8 +23,8 @@ SPARE = 32  # connections beyond the limit that get a 503; any more are closed a
 class Connection(H11Protocol):
     """uvicorn's connection with a time limit for receiving each request."""
 
-    def __init__(self, config: Config, *arguments: Any, **named: Any):
-        super().__init__(config, *arguments, **named)
+    def __init__(self, config: Config, **named: Any):
+        super().__init__(config, **named)
         self.settings = config.app.state.settings  # type: ignore[union-attr]
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None

@@ -14,7 +14,7 @@ def watch_events(backend, monkeypatch) -> list[str]:
         monkeypatch.setattr(
             backend.runtime,
             name,
-            lambda *a, name=name, original=original: (events.append(name), original(*a))[1],
+            lambda arrays, name=name, original=original: (events.append(name), original(arrays))[1],
         )
     return events
 

@@ -326,16 +326,14 @@ def test_a_step_of_rows_gives_each_its_own_token(backend, model):
         cache, sampling, drawn = model.make_cache(600), backend.sampling_batch([options[i]]), []
         token = model.step(ids(length, seed=i), 0, cache, sampling)
         for _ in range(6):
-            drawn += backend.runtime.read(token)
+            drawn += backend.runtime.read([token])
             token = model.step(token, cache.length, cache, sampling)
         alone.append(drawn)
     for order in ([0, 1, 2, 3, 4], [3, 0], [2, 4, 1], [4]):
         cache = model.make_cache(600, 7)
         rows = [6 - i for i in order]
-        first = [
-            token
-            for i, row in zip(order, rows)
-            for token in backend.runtime.read(
+        first = backend.runtime.read(
+            [
                 model.step(
                     ids(lengths[i], seed=i),
                     0,
@@ -343,8 +341,9 @@ def test_a_step_of_rows_gives_each_its_own_token(backend, model):
                     backend.sampling_batch([options[i]]),
                     rows=[row],
                 )
-            )
-        ]
+                for i, row in zip(order, rows)
+            ]
+        )
         drawn, sampling = [first], backend.sampling_batch([options[i] for i in order])
         tokens = np.array(first, np.int32)[:, None]
         for _ in range(5):
@@ -352,7 +351,7 @@ def test_a_step_of_rows_gives_each_its_own_token(backend, model):
                 tokens, [cache.lengths[row] for row in rows], cache, sampling, rows=rows
             )
             assert tuple(tokens.shape) == (len(rows), 1)
-            drawn.append(backend.runtime.read(tokens))
+            drawn.append(backend.runtime.read([tokens]))
         for column, i in enumerate(order):
             assert [step[column] for step in drawn] == alone[i], (order, i)
         assert [cache.lengths[row] for row in rows] == [lengths[i] + 5 for i in order]

@@ -175,4 +175,4 @@ def test_a_prompt_of_one_token_is_a_step(compile, mlx):
     wanted = mlx.runtime.to_numpy(model.forward([[7]], 0, cache)).argmax()
     for token in ([[7]], np.array([[7]]), np.array([[7]], np.int32)):
         cache = model.make_cache(6)
-        assert mlx.runtime.read(model.step(token, 0, cache, draw)) == [wanted]
+        assert mlx.runtime.read([model.step(token, 0, cache, draw)]) == [wanted]

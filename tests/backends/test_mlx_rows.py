@@ -72,7 +72,7 @@ def decode(mlx, model, cache, rows: list[int], batch=None, count: int = 1):
     for _ in range(count):
         positions = [cache.lengths[row] for row in rows]
         tokens = model.step(tokens, positions, cache, batch, rows=rows)
-        mlx.runtime.launch(tokens)
+        mlx.runtime.launch([tokens])
     return tokens
 
 
@@ -155,16 +155,16 @@ class Batch:
                 tokens, [self.cache.lengths[row] for row in rows], self.cache, batch, rows=rows
             )
             assert tuple(tokens.shape) == (len(rows), 1)
-            self.mlx.runtime.launch(tokens)
+            self.mlx.runtime.launch([tokens])
             answers.append(tokens)
-        together = [self.mlx.runtime.read(tokens) for tokens in answers]
+        together = [self.mlx.runtime.read([tokens]) for tokens in answers]
         assert all(same_state(self.cache.state(row), state) for row, state in zip(others, before))
         for column, row in enumerate(rows):
             alone = sampling(self.mlx, self.options[row])
             token = np.array([[self.last[row]]], np.int32)
             for step in together:
                 token = self.model.step(token, self.alone[row].length, self.alone[row], alone)
-                assert [step[column]] == self.mlx.runtime.read(token), (row, rows)
+                assert [step[column]] == self.mlx.runtime.read([token]), (row, rows)
             self.last[row] = together[-1][column]
         assert self.cache.lengths == [cache.length for cache in self.alone]
 
@@ -379,7 +379,7 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
             )[0]
             np.testing.assert_array_equal(processed[slot], wanted)
             assert [drawn[slot, 0]] == mlx.runtime.read(
-                alone(mx.array(scores[i : i + 1]), [i + 5], last_tokens)
+                [alone(mx.array(scores[i : i + 1]), [i + 5], last_tokens)]
             )
 
 
@@ -466,7 +466,7 @@ def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
         batch = sampling(mlx, *({"seed": n, **args} for n in range(3)))
         for n in range(3):
             masks = (lambda: words(allow(3, 384, n))) if count else None
-            mlx.runtime.launch(model.step([[5]] * 3, cache.lengths[:], cache, batch, masks=masks))
+            mlx.runtime.launch([model.step([[5]] * 3, cache.lengths[:], cache, batch, masks=masks)])
         return len(forwards), len(draws)
 
     assert run(1) == (1, 1)
@@ -529,7 +529,7 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     layer = row_nbytes // 4  # of keys or values, in two layers
 
     def run(rows: list[int], count: int = 3) -> None:
-        mlx.runtime.read(decode(mlx, model, cache, rows, count=count))
+        mlx.runtime.read([decode(mlx, model, cache, rows, count=count)])
 
     run([0, 1, 2])
     assert [buffer.slots for buffer in cache.buffers() if buffer.slots > 1] == [4]
@@ -581,7 +581,7 @@ def test_memory_after_a_thousand_joins_is_that_after_ten(mlx):
         rows = [row for row in range(5) if 0 < cache.lengths[row] < 290][:4]
         tokens = decode(mlx, model, cache, rows, greedy[len(rows)])
         if i in (9, 999):
-            mlx.runtime.read(tokens)
+            mlx.runtime.read([tokens])
             del tokens
             for other in range(5):
                 cache.reset(other)
@@ -618,10 +618,10 @@ def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
     model = loaded(mlx)
     cache = filled(model, 600, 4, (GROWTH - 2, 5, 6, 7))
     for rows in ([0, 1, 2, 3], [1, 2], [0, 1, 2]):
-        mlx.runtime.read(decode(mlx, model, cache, rows))
+        mlx.runtime.read([decode(mlx, model, cache, rows)])
     assert cache.lengths[0] == cache.buffers()[0].length == GROWTH
     waiting = [cache.state(row) for row in (0, 3)]
-    mlx.runtime.read(decode(mlx, model, cache, [1, 2]))
+    mlx.runtime.read([decode(mlx, model, cache, [1, 2])])
     assert all(same_state(cache.state(row), state) for row, state in zip((0, 3), waiting))
 
 

@@ -382,12 +382,12 @@ def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, ke
     weights_here = weights.Weights(checkpoint, mx.float16, gpu)
     assert [reason in notice for notice in weights_here.notices] == [True, True]  # Q4_K and Q6_K
     assert "Q6_K" in weights_here.notices[0] + weights_here.notices[1]
-    matrix = weights_here.linear("model.layers.0.self_attn.o_proj").weight
+    matrix = weights_here.linear(["model.layers.0.self_attn.o_proj"]).weight
     assert isinstance(matrix, kernels.QuantizedMatrix) and matrix.scalings[0][0].dtype == mx.float16
     head, embedding = "lm_head", "model.embed_tokens"
     for name, held in (
         ("model.layers.0.self_attn.o_proj", matrix),
-        (head, weights_here.linear(head).weight),
+        (head, weights_here.linear([head]).weight),
         (embedding, weights_here.embedding(embedding).weight),
     ):
         tensor = checkpoint.tensors[f"{name}.weight"]

@@ -166,8 +166,11 @@ def test_a_matrix_is_read_once(path, mlx):
     arrays.
     """
     weights = make_weights(mlx, path)
-    embedding, head = weights.embedding("model.embed_tokens"), weights.linear("model.embed_tokens")
-    again = weights.linear("model.embed_tokens")
+    embedding, head = (
+        weights.embedding("model.embed_tokens"),
+        weights.linear(["model.embed_tokens"]),
+    )
+    again = weights.linear(["model.embed_tokens"])
     if hasattr(embedding.weight, "packed"):
         assert head.weight is again.weight is embedding.weight
         return

@@ -153,12 +153,12 @@ def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
     wanted = []
     for token in text:
         step = np.array([[token]], np.int32)
-        wanted += read(model.step(step, single.length, single, sampler))
+        wanted += read([model.step(step, single.length, single, sampler)])
     first, second = (
         model.verify(np.array([part], np.int32), several.length, several, sampler)
         for part in (text[:5], text[5:])
     )
-    assert read(first, second) == wanted and read(first) == wanted[:5]
+    assert read([first, second]) == wanted and read([first]) == wanted[:5]
     assert single.length == several.length
     held, again = single.state(), several.state()
     assert (held["tokens"] == again["tokens"]).all()

@@ -244,7 +244,7 @@ def test_times_are_looked_at_once_a_second(tmp_path, monkeypatch):
     clock = itertools.count(100.0, 0.25)
     monkeypatch.setattr(watch.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(watch.FileMap, "is_overwritten", lambda mapped: looks.append(mapped))
-    files = watch.FileWatch(tensors)
+    files = watch.FileWatch([tensors])
     for _ in range(9):  # 0 to 2 seconds
         files.check()
     assert len(looks) == 3

@@ -297,8 +297,8 @@ class ToyBackend:
             free_memory=lambda device: self.free,
             dtype_name=str,
             to_numpy=self.wait_for_logits,
-            launch=lambda *arrays: self.launch(*arrays),
-            read=lambda *tokens: self.read(*tokens),
+            launch=lambda arrays: self.launch(arrays),
+            read=lambda tokens: self.read(tokens),
             is_out_of_memory=lambda error: isinstance(error, MemoryError),
         )
         self.clear()
@@ -320,14 +320,14 @@ class ToyBackend:
         self.batches += 1
         return ToySampling(options)
 
-    def launch(self, *arrays):
+    def launch(self, arrays):
         self.events.append("launch")
 
     def wait_for_logits(self, logits):
         self.events.append("logits")
         return np.array([row[-1] for row in logits], np.float32)
 
-    def read(self, *tokens):
+    def read(self, tokens):
         self.events.append("read")
         if self.read_fault:
             self.read_fault(tokens)

@@ -103,7 +103,7 @@ def whole(runs_ahead: bool = False, primitives=None) -> Loaded:
             "runs_ahead": lambda device: toy.runs_ahead,
             "device_name": str,
             "bandwidth": lambda device: 1e9,
-            "primitives": lambda *arrays: primitives,
+            "primitives": lambda arrays: primitives,
         }
     )
     sampling = SimpleNamespace(SamplingBatch=lambda options, device: toy.sampling_batch(options))

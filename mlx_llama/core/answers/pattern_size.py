@@ -69,7 +69,7 @@ def _measure(tokens: Iterable[str], measure_atom: Callable[[str], int]) -> int:
             groups = groups or [0]
             groups[-1] += last
         elif token[0] in "{~" and (count := _COUNT.fullmatch(token)):
-            times = max(1, *(int(digits[:12] or 1) for digits in count.groups("")))
+            times = max([1, *(int(digits[:12] or 1) for digits in count.groups(""))])
             groups[-1] += last * (times - 1)
             last *= times
         elif token not in "|?*+":

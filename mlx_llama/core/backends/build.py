@@ -20,7 +20,7 @@ def build_decoder(ops: Ops, weights: BaseWeights) -> Decoder:
     blocks = tuple(build_block(ops, spec, weights) for spec in config.layers)
     norm = weights.norm("model.norm")
     assert norm is not None
-    return Decoder(ops, config, embedding, blocks, norm, weights.linear(config.head_name))
+    return Decoder(ops, config, embedding, blocks, norm, weights.linear([config.head_name]))
 
 
 def build_block(ops: Ops, spec: LayerSpec, weights: BaseWeights) -> Block:
@@ -28,26 +28,32 @@ def build_block(ops: Ops, spec: LayerSpec, weights: BaseWeights) -> Block:
     attention = build_attention(ops, spec, weights) if spec.qkv else None
 
     def build_mlp(gate_up: Sequence[str], down: str, xielu: tuple[float, ...] = ()) -> MLP:
-        return MLP(ops, weights.linear(*gate_up), weights.linear(down), spec.activation, xielu)
+        return MLP(ops, weights.linear(gate_up), weights.linear([down]), spec.activation, xielu)
 
     mlp: MLP | Experts | None = None
     if experts := spec.experts:
         parts = experts.gate, experts.up, experts.down
         gate, up, down = map(weights.stack, parts)
         stacks = ExpertStacks(gate, up, down, experts, spec.activation)
-        router, shared = weights.linear(experts.router), None
+        router, shared = weights.linear([experts.router]), None
         if experts.shared:
             shared = build_mlp(experts.shared[:2], experts.shared[2])
         if experts.has_biases:
             stacks = stacks._replace(biases=tuple(map(weights.stack_biases, parts)))
         mlp = Experts(ops, router, stacks, shared)
     elif spec.down:
-        numbers = _constrain(*weights.numbers(spec.xielu)) if spec.xielu else ()
+        numbers = _constrain(weights.numbers(spec.xielu)) if spec.xielu else ()
         mlp = build_mlp(spec.gate_up, spec.down, numbers)
-    before = weights.norm(spec.attention_norm), weights.norm(spec.ffn_norm)
-    first, second = (norm or Unnormed(ops) for norm in before)
-    after = weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm)
-    return Block(ops, spec, first, attention, second, mlp, *after)
+    return Block(
+        ops,
+        spec,
+        attention_norm=weights.norm(spec.attention_norm) or Unnormed(ops),
+        attention=attention,
+        ffn_norm=weights.norm(spec.ffn_norm) or Unnormed(ops),
+        mlp=mlp,
+        post_attention_norm=weights.norm(spec.post_attention_norm),
+        post_ffn_norm=weights.norm(spec.post_ffn_norm),
+    )
 
 
 def build_attention(ops: Ops, spec: LayerSpec, weights: BaseWeights) -> Attention:
@@ -62,15 +68,23 @@ def build_attention(ops: Ops, spec: LayerSpec, weights: BaseWeights) -> Attentio
         assert query_norm is not None and key_norm is not None
         query_scale = query_norm.weight * key_norm.weight
         query_norm = key_norm = replace(query_norm, weight=query_norm.weight * 0 + 1)
-    projections = weights.linear(*spec.qkv), weights.linear(spec.out)
-    scales = query_norm, key_norm, query_scale, weights.vector(spec.sinks)
-    return Attention(ops, spec, *projections, *scales)
+    return Attention(
+        ops,
+        spec,
+        qkv=weights.linear(spec.qkv),
+        out=weights.linear([spec.out]),
+        query_norm=query_norm,
+        key_norm=key_norm,
+        query_scale=query_scale,
+        sinks=weights.vector(spec.sinks),
+    )
 
 
-def _constrain(alpha_p: float, alpha_n: float, beta: float, eps: float) -> tuple[float, ...]:
+def _constrain(numbers: Sequence[float]) -> tuple[float, ...]:
     """xIELU's numbers as `Ops.xielu` takes them, of the trained ones."""
 
     def softplus(x: float) -> float:
         return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
+    alpha_p, alpha_n, beta, eps = numbers
     return softplus(alpha_p), beta + softplus(alpha_n), beta, eps

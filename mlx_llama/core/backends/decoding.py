@@ -28,11 +28,11 @@ def prefill(
         for start in range(0, rest, chunk):
             tokens = np.array([prompt[start : start + chunk]], np.int32)
             model.forward(tokens, cache.lengths[row], cache, rows=[row])
-            backend.runtime.launch(*cache.arrays())
+            backend.runtime.launch(cache.arrays())
         tokens = np.array([prompt[rest:]], np.int32)
         sampled.append(model.step(tokens, cache.lengths[row], cache, sampling, rows=[row]))
-        backend.runtime.launch(sampled[-1])
-    return backend.runtime.read(*sampled)
+        backend.runtime.launch(sampled[-1:])
+    return backend.runtime.read(sampled)
 
 
 def decode(
@@ -49,14 +49,14 @@ def decode(
         sampled = model.step(
             current, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows
         )
-        backend.runtime.launch(sampled)
+        backend.runtime.launch([sampled])
         if backend.runs_ahead:
             if unread is not None:
-                yield backend.runtime.read(unread)
+                yield backend.runtime.read([unread])
             unread = current = sampled
         else:
-            values = backend.runtime.read(sampled)
+            values = backend.runtime.read([sampled])
             current = np.array(values, np.int32)[:, None]
             yield values
     if unread is not None:
-        yield backend.runtime.read(unread)
+        yield backend.runtime.read([unread])

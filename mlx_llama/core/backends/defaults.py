@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -9,5 +10,5 @@ def bandwidth(device: Any) -> float | None:
     return None
 
 
-def primitives(*arrays: Any) -> int | None:
+def primitives(arrays: Sequence[Any]) -> int | None:
     return None

@@ -8,7 +8,7 @@ backend's ops. "Array" is the backend's own array type. Core's docstrings are no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,9 +52,9 @@ class Runtime(Protocol):
     ) -> Any: ...
     def dtype_name(self, dtype: Any) -> str: ...  # "float32", "float16" or "bfloat16"
     # submits the arrays' work to the device without waiting
-    def launch(self, *arrays: Array) -> None: ...
+    def launch(self, arrays: Sequence[Array]) -> None: ...
     # waits once for int32 [B, T] each, and concatenates their rows
-    def read(self, *tokens: Array) -> list[int]: ...
+    def read(self, tokens: Sequence[Array]) -> list[int]: ...
     # float32 or integers, copied; never while decoding
     def to_numpy(self, array: Array) -> np.ndarray: ...
     # bytes allocated on the device, or of the process; 0: unknown
@@ -64,7 +64,7 @@ class Runtime(Protocol):
     # bytes per second, measured; None: that of the host's memory
     def bandwidth(self, device: Any) -> float | None: ...
     # in the arrays' unevaluated graph; None: there is no graph
-    def primitives(self, *arrays: Array) -> int | None: ...
+    def primitives(self, arrays: Sequence[Array]) -> int | None: ...
 
 
 class Facts(Protocol):

@@ -55,7 +55,7 @@ class BaseWeights:
         assert self.ranks is not None
         return self.vocabulary_type(self.ranks, self.share.vocabulary)
 
-    def linear(self, *names: str) -> Linear:
+    def linear(self, names: Sequence[str]) -> Linear:
         """The modules' matrices as one, rows on rows, and their biases where they have any."""
         biases = [key for name in names if (key := f"{name}.bias") in self.tensors]
         with self._allocating():
@@ -193,7 +193,7 @@ class BlockWeights(BaseWeights):
     def _adapt(self, names: Sequence[str]) -> Any:
         shapes = [self.tensors[f"{name}.weight"].shape for name in names]
         stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
-        return None if stacked is None else self._pack_adapters(*stacked)
+        return None if stacked is None else self._pack_adapters(stacked[0], stacked[1])
 
     def _vector(self, keys: Sequence[str]) -> Array:
         (vector,) = self._read(keys)

@@ -106,7 +106,7 @@ class ModelDrafts:
         for start in range(self.length, end, self._chunk):
             ids = np.array([self.tokens[start : min(start + self._chunk, end)]], np.int32)
             self.model.forward(ids, start, self.cache, rows=[self.row])
-            self.runtime.launch(*self.cache.arrays())
+            self.runtime.launch(self.cache.arrays())
 
     def may_draft_next(self) -> bool:
         """True until the draft model's context is full."""
@@ -123,11 +123,11 @@ class ModelDrafts:
         feed, drafts = np.array([self.tokens[self.length :]], np.int32), list[Array]()
         while len(drafts) < count:
             feed = self.model.step(feed, self.length, self.cache, self._sampling, rows=[self.row])
-            self.runtime.launch(feed)
+            self.runtime.launch([feed])
             drafts.append(feed)
         writer.completion.launches += count
         writer.count_read(sum(array.nbytes for array in drafts))
-        self._start, self._guesses = len(self.tokens), self.runtime.read(*drafts)
+        self._start, self._guesses = len(self.tokens), self.runtime.read(drafts)
         return self._guesses
 
     def trim_guesses(self) -> None:
@@ -249,7 +249,8 @@ def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:
     """The first difference between two vocabularies' sizes and a sample of pieces, "" for none."""
     sizes = [(model.tokenizer.vocab_size, model.config.vocab_size) for model in (draft, main)]
     if sizes[0] != sizes[1]:
-        return "{} tokens in {} rows and not {} in {}".format(*sizes[0], *sizes[1])
+        (tokens, rows), (main_tokens, main_rows) = sizes
+        return f"{tokens} tokens in {rows} rows and not {main_tokens} in {main_rows}"
     for token in range(0, sizes[0][0], max(1, sizes[0][0] // COMPARED_PIECES)):
         pieces = [model.tokenizer.decode([token], skip_special=False) for model in (draft, main)]
         if pieces[0] != pieces[1]:

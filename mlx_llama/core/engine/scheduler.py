@@ -352,7 +352,7 @@ class Scheduler:
         """Launch a chunk of a prompt. A lazy device projects nothing to the vocabulary."""
         ids = np.array([sequence.tokens[start:end]], np.int32)
         self.model.forward(ids, start, self.cache, rows=[sequence.row])
-        self.runtime.launch(*self.cache.arrays())
+        self.runtime.launch(self.cache.arrays())
 
     def _rate(self, sequence: Sequence, start: int, end: int) -> None:
         """Compute a chunk of a prompt and wait for the log-probabilities of the tokens after it."""
@@ -361,7 +361,7 @@ class Scheduler:
         after = np.array([sequence.tokens[start + 1 : end + 1]], np.int32).T
         logits = self.model.forward(ids, start, cache, rows=[row], all_positions=True)
         packed = sequence.sampling.rate(logits[0], after, count)
-        self.runtime.launch(packed, *cache.arrays())
+        self.runtime.launch([packed, *cache.arrays()])
         columns = self.runtime.to_numpy(packed).tolist()
         self._files.check()
         rates = [unpack(numbers, count) for numbers in columns]
@@ -416,7 +416,7 @@ class Scheduler:
             self._files.check()
             logits = first.request.hooks.process(first.tokens, logits)
             sampled = self.model.sample(logits, cache, sampling, rows=rows, masks=masks)
-            self.runtime.launch(*cache.arrays())
+            self.runtime.launch(cache.arrays())
         else:
             sampled = self.model.step(tokens, start, cache, sampling, rows=rows, masks=masks)
         self._submit(Step(sequences, sampled))
@@ -427,7 +427,7 @@ class Scheduler:
         self._launch_step([sequence], np.array([sequence.tokens[start:]], np.int32))
 
     def _submit(self, step: Step) -> None:
-        self.runtime.launch(step.sampled)
+        self.runtime.launch([step.sampled])
         for sequence in step.sequences:
             sequence.writer.completion.launches += 1
         self.launched.append(step)
@@ -538,7 +538,7 @@ class Scheduler:
 
     def _wait(self, step: Step) -> list[int]:
         """Wait for a step's tokens, row by row."""
-        sampled = self.runtime.read(step.sampled)
+        sampled = self.runtime.read([step.sampled])
         nbytes = step.sampled.nbytes // len(step.sequences)
         for sequence in step.sequences:
             sequence.writer.count_read(nbytes)

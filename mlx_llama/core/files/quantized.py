@@ -278,7 +278,7 @@ class MLXWeight(_StoredRows):
     biases = property(lambda self: self._rows_of(2))
 
     def _derive(self, name: str, arrays: Sequence[Any], **where: Any) -> MLXWeight:
-        return MLXWeight(name, self.bits, self.group_size, *arrays, **where)
+        return MLXWeight(name, self.bits, self.group_size, arrays[0], arrays[1], arrays[2], **where)
 
     @property
     def description(self) -> str:
@@ -338,7 +338,7 @@ class FloatWeight(_StoredRows):
         self.column_unit = 32
 
     def _derive(self, name: str, arrays: Sequence[Any], **where: Any) -> FloatWeight:
-        return FloatWeight(name, self.mode, *arrays, **where)
+        return FloatWeight(name, self.mode, arrays[0], arrays[1], **where)
 
     def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         return self._rows_of(0, slice(start, stop)), self._rows_of(1, slice(start, stop))
@@ -449,7 +449,7 @@ class _Blocks:
         """uint8 [B, count]."""
         return np.ascontiguousarray(self._blocks[:, at : at + count])
 
-    def split(self, *words: np.ndarray) -> np.ndarray:
+    def split(self, words: Sequence[np.ndarray]) -> np.ndarray:
         """The bytes of words, uint8 [B, 4 words]."""
         joined = np.empty((len(self._blocks), len(words)), np.uint32)
         for i, word in enumerate(words):
@@ -497,8 +497,8 @@ def _q3_k(block: Any) -> Parts:
     # 16 sub scales of 6 bits: the lower four in nibbles of bytes 0..7, the upper two in 8..11
     *lower, upper = block.words(96, 3)
     low = (lower[i % 2] >> i // 2 * 4 & 0x0F0F0F0F for i in range(4))
-    words = (part | (upper >> 2 * i & 0x03030303) << 4 for i, part in enumerate(low))
-    return _two_levels(block.half(108), block.split(*words) - 32)
+    words = [part | (upper >> 2 * i & 0x03030303) << 4 for i, part in enumerate(low)]
+    return _two_levels(block.half(108), block.split(words) - 32)
 
 
 def _q4_k(block: Any) -> Parts:
@@ -509,7 +509,7 @@ def _q4_k(block: Any) -> Parts:
 
     def split(lower: Any, shift: int) -> Any:
         upper = last >> shift & 0x0F0F0F0F | lower >> 2 & 0x30303030
-        return block.split(lower & 0x3F3F3F3F, upper)
+        return block.split([lower & 0x3F3F3F3F, upper])
 
     return _two_levels(block.half(0), split(first, 0), block.half(2), split(second, 4))
 

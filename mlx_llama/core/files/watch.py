@@ -22,7 +22,7 @@ class FileWatch:
     by its name is not noticed and need not be: the mapped one stays as it was.
     """
 
-    def __init__(self, *models: Mapping[str, Mapped], guard: Guard | None = None):
+    def __init__(self, models: Iterable[Mapping[str, Mapped]] = (), guard: Guard | None = None):
         tensors: Iterable[Mapped] = (tensor for model in models for tensor in model.values())
         maps = (mapped for tensor in tensors for mapped, _, _ in tensor.pages)
         self._maps: list[FileMap] = list({id(mapped): mapped for mapped in maps}.values())

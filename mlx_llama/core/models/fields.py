@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,7 @@ class Reader:
     def boolean(self, name: str, default: bool) -> bool:
         return self._value(name, Field(name, kind=bool), default)
 
-    def refuse(self, name: str, *neutral: Any, reason: str) -> None:
+    def refuse(self, name: str, neutral: Sequence[Any], reason: str) -> None:
         """Refuse a field of unsupported arithmetic unless it is null or leaves it out."""
         value = self.raw.get(name)
         if value is not None and not any(

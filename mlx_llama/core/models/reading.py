@@ -52,7 +52,7 @@ def read_config(read: Reader) -> dict[str, Any]:
     """All fields, from config.json. Raises ConfigError."""
     family, read, is_part = find_family(read)
     for name, (neutral, reason) in family.refused.items():
-        read.refuse(name, neutral, reason=reason)
+        read.refuse(name, [neutral], reason)
     values = _read_table(read, family)
     default, vocab = family.defaults, values["vocab_size"]
     has_bias = values.pop("attention_bias", False)
@@ -194,7 +194,7 @@ def _read_activation(read: Reader, family: Family) -> str:
         field = "hidden_act"  # in Gemma's first files
     name = read.get(field, default)
     if default == XIELU:
-        read.refuse(field, XIELU, reason="an MLP without a gate has no other activation")
+        read.refuse(field, [XIELU], reason="an MLP without a gate has no other activation")
         return XIELU
     if not isinstance(name, str) or name not in ACTIVATIONS:
         read.fail(field, name, f"one of {', '.join(ACTIVATIONS)}")
@@ -236,5 +236,5 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
         # without experts, llama.cpp ignores the size of a shared one (Granite 4)
         is_unused = field == "expert_shared_feed_forward_length" and family.experts is None
         if field not in known and not is_unused:
-            read.refuse(field, *neutral, reason="nothing else is supported")
+            read.refuse(field, neutral, reason="nothing else is supported")
     return family, read

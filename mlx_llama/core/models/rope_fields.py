@@ -113,7 +113,7 @@ def _read_rope(
             factor = reader.get("partial_rotary_factor")
             reader.fail("partial_rotary_factor", factor, f"an even part of {head_dim}")
     else:
-        rope.refuse("partial_rotary_factor", 1, reason="only whole heads are rotated")
+        rope.refuse("partial_rotary_factor", [1], reason="only whole heads are rotated")
     foreign = _FOREIGN[:-1] if family.scales_queries else _FOREIGN
     for name, value in rope.raw.items():
         if isinstance(value, dict):

@@ -122,7 +122,14 @@ def draw(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     text = TextColumn("{task.description}", markup=False)
-    columns, console = (text, BarColumn(), count, TimeRemainingColumn()), Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh) as display:
+    with Progress(
+        text,
+        BarColumn(),
+        count,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=auto_refresh,
+    ) as display:
         task = display.add_task(label, total=total)
         yield lambda done: display.update(task, completed=done, refresh=not auto_refresh)

@@ -73,7 +73,9 @@ class Packing:
         """Convert stored parts to numbers [..., D]."""
         if self.bits != 8:
             return parts[0].astype(self.dtype)
-        numbers = mx.dequantize(*parts, group_size=CACHE_GROUP, bits=self.bits)
+        numbers = mx.dequantize(
+            parts[0], parts[1], parts[2], group_size=CACHE_GROUP, bits=self.bits
+        )
         return numbers[..., : self.head_dim].astype(self.dtype)
 
 

@@ -75,7 +75,7 @@ class Runner:
             key = ("step", len(order), packing.bits, features, adapters is None)
             step = self._find(key, lambda: partial(self._step, features, packing))
             arguments = sampling.arrange(order), token, _positions(cache, buffer)
-            (drawn,) = _advance(step, cache, buffer, adapters, *arguments)
+            (drawn,) = _advance(step, cache, buffer, adapters, arguments)
             following.append(drawn)
         return following
 
@@ -88,7 +88,7 @@ class Runner:
             adapters, position = _adapters(cache, buffer), _positions(cache, buffer)
             key = ("advance", len(order), packing.bits, features.window, adapters is None)
             advance = self._find(key, lambda: partial(self.advance, features.window, packing))
-            logits, recent = _advance(advance, cache, buffer, adapters, token, position)
+            logits, recent = _advance(advance, cache, buffer, adapters, (token, position))
             forwards.append((logits, position, recent))
         mx.async_eval([logits for logits, *_ in forwards])
         masked, drawn = masks(), []
@@ -131,7 +131,7 @@ class Runner:
 
 
 def _advance(
-    step: Callable, cache: Buffers, buffer: Buffer, adapters: mx.array | None, *arguments
+    step: Callable, cache: Buffers, buffer: Buffer, adapters: mx.array | None, arguments: tuple
 ) -> list:
     """Call a unit on a buffer's arrays, which it updates; returns its other results."""
     tables = cache.tables(buffer.length)

@@ -37,9 +37,9 @@ def _read_block(read: Reader, i: int, block: Any) -> tuple[int, int]:
     inner = read.inner(block, f"block_configs[{i}].")
     attention, ffn = inner.part("attention"), inner.part("ffn")
     for part in (attention, ffn):
-        part.refuse("replace_with_linear", False, reason=_LINEAR)
+        part.refuse("replace_with_linear", [False], reason=_LINEAR)
     for name in ("window_length", "num_sink_tokens", "sparsify"):
-        attention.refuse(name, reason="attention sees all positions here")
+        attention.refuse(name, [], reason="attention sees all positions here")
     heads, groups, units = read.integer("num_attention_heads"), 0, 0
     if not attention.boolean("no_op", False):
         size = attention.integer("n_heads_in_group")
