@@ -98,6 +98,12 @@ class Leader(World):
                 raise BackendError(f"rank {rank}: {answer['failed']}")
         return LeadingModel(self, backend, model, checkpoint, name)
 
+    def drop_with(self, owner: object, name: int) -> None:
+        """Drop a name on all ranks once its object is gone. At exit all are: a thread may use one
+        until then.
+        """
+        weakref.finalize(owner, self.dropped.append, name).atexit = False
+
     @contextmanager
     def together(self, do: str, arrays: Arrays | None = None, **fields: Any) -> Iterator[None]:
         """Make a call on all ranks; the block makes it on rank 0. Ctrl-C waits for its end."""
@@ -177,7 +183,7 @@ class LeadingModel:
     ):
         self._world, self._backend, self._model, self._name = world, backend, model, name
         self.config = checkpoint.config
-        weakref.finalize(self, world.dropped.append, name)
+        world.drop_with(self, name)
 
     def __getattr__(self, field: str) -> Any:
         return getattr(self._model, field)
@@ -282,7 +288,7 @@ class LeadingModel:
             fields = {"model": self._name, "sampling": name, "options": options}
             self._world.tell("share_sampling", **fields)
             sampling._rank_name = name  # type: ignore[attr-defined]  # only this file's
-            weakref.finalize(sampling, self._world.dropped.append, name)
+            self._world.drop_with(sampling, name)
         return name
 
 
@@ -291,7 +297,7 @@ class LeadingCache:
 
     def __init__(self, world: Leader, inner: Cache, name: int):
         self._world, self.inner, self.name = world, inner, name
-        weakref.finalize(self, world.dropped.append, name)
+        world.drop_with(self, name)
 
     def __getattr__(self, field: str) -> Any:
         return getattr(self.inner, field)

@@ -59,13 +59,17 @@ _REFUSAL = {
 
 
 def _add_names(schema: dict[str, Any], body: type[Body]) -> None:
-    """Add the other names of fields to a body's schema."""
-    properties = schema["properties"]
+    """Add the other names of fields to a body's schema. An option has `aliases` once, at its name
+    in core's table, where the page's settings look for it.
+    """
+    properties, known = schema["properties"], dict(schema["properties"])
     for name, field in spellings(body).items():
         first = next(other for other, same in spellings(body).items() if same == field)
-        if name != first and first in properties:
-            text = f"{properties[first].get('description', '')} (also: {first})".strip()
-            properties[name] = {**properties[first], "title": name, "description": text}
+        if first in known and name != first:
+            text = f"{known[first].get('description', '')} (also: {first})".strip()
+            properties[name] = {**known[first], "title": name, "description": text}
+        if first in known and name != field:
+            properties[name] = {k: v for k, v in properties[name].items() if k != "aliases"}
 
 
 def write_openapi(app: FastAPI) -> dict[str, Any]:
