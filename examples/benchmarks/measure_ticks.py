@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from cpu_fallback.runtime import read
 from mlx_llama.core.backends.positions import CallView, Positions
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
@@ -85,7 +86,7 @@ def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
         dtype_name=str,
         is_out_of_memory=lambda error: False,
         launch=lambda arrays: None,
-        read=lambda *tokens: np.concatenate(tokens)[:, 0].tolist(),
+        read=read,
     )
     backend = SimpleNamespace(
         name="stub",
@@ -114,7 +115,7 @@ def measure(rows: int, ticks: int, wants_text: bool, runs_ahead: bool) -> dict[s
         for row in range(rows)
     ]
     while len(loop.scheduler.running) < rows:
-        loop.tick()
+        assert loop.tick(), "requests ended before all of them ran"
     seconds = []
     for _ in range(ticks):
         started = time.perf_counter()
