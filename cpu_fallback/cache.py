@@ -10,7 +10,7 @@ import numpy as np
 from mlx_llama.core.backends.positions import CallView, Positions
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 from mlx_llama.core.system.forks import cached_property
 
 from . import runtime

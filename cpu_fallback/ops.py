@@ -17,7 +17,7 @@ import numpy as np
 
 from mlx_llama.core import ops as plain
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.models.parts import Attention, Experts
 from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays
@@ -88,7 +88,7 @@ xielu, softcap = partial(plain.xielu, arrays), partial(plain.softcap, arrays)
 
 def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertStacks) -> np.ndarray:
     """`experts` of core.ops by the products of `words`."""
-    gate, up, down, spec, activation, (gate_bias, up_bias, down_bias) = stacks
+    gate, up, down, spec, (gate_bias, up_bias, down_bias) = stacks
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     out = np.zeros_like(rows)
@@ -99,7 +99,7 @@ def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertSta
             inputs, share = share * inputs, 1
         if gate_bias is not None:
             inner, outer = np.concatenate([gate_bias[expert], up_bias[expert]]), down_bias[expert]
-        hidden = words.gated_linear(inputs, (gate[expert], up[expert]), inner, activation)
+        hidden = words.gated_linear(inputs, (gate[expert], up[expert]), inner, spec.activation)
         out[tokens] += share * words.linear(hidden, down[expert], outer)
     return out.reshape(x.shape)
 
@@ -108,7 +108,7 @@ experts = partial(mix_experts, sys.modules[__name__])
 
 
 @np.errstate(over="ignore")  # as for `gate`
-def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, np.ndarray]:
+def choose_experts(scores: np.ndarray, spec: Experts) -> tuple[np.ndarray, np.ndarray]:
     return plain.choose_experts(arrays, scores, spec)
 
 
@@ -121,7 +121,7 @@ def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) ->
 
 
 def norm_heads(
-    heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec
+    heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: Attention
 ) -> np.ndarray:
     ends = spec.heads * spec.head_dim, (spec.heads + spec.key_value_heads) * spec.head_dim
     query, key, value = np.split(heads, ends, axis=-1)
@@ -132,7 +132,7 @@ def norm_heads(
     return np.concatenate([*normed, value], axis=-1)
 
 
-def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
+def rope_and_store(heads: np.ndarray, view: View, spec: Attention) -> np.ndarray:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         # the same for all heads
@@ -145,7 +145,7 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
 
 
 def attend(
-    query: np.ndarray, view: View, spec: LayerSpec, sinks: np.ndarray | None = None
+    query: np.ndarray, view: View, spec: Attention, sinks: np.ndarray | None = None
 ) -> np.ndarray:
     B, H, T, D = query.shape
     mixed = np.empty((B, T, H, D), np.float32)

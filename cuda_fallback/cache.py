@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mlx_llama.core.backends.positions import CallView, Positions, Span, position_nbytes
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 
 from . import runtime
 from .kernels.storage import Storage, split_rows

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core import ops as plain
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.models.parts import Attention, Experts
 from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays, kernels
@@ -107,7 +107,7 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
 choose_experts = partial(plain.choose_experts, arrays)
 
 
-def scale_inputs(rows: Tensor, shares: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
+def scale_inputs(rows: Tensor, shares: Tensor, spec: Experts) -> tuple[Tensor, Tensor]:
     """Inputs [T, E], or times shares [T used, E], and factors of their outputs, [T, used]."""
     if not spec.scales_input:
         return rows, shares
@@ -131,7 +131,7 @@ def _run_experts(
 
     gate_bias, up_bias, down_bias = stacks.biases
     gate_up = project(x, stacks.gate, gate_bias), project(x, stacks.up, up_bias)
-    hidden = gate(torch.cat(gate_up, dim=-1), stacks.activation)
+    hidden = gate(torch.cat(gate_up, dim=-1), stacks.spec.activation)
     return project(hidden, stacks.down, down_bias)
 
 
@@ -153,7 +153,7 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return plain.softcap(arrays, x.float(), cap).to(x.dtype)
 
 
-def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: LayerSpec) -> Tensor:
+def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: Attention) -> Tensor:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
     if len(query_weight) == D:
@@ -163,7 +163,7 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: La
     return torch.cat([query, key.reshape(value.shape), value], dim=-1)
 
 
-def split_heads(heads: Tensor, spec: LayerSpec) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(heads: Tensor, spec: Attention) -> tuple[Tensor, Tensor, Tensor]:
     # one call in place of plain's three slices
     H, G = spec.heads, spec.key_value_heads
     B, T, _ = heads.shape
@@ -171,7 +171,7 @@ def split_heads(heads: Tensor, spec: LayerSpec) -> tuple[Tensor, Tensor, Tensor]
     return parts.split_with_sizes((H, G, G), dim=1)
 
 
-def rope_and_store(heads: Tensor, view: View, spec: LayerSpec) -> Tensor:
+def rope_and_store(heads: Tensor, view: View, spec: Attention) -> Tensor:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = (
@@ -182,7 +182,7 @@ def rope_and_store(heads: Tensor, view: View, spec: LayerSpec) -> Tensor:
     return query
 
 
-def attend(query: Tensor, view: View, spec: LayerSpec, sinks: Tensor | None = None) -> Tensor:
+def attend(query: Tensor, view: View, spec: Attention, sinks: Tensor | None = None) -> Tensor:
     # Sequences have different lengths and separate storage.
     mixed = []
     for queries, (keys, values), mask in zip(

@@ -241,9 +241,18 @@ def config_fields(**fields: Any) -> dict[str, Any]:
 
 def shared_arithmetic(config: Any) -> tuple:
     """The fields of LlamaConfig that all layers share."""
-    spec, names = config.layers[0], "heads key_value_heads head_dim eps scale softcap activation"
-    shared = tuple(getattr(spec, name) for name in names.split())
-    return *shared, spec.residual_multiplier, config.query_key_norm, config.hidden_size
+    layer, names = config.layers[0], "heads key_value_heads head_dim eps scale softcap"
+    shared = tuple(getattr(layer.mixer, name) for name in names.split())
+    others = config.activation, config.query_key_norm, config.hidden_size
+    return *shared, layer.residual_multiplier, *others
+
+
+def few_experts(count: int, used: int, normalises: bool = True, **more: Any) -> Any:
+    """parts.Experts of `count` experts without names."""
+    from mlx_llama.core.models.parts import Experts
+
+    names = ("",) * count
+    return Experts("", names, names, names, ("", "", ""), 1, used, normalises, **more)
 
 
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlx_llama.core import ops
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.parts import Attention
 
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels, Plan
@@ -193,7 +193,7 @@ class View(ops.View):
 
     def new_keys(self, layer: int) -> Columns:
         """The stored keys, in the buffer where they were rotated."""
-        return self.trace.head_columns(self.trace.config.layers[layer])[1]
+        return self.trace.head_columns(self.trace.config.layers[layer].mixer)[1]
 
 
 class Trace:
@@ -290,7 +290,7 @@ class Trace:
         self.vectors.append(buffer)
         return buffer
 
-    def head_columns(self, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
+    def head_columns(self, spec: Attention) -> tuple[Columns, Columns, Columns]:
         """Queries, keys and values in the workspace, each padded to a multiple of ROWS columns."""
         at, parts = 0, []
         for heads in (spec.heads, spec.key_value_heads, spec.key_value_heads):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_llama.core.models.spec import LayerSpec, Window
+from mlx_llama.core.models.parts import Attention, Window
 from mlx_llama.core.ops import ExpertStacks
 
 from .. import ops
@@ -105,7 +105,7 @@ def _direct(product: Product, buffers: tuple[Buffer, ...]) -> None:
 
 
 def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
-    gate, up, down, spec, activation, (gate_bias, up_bias, down_bias) = stacks
+    gate, up, down, spec, (gate_bias, up_bias, down_bias) = stacks
     trace = x.trace
     r = trace.workspace.routing
     scores.place(r.scores)
@@ -118,7 +118,7 @@ def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
     layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
     packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, spec.scales_input)
     gates, ups = trace.workspace.hidden_units[gate[0].plan.rows]
-    gated = Gated(trace, activation, gates, ups)
+    gated = Gated(trace, spec.activation, gates, ups)
     trace.multiply_experts(gate, gate_bias, packed, gated.gate, wait=False)
     trace.multiply_experts(up, up_bias, packed, gated.up)
     packed = trace.pack(gated, layouts[2:], of_experts=True)
@@ -134,7 +134,7 @@ def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
 
 
 def norm_heads(
-    heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec
+    heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: Attention
 ) -> Columns:
     trace = heads.trace
     query, key, _ = split_heads(heads, spec)
@@ -146,14 +146,14 @@ def norm_heads(
     return query
 
 
-def scale_heads(query: Columns, weight: np.ndarray, spec: LayerSpec) -> Columns:
+def scale_heads(query: Columns, weight: np.ndarray, spec: Attention) -> Columns:
     trace = query.trace
     sizes, copied = dict(heads=spec.heads, size=spec.head_dim), trace.copy_vector(weight)
     trace.program.add("scale_heads", 1, True, qkv=query.buffer, **sizes, weight=copied)
     return query
 
 
-def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
+def split_heads(heads: Symbol, spec: Attention) -> tuple[Columns, Columns, Columns]:
     """As in core.ops; directs the heads' product to these columns if it has no buffer."""
     parts = heads.trace.head_columns(spec)
     if isinstance(heads, Product) and heads.buffer is None:
@@ -163,7 +163,7 @@ def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Colum
     return parts
 
 
-def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
+def rope_and_store(heads: Symbol, view: View, spec: Attention) -> Columns:
     query, key, value = split_heads(heads, spec)
     operands = _page_offsets(heads.trace, spec) | dict(qkv=query.buffer, rotates=int(spec.rotates))
     operands |= dict(heads=spec.heads, keys_at=4 * key.at, values_at=4 * value.at)
@@ -173,7 +173,7 @@ def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
     return query
 
 
-def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
+def _page_offsets(trace: Trace, spec: Attention) -> dict[str, int]:
     """Offsets of the layer's keys and values in a page, as operands; and the number of heads."""
     pages, i = trace.workspace.pages, spec.index
     numbers = {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1)}
@@ -181,7 +181,7 @@ def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
     return {"key_heads": spec.key_value_heads} | numbers | scales
 
 
-def attend(query: Columns, view: View, spec: LayerSpec, sinks: np.ndarray | None = None) -> Columns:
+def attend(query: Columns, view: View, spec: Attention, sinks: np.ndarray | None = None) -> Columns:
     out = query.trace.workspace.mixed
     operands = _page_offsets(query.trace, spec) | dict(qkv=query.buffer, out=out, scale=spec.scale)
     operands["shared"] = spec.heads // spec.key_value_heads

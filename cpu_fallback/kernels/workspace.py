@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.parts import Layer
 
 from ..pages import PageLayout, allocate
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout
@@ -107,8 +107,8 @@ class Workspace:
         return self._scores_address, thread_bytes, head_bytes
 
 
-def _is_adjusted(spec: LayerSpec) -> bool:
+def _is_adjusted(layer: Layer) -> bool:
     """True if the layer norms, scales or sums its additions to the stream."""
-    is_normed = spec.post_attention_norm or spec.post_ffn_norm
-    is_summed = spec.experts and spec.experts.shared
-    return bool(is_normed or is_summed or spec.residual_multiplier != 1)
+    is_normed = layer.post_attention_norm or layer.post_ffn_norm
+    is_summed = layer.experts and layer.mlp
+    return bool(is_normed or is_summed or layer.residual_multiplier != 1)

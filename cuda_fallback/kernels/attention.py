@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 
 from . import packed
 from .addresses import COSINES, NEXT, NUMBERS, POSITION, SCALES, SINES, address, field, head_address

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.parts import Attention
 from mlx_llama.core.ops import ExpertStacks
 
 from .. import ops as plain
@@ -56,7 +56,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return add_rms_norm(x, None, weight, eps)[1]
 
 
-def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: LayerSpec) -> Tensor:
+def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: Attention) -> Tensor:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     if len(query_weight) == D:
         return decode.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
@@ -65,7 +65,7 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: La
     return torch.cat([query, key, value], dim=-1)
 
 
-def rope_and_store(heads: Tensor, view: StateView, spec: LayerSpec) -> Tensor:
+def rope_and_store(heads: Tensor, view: StateView, spec: Attention) -> Tensor:
     return decode.store_rotated(
         view.state,
         spec.index,
@@ -82,7 +82,7 @@ def rope_and_store(heads: Tensor, view: StateView, spec: LayerSpec) -> Tensor:
     )
 
 
-def attend(query: Tensor, view: StateView, spec: LayerSpec, sinks: Tensor | None = None) -> Tensor:
+def attend(query: Tensor, view: StateView, spec: Attention, sinks: Tensor | None = None) -> Tensor:
     return decode.attend(
         view.state,
         spec.index,

@@ -317,7 +317,7 @@ def experts(
 
     gate_bias, up_bias, down_bias = stacks.biases
     parts = [multiply(rows, stacks.gate, gate_bias), multiply(rows, stacks.up, up_bias)]
-    hidden = gate(torch.cat(parts, dim=-1), stacks.activation)
+    hidden = gate(torch.cat(parts, dim=-1), stacks.spec.activation)
     return combine(multiply(hidden, stacks.down, down_bias), shares)
 
 

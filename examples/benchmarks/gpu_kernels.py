@@ -64,7 +64,7 @@ def _errors(dtype: Any) -> dict[str, float]:
     import torch.nn.functional as F
 
     from cuda_fallback.kernels import decode
-    from mlx_llama.core.models.spec import Window
+    from mlx_llama.core.models.parts import Window
 
     def silu_gated(both: Any) -> Any:
         gate, up = both.double().chunk(2, dim=-1)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from .models import parts
 from .models.config import LlamaConfig
-from .models.spec import LayerSpec
 from .ops import Array, ExpertStacks, Matrix, Ops, View
 
 
@@ -79,7 +79,7 @@ class Attention:
     """Grouped-query attention over the cache."""
 
     ops: Ops
-    spec: LayerSpec
+    spec: parts.Attention
     qkv: Linear  # [(H + 2 G) D, E], the three projections as one matrix
     out: Linear  # [E, H D]
     query_norm: RMSNorm | None = None  # [D], or [H D] and [G D]
@@ -144,7 +144,7 @@ class Block:
     """Attention and MLP, with norms before or after each; a layer may lack either (None)."""
 
     ops: Ops
-    spec: LayerSpec
+    spec: parts.Layer
     attention_norm: RMSNorm | Unnormed
     attention: Attention | None
     ffn_norm: RMSNorm | Unnormed

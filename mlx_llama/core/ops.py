@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from .models.spec import ExpertsSpec, LayerSpec
+from .models.parts import Attention, Experts
 
 Array = Any  # the backend's own
 Probe = Callable[[str, Array], None]
@@ -27,8 +27,7 @@ class ExpertStacks(NamedTuple):
     gate: Stack
     up: Stack
     down: Stack
-    spec: ExpertsSpec
-    activation: str = "silu"
+    spec: Experts
     biases: Biases | tuple[None, None, None] = (None, None, None)
 
 
@@ -53,7 +52,7 @@ class View:
         if self.listener is not None:
             self.probe(name, ops.add(x, delta), layer)
 
-    def probe_heads(self, heads: Array, spec: LayerSpec, ops: Ops) -> None:
+    def probe_heads(self, heads: Array, spec: Attention, ops: Ops) -> None:
         """Show query, key and value [B, H or G, T, D] of heads [B, T, (H + 2 G) D]."""
         if self.listener is not None:
             for name, part in zip(("query", "key", "value"), ops.split_heads(heads, spec)):
@@ -127,27 +126,27 @@ class Ops(Protocol):
         """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: any shape."""
 
     def norm_heads(
-        self, heads: Array, query_weight: Array, key_weight: Array, spec: LayerSpec
+        self, heads: Array, query_weight: Array, key_weight: Array, spec: Attention
     ) -> Array:
         """RMS norms of queries and keys of heads [B, T, (H + 2 G) D]; returns the same shape.
 
         Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
         """
 
-    def scale_heads(self, query: Array, weight: Array, spec: LayerSpec) -> Array:
+    def scale_heads(self, query: Array, weight: Array, spec: Attention) -> Array:
         """Multiply each head by weights [D]. query: [B, H, T, D], which may change."""
 
-    def split_heads(self, heads: Array, spec: LayerSpec) -> tuple[Array, Array, Array]:
+    def split_heads(self, heads: Array, spec: Attention) -> tuple[Array, Array, Array]:
         """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
 
-    def rope_and_store(self, heads: Array, view: View, spec: LayerSpec) -> Array:
+    def rope_and_store(self, heads: Array, view: View, spec: Attention) -> Array:
         """Rotate queries and keys (Su et al. 2021, Hugging Face's layout); store keys and values.
 
         heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D].
         """
 
     def attend(
-        self, query: Array, view: View, spec: LayerSpec, sinks: Array | None = None
+        self, query: Array, view: View, spec: Attention, sinks: Array | None = None
     ) -> Array:
         """Attention to the view; a key head serves H / G query heads (Ainslie et al. 2023).
 
@@ -195,11 +194,11 @@ def last_position(x: Array) -> Array:
     return x[..., -1:, :]
 
 
-def scale_heads(query: Array, weight: Array, spec: LayerSpec) -> Array:
+def scale_heads(query: Array, weight: Array, spec: Attention) -> Array:
     return query * weight
 
 
-def split_heads(heads: Array, spec: LayerSpec) -> tuple[Array, Array, Array]:
+def split_heads(heads: Array, spec: Attention) -> tuple[Array, Array, Array]:
     H, G = spec.heads, spec.key_value_heads
     parts = heads.reshape(len(heads), -1, H + 2 * G, spec.head_dim).swapaxes(1, 2)
     return parts[:, :H], parts[:, H : H + G], parts[:, H + G :]
@@ -245,7 +244,7 @@ def softcap(words: Any, x: Array, cap: float) -> Array:
     return words.tanh(x / cap) * cap
 
 
-def choose_experts(words: Any, scores: Array, spec: ExpertsSpec) -> tuple[Array, Array]:
+def choose_experts(words: Any, scores: Array, spec: Experts) -> tuple[Array, Array]:
     """The `used` experts of largest score, integers [T, used], and their shares, float32."""
     scores = words.float32(scores)
     largest, chosen = words.top(scores, spec.used)

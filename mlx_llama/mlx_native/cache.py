@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_llama.core.backends.positions import CallView, Span
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 
 from . import runtime
 from .kernels.buffers import Buffer, Buffers, Parts, make_angles, make_periods

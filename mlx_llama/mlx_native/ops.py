@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from mlx_llama.core import ops as plain
 from mlx_llama.core.backends.positions import CACHE_GROUP
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.parts import Attention
 from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays
@@ -90,7 +90,7 @@ def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
         _multiply_stack(rows, stacks.gate, chosen, is_sorted, gate_bias),
         _multiply_stack(rows, stacks.up, chosen, is_sorted, up_bias),
     ]
-    hidden = gate(mx.concatenate(gate_up, axis=-1), stacks.activation)
+    hidden = gate(mx.concatenate(gate_up, axis=-1), stacks.spec.activation)
     outputs = _multiply_stack(hidden, stacks.down, chosen, is_sorted, down_bias)
     if is_sorted:
         outputs = outputs[mx.argsort(order)]
@@ -122,7 +122,7 @@ def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.
 
 
 def norm_heads(
-    heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: LayerSpec
+    heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: Attention
 ) -> mx.array:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     shape, parts, axis, unit = heads.shape, heads, -1, D
@@ -133,7 +133,7 @@ def norm_heads(
     return mx.concatenate(normed, axis=axis).reshape(shape)
 
 
-def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
+def rope_and_store(heads: mx.array, view: View, spec: Attention) -> mx.array:
     H, G = spec.heads, spec.key_value_heads
     # queries and keys together
     rotated, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)
@@ -148,7 +148,7 @@ def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     return query
 
 
-def attend(query: mx.array, view: View, spec: LayerSpec, sinks: mx.array | None = None) -> mx.array:
+def attend(query: mx.array, view: View, spec: Attention, sinks: mx.array | None = None) -> mx.array:
     """As in core.ops; returns [B, H D] if the view is flat."""
     B, H, T, D = query.shape
     if T == 1 and sinks is None and mx.default_device().type == mx.cpu:
@@ -267,7 +267,7 @@ def _find_angles(tables: tuple, columns: slice) -> tuple:
     return (*(part[..., columns] for part in tables[:count]), *tables[count:])
 
 
-def _heads_first(heads: mx.array, spec: LayerSpec) -> mx.array:
+def _heads_first(heads: mx.array, spec: Attention) -> mx.array:
     """Split heads [B, T, (H + 2 G) D], or without T, to [B, H + 2 G, T, D]."""
     B, T = heads.shape[0], heads.shape[1] if heads.ndim == 3 else 1
     count = spec.heads + 2 * spec.key_value_heads

@@ -25,8 +25,8 @@ from mlx_llama.core.files.tensor import Tensor, encode
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.families.family import choose_layers
+from mlx_llama.core.models.parts import NUMBERS_OF_XIELU
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
-from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, replace_when_done
 from mlx_llama.core.text import sentencepiece_model as spm
@@ -92,7 +92,7 @@ def write_gguf(
     _write_vocabulary(writer, checkpoint, notices)
 
     plan = {}
-    numbers = {name for spec in config.layers for name in spec.xielu}
+    numbers = {name for layer in config.layers if layer.mlp for name in layer.mlp.xielu}
     for name, parts in writing.stack_experts(checkpoint).items():
         if name in numbers:
             continue
@@ -267,7 +267,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     writer.add_rope_freq_base(config.rope.theta)
     if config.local_rope is not None and family.local_theta and family.local_theta[1]:
         writer.add_float32(f"{family.gguf}.rope.freq_base_swa", config.local_rope.theta)
-    for name, tensors in zip(NUMBERS_OF_XIELU, zip(*(spec.xielu for spec in config.layers))):
+    xielu = (layer.mlp.xielu for layer in config.layers if layer.mlp)
+    for name, tensors in zip(NUMBERS_OF_XIELU, zip(*xielu)):
         numbers = [checkpoint.tensors[tensor].float32().item() for tensor in tensors]
         writer.add_array(f"xielu.{name}", numbers)
     _write_rope_scaling(writer, checkpoint)
@@ -318,16 +319,17 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: getattr(config, name)
         for name in (
-            "local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
+            "activation local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
             "temperature_floor"
         ).split()
     }
-    for name in ("window", "rotates", "scale", "softcap", "activation"):
-        layers = [getattr(spec, name) for spec in config.layers]
+    mixers = [layer.mixer for layer in config.layers if layer.mixer]
+    for name in ("window", "rotates", "scale", "softcap"):
+        layers = [getattr(mixer, name) for mixer in mixers]
         if name == "window":
             layers = [
-                None if spec.window is None or spec.window.size >= positions else spec.window.size
-                for spec in config.layers
+                None if window is None or window.size >= positions else window.size
+                for window in layers
             ]
         values[name] = layers if len(set(layers)) > 1 else layers[0]
     return values

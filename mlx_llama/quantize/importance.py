@@ -272,19 +272,17 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
             stored = parts.get(f"{module}.weight", (f"{module}.weight",))[0]
             places[id(matrix)] = names.gguf(stored), i if count > 1 else 0, count
 
-    for block, spec in zip(decoder.blocks, config.layers):
-        if spec.qkv:
-            add(spec.qkv, block.attention.qkv.weight)
-            add((spec.out,), block.attention.out.weight)
-        if experts := spec.experts:
-            mlp, count = block.mlp, experts.count
+    for block, layer in zip(decoder.blocks, config.layers):
+        if mixer := layer.mixer:
+            add(mixer.qkv, block.attention.qkv.weight)
+            add((mixer.out,), block.attention.out.weight)
+        mlp = block.mlp
+        if experts := layer.experts:
             add((experts.router,), mlp.router.weight)
             for modules, stack in zip((experts.gate, experts.up, experts.down), mlp.stacks):
-                add(modules, stack, count)
-            if experts.shared:
-                add(experts.shared[:2], mlp.shared.gate_up.weight)
-                add(experts.shared[2:], mlp.shared.down.weight)
-        elif spec.down:
-            add(spec.gate_up, block.mlp.gate_up.weight)
-            add((spec.down,), block.mlp.down.weight)
+                add(modules, stack, experts.count)
+            mlp = mlp.shared
+        if layer.mlp:
+            add(layer.mlp.gate_up, mlp.gate_up.weight)
+            add((layer.mlp.down,), mlp.down.weight)
     return places

@@ -326,8 +326,8 @@ def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing]:
     config, wide = checkpoint.config, ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
     if config.architecture not in wide or config.hidden_size % 64:
         return {}
-    experts = (spec.experts for spec in config.layers)
-    return {spec.router: Packing(8, 64) for spec in experts if spec is not None}
+    experts = (layer.experts for layer in config.layers)
+    return {part.router: Packing(8, 64) for part in experts if part}
 
 
 def _pick_packing(tensor: Tensor | AffineWeight) -> Packing | None:

@@ -31,7 +31,7 @@ from cuda_fallback.kernels.state import MAX_ROWS, StateView
 from cuda_fallback.model import Llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 from mlx_llama.core.options import LoadOptions
 from mlx_llama.core.sample import SamplingFeatures
 

@@ -24,7 +24,7 @@ from making_gguf import LOW_BIT_MODEL, make_gguf
 from backends.conftest import EVERYTHING, relative_error
 from mlx_llama.core import options, rng
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 from mlx_llama.core.sample import arrange
 
 torch = pytest.importorskip("torch")

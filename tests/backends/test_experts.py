@@ -18,6 +18,7 @@ from making import (
     config_fields,
     edit_json,
     encode_tensor,
+    few_experts,
     make_checkpoint,
     random_tensors,
     refusal,
@@ -41,7 +42,6 @@ from mlx_llama.core.backends.shards import take_share
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import ExpertsSpec
 from mlx_llama.core.ops import ExpertStacks
 from mlx_llama.quantize.gguf_export import write_gguf
 from mlx_llama.quantize.mlx_folder import write_mlx
@@ -93,10 +93,10 @@ def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:
     """
     model = backend.load(open_checkpoint(path), "float32")
     inputs, unused = probes(model, backend.runtime.to_numpy, np.array([[token]])), {}
-    for spec in model.config.layers:
-        router = weights()[f"{spec.experts.router}.weight"].astype(np.float64)
-        scores = router @ inputs[f"{spec.index}.ffn_norm"].reshape(-1)
-        unused[spec.index] = np.argsort(-scores)[spec.experts.used :].tolist()
+    for layer in model.config.layers:
+        router = weights()[f"{layer.experts.router}.weight"].astype(np.float64)
+        scores = router @ inputs[f"{layer.index}.ffn_norm"].reshape(-1)
+        unused[layer.index] = np.argsort(-scores)[layer.experts.used :].tolist()
     return unused
 
 
@@ -355,7 +355,7 @@ def test_a_prompts_experts_by_torch_copy_nothing_from_the_host():
 
     stack = torch.ones((4, 8, 8))
     with computing(by_kernels=False), Names():
-        spec = ExpertsSpec("router", ("gate",) * 4, (), (), ("", "", ""), used=2, normalises=True)
+        spec = few_experts(4, used=2)
         stacks = ExpertStacks(stack, torch.ones((4, 8, 8)), stack, spec)
         mixed = ops.experts(torch.ones((1, 5, 8)), torch.eye(5, 4)[None], stacks)
         assert mixed.shape == (1, 5, 8) and "lift_fresh" not in seen

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from making import few_experts
 from transformers.activations import XIELUActivation
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from backends import conftest
 from mlx_llama.core import llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.models.spec import ExpertsSpec
 from mlx_llama.core.options import resolve
 
 RNG = np.random.default_rng(5)
@@ -101,7 +101,7 @@ def test_norms_gates_and_caps_are_torchs(words):
 def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
     ops, convert, back = words
     scores = made(9, 6)
-    spec = ExpertsSpec("", ("",) * 6, (), (), ("", "", ""), 2, normalises)
+    spec = few_experts(6, used=2, normalises=normalises)
     chosen, shares = ops.choose_experts(convert(scores), spec)
     every = torch.softmax(wide(scores), dim=-1)
     wanted, numbers = torch.topk(every, 2)
@@ -118,7 +118,7 @@ def test_sigmoid_shares_of_extreme_scores(words):
     """As torch's, for scores whose exponential float32 does not hold."""
     ops, convert, back = words
     scores = np.float32([[-200, 3, -100], [95, -95, -300]])
-    spec = ExpertsSpec("", ("",) * 3, (), (), ("", "", ""), 3, False, scoring="sigmoid")
+    spec = few_experts(3, used=3, normalises=False, scoring="sigmoid")
     chosen, shares = (np.asarray(back(x)) for x in ops.choose_experts(convert(scores), spec))
     wanted = torch.sigmoid(wide(np.take_along_axis(scores, chosen.astype(int), -1)))
     np.testing.assert_allclose(shares, wanted.numpy(), rtol=1e-5, atol=1e-38)

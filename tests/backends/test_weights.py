@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -19,8 +20,8 @@ STORED = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 def named_matrices(model) -> dict:
     """The CPU model's matrices by module name."""
-    layers = model.config.layers
-    names = [name for s in layers for name in (*s.qkv, s.out, *s.gate_up, s.down)]
+    groups = (group for layer in model.config.layers for group in layer.linears())
+    names = itertools.chain(*groups)
     named = dict(zip((*names, "lm_head"), matrices_of(model), strict=True))
     return named | {"model.embed_tokens": model.decoder.embedding.weight}
 

@@ -26,7 +26,7 @@ from making_gguf import llama_cpp_model, make_gguf, permute
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 from mlx_llama.quantize.gguf_export import write_gguf
 from mlx_llama.quantize.mlx_folder import write_mlx
 
@@ -166,10 +166,12 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
     source = open_checkpoint(make_checkpoint(tmp_path / "64", num_hidden_layers=64, **fields))
     write_gguf(source, tmp_path / "out.gguf", "F32")
     config = open_checkpoint(tmp_path / "out.gguf").config
-    specs = config.layers
-    assert specs == source.config.layers
+    assert config.layers == source.config.layers
     assert shared_arithmetic(config) == shared_arithmetic(source.config)
-    assert {(spec.window, spec.rotates) for spec in specs} == {(Window(32), True), (None, False)}
+    assert {(layer.mixer.window, layer.mixer.rotates) for layer in config.layers} == {
+        (Window(32), True),
+        (None, False),
+    }
     other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
     message = "sliding_window is 32, expected 0, since .* 64 layers alone; write the MLX form"
     with pytest.raises(ConfigError, match=message):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlx_llama.core.llama import MLP, Attention, Block, Decoder, Experts, Unnormed
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models import parts
 from mlx_llama.core.ops import ExpertStacks, Ops
 
 from .weights import BaseWeights
@@ -17,52 +17,52 @@ def build_decoder(ops: Ops, weights: BaseWeights) -> Decoder:
     """The whole model of `weights`."""
     config = weights.config
     embedding = weights.embedding("model.embed_tokens")
-    blocks = tuple(build_block(ops, spec, weights) for spec in config.layers)
+    blocks = tuple(build_block(ops, layer, weights) for layer in config.layers)
     norm = weights.norm("model.norm")
     assert norm is not None
     return Decoder(ops, config, embedding, blocks, norm, weights.linear([config.head_name]))
 
 
-def build_block(ops: Ops, spec: LayerSpec, weights: BaseWeights) -> Block:
-    """The layer that `spec` describes."""
-    attention = build_attention(ops, spec, weights) if spec.qkv else None
-
-    def build_mlp(gate_up: Sequence[str], down: str, xielu: tuple[float, ...] = ()) -> MLP:
-        return MLP(ops, weights.linear(gate_up), weights.linear([down]), spec.activation, xielu)
-
-    mlp: MLP | Experts | None = None
-    if experts := spec.experts:
-        parts = experts.gate, experts.up, experts.down
-        gate, up, down = map(weights.stack, parts)
-        stacks = ExpertStacks(gate, up, down, experts, spec.activation)
-        router, shared = weights.linear([experts.router]), None
-        if experts.shared:
-            shared = build_mlp(experts.shared[:2], experts.shared[2])
-        if experts.has_biases:
-            stacks = stacks._replace(biases=tuple(map(weights.stack_biases, parts)))
-        mlp = Experts(ops, router, stacks, shared)
-    elif spec.down:
-        numbers = _constrain(weights.numbers(spec.xielu)) if spec.xielu else ()
-        mlp = build_mlp(spec.gate_up, spec.down, numbers)
+def build_block(ops: Ops, layer: parts.Layer, weights: BaseWeights) -> Block:
+    """The layer as `layer` describes it."""
+    mlp = build_mlp(ops, layer.mlp, weights) if layer.mlp else None
+    experts = build_experts(ops, layer.experts, mlp, weights) if layer.experts else None
     return Block(
         ops,
-        spec,
-        attention_norm=weights.norm(spec.attention_norm) or Unnormed(ops),
-        attention=attention,
-        ffn_norm=weights.norm(spec.ffn_norm) or Unnormed(ops),
-        mlp=mlp,
-        post_attention_norm=weights.norm(spec.post_attention_norm),
-        post_ffn_norm=weights.norm(spec.post_ffn_norm),
+        layer,
+        attention_norm=weights.norm(layer.attention_norm) or Unnormed(ops),
+        attention=build_attention(ops, layer.mixer, weights) if layer.mixer else None,
+        ffn_norm=weights.norm(layer.ffn_norm) or Unnormed(ops),
+        mlp=experts or mlp,
+        post_attention_norm=weights.norm(layer.post_attention_norm),
+        post_ffn_norm=weights.norm(layer.post_ffn_norm),
     )
 
 
-def build_attention(ops: Ops, spec: LayerSpec, weights: BaseWeights) -> Attention:
+def build_mlp(ops: Ops, mlp: parts.MLP, weights: BaseWeights) -> MLP:
+    numbers = _constrain(weights.numbers(mlp.xielu)) if mlp.xielu else ()
+    gate_up, down = weights.linear(mlp.gate_up), weights.linear([mlp.down])
+    return MLP(ops, gate_up, down, mlp.activation, numbers)
+
+
+def build_experts(
+    ops: Ops, experts: parts.Experts, shared: MLP | None, weights: BaseWeights
+) -> Experts:
+    modules = experts.gate, experts.up, experts.down
+    gate, up, down = map(weights.stack, modules)
+    stacks = ExpertStacks(gate, up, down, experts)
+    if experts.has_biases:
+        stacks = stacks._replace(biases=tuple(map(weights.stack_biases, modules)))
+    return Experts(ops, weights.linear([experts.router]), stacks, shared)
+
+
+def build_attention(ops: Ops, spec: parts.Attention, weights: BaseWeights) -> Attention:
     query_norm, key_norm = (
         weights.norm_of_ones(spec.head_dim) if spec.norms_heads else weights.norm(name)
         for name in (spec.query_norm, spec.key_norm)
     )
     query_scale = None
-    if spec.config.query_key_norm == "rotated":
+    if spec.norms_rotated:
         # A rotation keeps a head's RMS, but not the places of the norm's weights. Scores need only
         # their products, which the rotated queries take; keys are stored without.
         assert query_norm is not None and key_norm is not None

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 
 from ..ops import View
 

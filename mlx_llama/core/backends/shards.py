@@ -9,6 +9,7 @@ model with the same stream, so a backend's weights.py fuses and packs it like an
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
     groups = _span(config.num_key_value_heads, 1, rank, size)
     per_group = config.num_attention_heads // config.num_key_value_heads
     heads = groups[0] * per_group, groups[1] * per_group
-    hidden = _span(config.intermediate_size, _unit(checkpoint, "down"), rank, size)
+    hidden = _span(config.intermediate_size, _unit(checkpoint, "down_proj"), rank, size)
     vocabulary = tuple(_span(config.vocab_size, 1, part, size) for part in range(size))
     queries, keys = (
         (first * config.head_dim, last * config.head_dim) for first, last in (heads, groups)
@@ -125,10 +126,12 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
     tables = "model.embed_tokens", config.head_name
     rows: dict[str, Span] = dict.fromkeys(tables, vocabulary[rank])
     columns: dict[str, Span] = {}
-    for spec in config.layers:
-        rows |= zip(spec.qkv, (queries, keys, keys))
-        rows |= dict.fromkeys(spec.gate_up, hidden)
-        columns |= {spec.out: queries, spec.down: hidden}
+    for layer in config.layers:
+        mixer, mlp = layer.mixer, layer.mlp
+        assert mixer and mlp  # _check_layout has seen them
+        rows |= zip(mixer.qkv, (queries, keys, keys))
+        rows |= dict.fromkeys(mlp.gate_up, hidden)
+        columns |= {mixer.out: queries, mlp.down: hidden}
     taken: dict[str, Tensor | AffineWeight] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
@@ -152,8 +155,8 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
 def working_sizes(checkpoint: Checkpoint) -> list[int]:
     """Numbers of processes that the model can be split over, 1 included."""
     config = checkpoint.config
-    blocks = config.intermediate_size // _unit(checkpoint, "down")
-    unit = _unit(checkpoint, "out")
+    blocks = config.intermediate_size // _unit(checkpoint, "down_proj")
+    unit = _unit(checkpoint, "o_proj")
     groups, heads = config.num_key_value_heads, config.num_attention_heads
     sizes = [size for size in range(1, min(groups, blocks) + 1) if groups % size == 0]
     return [size for size in sizes if heads // size * config.head_dim % unit == 0]
@@ -165,7 +168,7 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
     if size in working:
         return
     config = checkpoint.config
-    unit = max(_unit(checkpoint, "out"), _unit(checkpoint, "down"))
+    unit = max(_unit(checkpoint, "o_proj"), _unit(checkpoint, "down_proj"))
     blocks = f" and blocks of {unit} weights" if unit > 1 else ""
     several = f"{' or '.join(map(str, working[1:]))} processes" if working[1:] else "one process"
     raise BackendError(
@@ -178,15 +181,16 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
 def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
     """Raise BackendError for matrices that this split does not know."""
     known = {"model.embed_tokens", "model.norm", config.head_name}
-    for spec in config.layers:
-        if len(spec.qkv) != 3 or len(spec.gate_up or ()) != 2 or not spec.down:
+    for layer in config.layers:
+        mixer, mlp = layer.mixer, layer.mlp
+        if not mixer or layer.experts or not mlp or len(mlp.gate_up) != 2:
             raise BackendError(
                 f"{checkpoint.name}: layers with fused projections, with experts or without a "
                 "gate are not split over several processes: start one"
             )
-        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *spec.norms}
-        for name in filter(None, (spec.query_norm, spec.key_norm)):
-            if checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,):
+        known |= {*itertools.chain(*layer.linears()), *layer.norms}
+        for name in filter(None, (mixer.query_norm, mixer.key_norm)):
+            if checkpoint.tensors[f"{name}.weight"].shape == (mixer.head_dim,):
                 known.add(name)
     unknown = next((key for key in checkpoint.tensors if key.rpartition(".")[0] not in known), None)
     if unknown:
@@ -195,9 +199,12 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
         )
 
 
-def _unit(checkpoint: Checkpoint, field: str) -> int:
-    """Columns of the layers' matrices `field` that are split together."""
-    names = (f"{getattr(spec, field)}.weight" for spec in checkpoint.config.layers)
+def _unit(checkpoint: Checkpoint, name: str) -> int:
+    """Columns that are split together of the layers' matrices of that name."""
+    modules = itertools.chain(
+        *(group for layer in checkpoint.config.layers for group in layer.linears())
+    )
+    names = (f"{module}.weight" for module in modules if module.endswith(name))
     return math.lcm(*{checkpoint.tensors[name].column_unit for name in names})
 
 

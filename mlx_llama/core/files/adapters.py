@@ -177,12 +177,7 @@ def _round_up(rank: int) -> int:
 
 def _groups(config: LlamaConfig) -> list[tuple[str, ...]]:
     """Modules that adapters may change, grouped by input: no MLP's in a layer with experts."""
-    return [
-        group
-        for spec in config.layers
-        for group in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,))
-        if any(group)
-    ]
+    return [group for layer in config.layers for group in layer.linears()]
 
 
 def parse(spec: str | os.PathLike) -> tuple[Path, float]:

@@ -332,14 +332,12 @@ def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[s
     if modules.fused_rows == "in turn":
         gates, ups = slice(0, None, 2), slice(1, None, 2)
     result = dict(weights)
-    for spec in config.layers:
-        if spec.experts is None:
-            continue
-        stack = spec.experts.gate[0].removesuffix(f".0.{modules.gate}")
+    for experts in filter(None, (layer.experts for layer in config.layers)):
+        stack = experts.gate[0].removesuffix(f".0.{modules.gate}")
         for names, fused, rows in (
-            (spec.experts.gate, "gate_up_proj", gates),
-            (spec.experts.up, "gate_up_proj", ups),
-            (spec.experts.down, "down_proj", _ALL),
+            (experts.gate, "gate_up_proj", gates),
+            (experts.up, "gate_up_proj", ups),
+            (experts.down, "down_proj", _ALL),
         ):
             whole = f"{stack}.{fused}"
             blocks, packed = f"{whole}_blocks", None

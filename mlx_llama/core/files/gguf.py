@@ -29,7 +29,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, ConfigError, Report, refuse, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES, find_gguf
-from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
+from mlx_llama.core.models.parts import NUMBERS_OF_XIELU
 from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import map_file
@@ -229,8 +229,8 @@ class GGUFFile:
                     f"{self.path}: {key} is {show(self.metadata.get(key))}, expected {count} "
                     "numbers, one for each layer; take another conversion of the model"
                 )
-            for spec, value in zip(self.config.layers, np.broadcast_to(values, count)):
-                for name in spec.xielu:
+            for layer, value in zip(self.config.layers, np.broadcast_to(values, count)):
+                for name in layer.mlp.xielu if layer.mlp else ():
                     if name.endswith(key.removeprefix("xielu.")):
                         numbers[name] = self._constant(name, value, shapes[name])
         return numbers

@@ -19,10 +19,10 @@ from mlx_llama.core.system.forks import cached_property
 
 from .families import FAMILIES
 from .fields import Field, Reader
+from .parts import MLP, NORM_NAMES, NUMBERS_OF_XIELU, Attention, Experts, Layer, Window
 from .quantization import Float8Quantization, PackedQuantization, Quantization, check_modules
 from .reading import read_config, read_metadata
 from .rope_fields import RopeConfig
-from .spec import NORM_NAMES, NUMBERS_OF_XIELU, ExpertsSpec, LayerSpec, Window
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,33 @@ class LlamaConfig:
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @cached_property
-    def layers(self) -> tuple[LayerSpec, ...]:
-        """Specs of all layers, in order."""
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers as data, in order."""
         return tuple(self._layer(i) for i in range(self.num_hidden_layers))
 
-    def _layer(self, i: int) -> LayerSpec:
-        layer, family = f"model.layers.{i}.", FAMILIES[self.architecture]
-        mlp = f"{layer}{family.mlp}."
-        is_gated = self.activation != "xielu"
+    def _layer(self, i: int) -> Layer:
+        layer = f"model.layers.{i}."
         has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
-        has_norms = self.query_key_norm not in (None, "without weights")
-        gate_up = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
-        numbers = () if is_gated else NUMBERS_OF_XIELU
         before, after = NORM_NAMES[self.norm_placement]
         key_value_heads, units = self._sizes(i)
+        ffn: MLP | Experts | None = None
+        if has_experts:
+            ffn = self._experts(layer)
+        elif units:
+            ffn = self._mlp(f"{layer}{FAMILIES[self.architecture].mlp}.", units)
+        return Layer(
+            index=i,
+            mixer=self._attention(i, layer) if key_value_heads else None,
+            ffn=ffn,
+            attention_norm=before and f"{layer}{before[0]}" if key_value_heads else None,
+            ffn_norm=before and f"{layer}{before[1]}" if units else None,
+            post_attention_norm=after and f"{layer}{after[0]}",
+            post_ffn_norm=after and f"{layer}{after[1]}",
+            residual_multiplier=self.residual_multiplier,
+        )
+
+    def _attention(self, i: int, layer: str) -> Attention:
+        family, names = FAMILIES[self.architecture], f"{layer}self_attn."
         window, sliding = None, self.sliding_layers
         if self.sliding_window is not None and (sliding is None or i in sliding):
             window = Window(self.sliding_window, family.windows.is_chunk)
@@ -111,27 +124,39 @@ class LlamaConfig:
             rotates, rope, query_rope = True, self.still_rope, self.still_rope + 1
         half = self.rotary_dim // 2
         angles, query_angles = (slice(n * half, (n + 1) * half) for n in (rope, query_rope))
-        return LayerSpec(
-            config=self,
+        norm = self.query_key_norm
+        has_norms = norm not in (None, "without weights")
+        return Attention(
             index=i,
-            attention_norm=before and f"{layer}{before[0]}" if key_value_heads else None,
-            qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv" if key_value_heads),
-            out=f"{layer}self_attn.o_proj" if key_value_heads else "",
-            ffn_norm=before and f"{layer}{before[1]}" if units else None,
-            gate_up=tuple(f"{mlp}{name}" for name in gate_up if units and not has_experts),
-            down=f"{mlp}down_proj" if units and not has_experts else "",
-            query_norm=f"{layer}self_attn.q_norm" if has_norms else None,
-            key_norm=f"{layer}self_attn.k_norm" if has_norms else None,
-            norms_heads=self.query_key_norm == "without weights" and i not in self.unrotated_layers,
+            qkv=(f"{names}q_proj", f"{names}k_proj", f"{names}v_proj"),
+            out=f"{names}o_proj",
+            heads=self.num_attention_heads,
+            key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            scale=self.attention_scale,
+            eps=self.rms_norm_eps,
+            softcap=self.attention_softcap,
+            window=window,
             rotates=rotates,
             angles=angles,
             query_angles=query_angles,
-            window=window,
-            post_attention_norm=after and f"{layer}{after[0]}",
-            post_ffn_norm=after and f"{layer}{after[1]}",
-            xielu=tuple(f"{layer}mlp.act_fn.{name}" for name in numbers),
-            sinks=f"{layer}self_attn.sinks" if self.attention_sinks else None,
-            experts=self._experts(layer) if has_experts else None,
+            query_norm=f"{names}q_norm" if has_norms else None,
+            key_norm=f"{names}k_norm" if has_norms else None,
+            norms_rotated=norm == "rotated",
+            norms_heads=norm == "without weights" and i not in self.unrotated_layers,
+            sinks=f"{names}sinks" if self.attention_sinks else None,
+        )
+
+    def _mlp(self, block: str, size: int) -> MLP:
+        is_gated = self.activation != "xielu"
+        parts = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
+        numbers = () if is_gated else NUMBERS_OF_XIELU
+        return MLP(
+            gate_up=tuple(f"{block}{name}" for name in parts),
+            down=f"{block}down_proj",
+            size=size,
+            activation=self.activation,
+            xielu=tuple(f"{block}act_fn.{name}" for name in numbers),
         )
 
     def _sizes(self, i: int) -> tuple[int, int]:
@@ -139,7 +164,7 @@ class LlamaConfig:
         alike = self.num_key_value_heads, self.intermediate_size
         return self.layer_sizes[i] if self.layer_sizes else alike
 
-    def _experts(self, layer: str) -> ExpertsSpec:
+    def _experts(self, layer: str) -> Experts:
         family = FAMILIES[self.architecture]
         modules = family.experts
         assert modules is not None  # a family without experts has no `num_experts`
@@ -148,21 +173,20 @@ class LlamaConfig:
             tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
             for name in (modules.gate, modules.up, modules.down)
         )
-        stacks, shared = (
-            (f"{block}.{name}.gate_proj", f"{block}.{name}.up_proj", f"{block}.{name}.down_proj")
-            for name in (modules.stack, modules.shared)
-        )
-        return ExpertsSpec(
+        shared, stack = f"{block}.{modules.shared}.", f"{block}.{modules.stack}."
+        return Experts(
             router=f"{block}.{modules.router}",
             gate=gate,
             up=up,
             down=down,
-            stacks=stacks,
+            stacks=(f"{stack}gate_proj", f"{stack}up_proj", f"{stack}down_proj"),
+            size=self.moe_intermediate_size,
             used=self.num_experts_per_tok,
             normalises=self.norm_topk_prob,
+            activation=self.activation,
             scoring=modules.scoring,
             scales_input=modules.scales_input,
-            shared=shared if modules.shared else None,
+            shared=self._mlp(shared, self.moe_intermediate_size) if modules.shared else None,
             has_biases=self.mlp_bias,
         )
 
@@ -179,19 +203,14 @@ class LlamaConfig:
     @property
     def mlp_sizes(self) -> tuple[int, ...]:
         """Hidden units of the layers' MLPs and experts, without duplicates."""
-        sizes = (
-            self.moe_intermediate_size if spec.experts else self._sizes(spec.index)[1]
-            for spec in self.layers
-            if spec.experts or spec.down
-        )
-        return tuple(dict.fromkeys(sizes))
+        return tuple(dict.fromkeys(layer.ffn.size for layer in self.layers if layer.ffn))
 
     def stacks(self) -> dict[str, tuple[str, ...]]:
         """{module of all experts' matrices together: their modules, by number}."""
         return {
             stack: names
-            for spec in self.layers
-            if (experts := spec.experts)
+            for layer in self.layers
+            if (experts := layer.experts)
             for stack, names in zip(experts.stacks, (experts.gate, experts.up, experts.down))
         }
 
@@ -311,28 +330,26 @@ class LlamaConfig:
                 if has_bias:
                     shapes[f"{name}.bias"] = (count,)
 
-        for spec in self.layers:
-            if spec.qkv:
-                matrices(spec.qkv, (q, kv, kv), d, self.attention_bias)
-                matrices((spec.out,), (d,), q, self.output_bias)
-            if spec.sinks:
-                shapes[spec.sinks] = (spec.heads,)
-            if spec.query_norm:
-                is_whole = self.query_key_norm == "whole"
-                shapes[f"{spec.query_norm}.weight"] = (q if is_whole else self.head_dim,)
-                shapes[f"{spec.key_norm}.weight"] = (kv if is_whole else self.head_dim,)
-            mlps: list[tuple[str, ...]] = [(*spec.gate_up, spec.down)] if spec.down else []
-            units = self._sizes(spec.index)[1]
-            if experts := spec.experts:
+        for layer in self.layers:
+            if mixer := layer.mixer:
+                matrices(mixer.qkv, (q, kv, kv), d, self.attention_bias)
+                matrices((mixer.out,), (d,), q, self.output_bias)
+                if mixer.sinks:
+                    shapes[mixer.sinks] = (mixer.heads,)
+                if mixer.query_norm:
+                    is_whole = self.query_key_norm == "whole"
+                    shapes[f"{mixer.query_norm}.weight"] = (q if is_whole else self.head_dim,)
+                    shapes[f"{mixer.key_norm}.weight"] = (kv if is_whole else self.head_dim,)
+            if experts := layer.experts:
                 matrices((experts.router,), (experts.count,), d, self.mlp_bias)
-                units = self.moe_intermediate_size
-                mlps = [*zip(experts.gate, experts.up, experts.down)]
-                mlps += [experts.shared] if experts.shared else []
-            for *gate_up, down in mlps:
-                matrices(gate_up, [units] * len(gate_up), d, self.mlp_bias)
-                matrices((down,), (d,), units, self.mlp_bias)
-            shapes |= zip(spec.xielu, ((1,), (1,), (), ()))
-            shapes |= {f"{name}.weight": (d,) for name in spec.norms}
+                for gate, up, down in zip(experts.gate, experts.up, experts.down):
+                    matrices((gate, up), [experts.size] * 2, d, self.mlp_bias)
+                    matrices((down,), (d,), experts.size, self.mlp_bias)
+            if mlp := layer.mlp:
+                matrices(mlp.gate_up, [mlp.size] * len(mlp.gate_up), d, self.mlp_bias)
+                matrices((mlp.down,), (d,), mlp.size, self.mlp_bias)
+                shapes |= zip(mlp.xielu, ((1,), (1,), (), ()))
+            shapes |= {f"{name}.weight": (d,) for name in layer.norms}
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (vocab, d)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 from mlx_llama.core.ops import View
 
 from .buffers import Packing, Parts

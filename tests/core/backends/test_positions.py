@@ -16,7 +16,7 @@ from mlx_llama.core.backends.positions import (
 )
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 
 CONFIG = LlamaConfig.from_dict(config_fields())
 

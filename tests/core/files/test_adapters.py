@@ -72,8 +72,8 @@ def test_the_bytes_of_stacks_are_foretold(base, tmp_path):
 
     second = change(base, tmp_path / "second", tensors=some)
     checkpoint, total = open_checkpoint(base, adapters=[first, second]), 0
-    for spec in checkpoint.config.layers:
-        for modules in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,)):
+    for layer in checkpoint.config.layers:
+        for modules in layer.linears():
             shapes = [checkpoint.tensors[f"{name}.weight"].shape for name in modules]
             rows = [rows for rows, _ in shapes]
             stacked = adapters.stack(checkpoint.adapters, modules, rows, shapes[0][1])

@@ -34,7 +34,7 @@ def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
 
 
 def write(config: Any) -> dict[str, Any]:
-    letters = "".join("G" if spec.window is None else "L" for spec in config.layers)
+    letters = "".join("L" if layer.mixer.window else "G" for layer in config.layers)
     return {"sliding_window_pattern": letters if "L" in letters else None}  # which mlx_lm reads
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from mlx_llama.core.errors import show
 from mlx_llama.core.models.fields import Field, Reader
-from mlx_llama.core.models.spec import NORM_NAMES
+from mlx_llama.core.models.parts import NORM_NAMES
 from mlx_llama.core.system.forks import cached_property
 
 _NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)\.(weight|bias)", re.ASCII)
@@ -103,7 +103,7 @@ class Experts:
     # Rows of gates and ups "in turn" or as "halves" of one tensor of all (core/files/fit.py)
     fused_rows: str = ""
     shared: str = ""  # an MLP for all tokens
-    scoring: str = "softmax"  # as in ExpertsSpec
+    scoring: str = "softmax"  # as in parts.Experts
     scales_input: bool = False
 
 

@@ -23,7 +23,7 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.fields import Reader
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 
 FACTORS = {
     "short_factor": np.linspace(1, 2, 48).tolist(),
@@ -90,7 +90,7 @@ def test_the_config_means_what_transformers_reads(name):
         "sliding_attention": lambda: Window(theirs.sliding_window),
         "chunked_attention": lambda: Window(theirs.attention_chunk_size, is_chunk=True),
     }
-    assert [spec.window for spec in ours.layers] == [
+    assert [layer.mixer.window for layer in ours.layers] == [
         windows[kind]() if kind in windows else None for kind in kinds
     ]
     # only layers with a window rotate
@@ -110,7 +110,7 @@ def test_the_config_means_what_transformers_reads(name):
             (theirs["rope_type"], theirs["rope_theta"], theirs.get("factor"))
             for theirs in (parameters["full_attention"], parameters["sliding_attention"])
         ]
-        assert {(spec.window is not None, spec.angles.start) for spec in ours.layers} == {
+        assert {(mixer.window is not None, mixer.angles.start) for mixer in mixers(ours)} == {
             (True, ours.rotary_dim // 2),
             (False, 0),
         }
@@ -131,14 +131,18 @@ def test_the_config_means_what_transformers_reads(name):
     assert ours.rotary_dim == int(ours.head_dim * parameters.get("partial_rotary_factor", 1))
 
 
+def mixers(config):
+    return [layer.mixer for layer in config.layers]
+
+
 def test_factors_of_the_families():
     granite, gemma = LlamaConfig.from_dict(GRANITE), LlamaConfig.from_dict(GEMMA2)
     assert (granite.embedding_multiplier, granite.logits_multiplier) == (12, 1 / 8)
-    assert {(spec.scale, spec.residual_multiplier) for spec in granite.layers} == {(0.015625, 0.22)}
+    assert {mixer.scale for mixer in mixers(granite)} == {0.015625}
+    assert {layer.residual_multiplier for layer in granite.layers} == {0.22}
     assert (gemma.embedding_multiplier, gemma.norm_offset, gemma.logits_softcap) == (48, 1, 30)
-    assert {(spec.scale, spec.softcap, spec.activation) for spec in gemma.layers} == {
-        (1 / 16, 50, "gelu_tanh")
-    }
+    assert {(mixer.scale, mixer.softcap) for mixer in mixers(gemma)} == {(1 / 16, 50)}
+    assert {layer.mlp.activation for layer in gemma.layers} == {"gelu_tanh"}
     # query_pre_attn_scalar of gemma-2-9b, gemma-2-27b and gemma-3-27b on the hub; their GGUF files
     # do not name it
     names = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
@@ -159,7 +163,7 @@ def test_experts_of_the_families():
     assert (other.count, other.used, other.normalises, qwen.mlp_size) == (128, 8, True, 768)
     scout, maverick = (MODELS[f"Llama 4 {name}"] for name in ("Scout", "Maverick"))
     layers = LlamaConfig.from_dict(maverick).layers
-    assert [spec.experts is None for spec in layers] == [True, False] * 24
+    assert [layer.experts is None for layer in layers] == [True, False] * 24
     experts = layers[1].experts
     assert (experts.count, experts.used) == (128, 1)
     assert (experts.scoring, experts.scales_input) == ("sigmoid", True)
@@ -270,7 +274,8 @@ def test_a_converted_granite_4_is_a_granite_3():
         metadata |= {"general.architecture": "granite", "granite.rope.scaling.finetuned": rotates}
         again = LlamaConfig.from_gguf(metadata, {}, {}, "bfloat16", "model.gguf")
         assert again.layers == tuple(
-            dataclasses.replace(spec, rotates=rotates) for spec in config.layers
+            dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, rotates=rotates))
+            for layer in config.layers
         )
         assert shared_arithmetic(again) == shared_arithmetic(config)
         assert (again.embedding_multiplier, again.logits_multiplier) == (12, 0.1)

@@ -8,7 +8,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
 from mlx_llama.core.models.families.family import Experts
 from mlx_llama.core.models.fields import REQUIRED
-from mlx_llama.core.models.spec import Window
+from mlx_llama.core.models.parts import Window
 
 SIZES = dict(hidden_size=64, intermediate_size=80, head_dim=16)
 SIZES |= dict(num_attention_heads=4, num_key_value_heads=2)
@@ -109,7 +109,7 @@ def test_windows_by_default_are_those_of_transformers_config(name):
     theirs = transformers.AutoConfig.for_model(family.model_type, **fields)
     kinds = getattr(theirs, "layer_types", None) or [family.windows.kind] * 9
     ours = LlamaConfig.from_dict(fields | {"model_type": family.model_type})
-    assert [spec.window for spec in ours.layers] == [
+    assert [layer.mixer.window for layer in ours.layers] == [
         Window(5, family.windows.is_chunk) if kind == family.windows.kind else None
         for kind in kinds
     ]

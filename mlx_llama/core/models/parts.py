@@ -1,0 +1,148 @@
+"""The parts of a layer as data: sizes, and the names of tensors. core.llama computes them.
+
+Names are modules of the checkpoint, without ".weight" and ".bias". Modules of one tuple have the
+same input, so that a backend may concatenate their matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# {LlamaConfig.norm_placement: modules of norms (before attention and MLP), (after them)}
+NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
+    "before": (("input_layernorm", "post_attention_layernorm"), None),
+    "after": (None, ("post_attention_layernorm", "post_feedforward_layernorm")),
+    "both": (
+        ("input_layernorm", "pre_feedforward_layernorm"),
+        ("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
+    "both, as in GLM": (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ),
+}
+NUMBERS_OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Positions that a token sees: the last `size`, itself included (Mistral 7B, arXiv 2310.06825),
+    or those since the last multiple of `size` (chunked attention, Llama 4).
+    """
+
+    size: int
+    is_chunk: bool = False
+
+    def first(self, position: Any) -> Any:
+        """The first visible position, at most 0 for all. position: a number or array."""
+        return position // self.size * self.size if self.is_chunk else position + 1 - self.size
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention (Ainslie et al. 2023) over keys and values by position."""
+
+    index: int  # the layer's number, from 0
+    qkv: tuple[str, str, str]
+    out: str
+    heads: int  # H
+    key_value_heads: int  # G
+    head_dim: int  # D
+    scale: float  # of query times key
+    eps: float  # of the norms of heads
+    softcap: float | None = None  # c of c * tanh(score / c)
+    window: Window | None = None  # None: a token sees all before it
+    rotates: bool = True  # False for a layer without rotary embedding (SmolLM3)
+    # columns of the view's tables that turn the keys (Gemma 3 has others in layers with a window)
+    angles: slice = slice(None)
+    # those of the queries (others in Ministral 3, and in Llama 4 where it does not rotate)
+    query_angles: slice = slice(None)
+    # RMS norm of each head (Qwen3) or of all (OLMo 2)
+    query_norm: str | None = None
+    key_norm: str | None = None
+    norms_rotated: bool = False  # these are of the rotated heads (Hunyuan)
+    norms_heads: bool = False  # of each head, without weights (Llama 4)
+    # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]
+    sinks: str | None = None
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A gated MLP (Shazeer 2020), or one of xIELU without a gate."""
+
+    gate_up: tuple[str, ...]  # without a gate, "up" alone
+    down: str
+    size: int  # hidden units, F
+    activation: str = "silu"  # or "gelu_tanh", "clamped_swiglu", "xielu"
+    # tensors of xIELU's numbers: alpha_p, alpha_n, beta, eps (Apertus)
+    xielu: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Gated MLPs, of which a router chooses some for each token (Shazeer et al. 2017)."""
+
+    router: str  # module of the scores, [experts, E]
+    gate: tuple[str, ...]  # each expert's module, by number
+    up: tuple[str, ...]
+    down: tuple[str, ...]
+    # modules of all gates, ups and downs, [experts, N, K], in files that store them so
+    stacks: tuple[str, str, str]
+    size: int  # hidden units of an expert, F
+    used: int  # experts of a token
+    normalises: bool  # divide the chosen experts' shares by their sum
+    activation: str = "silu"
+    # A share is the "softmax" of the scores, or the score's "sigmoid" (Llama 4).
+    scoring: str = "softmax"
+    scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
+    shared: MLP | None = None  # for all tokens; its output is added
+    has_biases: bool = False  # biases of each expert's three matrices
+
+    @property
+    def count(self) -> int:
+        """Number of experts."""
+        return len(self.gate)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A mixer of positions and a feed-forward network, each with norms before or after it; a layer
+    may lack either (Nemotron-NAS).
+    """
+
+    index: int  # from 0
+    mixer: Attention | None
+    ffn: MLP | Experts | None
+    attention_norm: str | None = None  # before the mixer
+    ffn_norm: str | None = None
+    # norm of the mixer's output, before it is added to the stream (EXAONE 4)
+    post_attention_norm: str | None = None
+    post_ffn_norm: str | None = None
+    residual_multiplier: float = 1.0  # on what is added to the stream (Granite)
+
+    @property
+    def norms(self) -> list[str]:
+        """The norms of the stream and of what is added to it."""
+        before, after = (self.attention_norm, self.ffn_norm), self.post_attention_norm
+        return [name for name in (*before, after, self.post_ffn_norm) if name]
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts, if the layer has any."""
+        return self.ffn if isinstance(self.ffn, Experts) else None
+
+    @property
+    def mlp(self) -> MLP | None:
+        """The MLP of all tokens: the layer's, or the one beside its experts."""
+        return self.ffn.shared if isinstance(self.ffn, Experts) else self.ffn
+
+    def linears(self) -> Iterator[tuple[str, ...]]:
+        """The modules of the layer's products but those of experts, grouped by input."""
+        if self.mixer:
+            yield self.mixer.qkv
+            yield (self.mixer.out,)
+        if isinstance(self.ffn, MLP):
+            yield self.ffn.gate_up
+            yield (self.ffn.down,)
