@@ -86,6 +86,11 @@ class BaseWeights:
         with self._allocating():
             return self._vector([name])
 
+    def filter(self, name: str, size: int) -> Array:
+        """The weights of a convolution of each of `size` channels: [size, positions]."""
+        with self._allocating():
+            return self._vector([f"{name}.weight"]).reshape(size, -1)
+
     def embedding(self, name: str) -> Embedding:
         """The embedding; a tied head shares its memory."""
         with self._allocating():
