@@ -85,6 +85,7 @@ def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
 
 xielu, softcap = partial(plain.xielu, arrays), partial(plain.softcap, arrays)
 short_conv = partial(plain.short_conv, arrays)
+gated_delta, gate_output = partial(plain.gated_delta, arrays), partial(plain.gate_output, arrays)
 
 
 def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertStacks) -> np.ndarray:

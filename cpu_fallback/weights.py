@@ -92,6 +92,8 @@ class Weights(BaseWeights):
     def _ones(self, width: int) -> np.ndarray:
         return np.ones(width, np.float32)
 
+    _float32 = staticmethod(np.ascontiguousarray)
+
     def _vector(self, keys: Sequence[str]) -> np.ndarray:
         return np.concatenate([self._read(self.tensors[key]) for key in keys])
 

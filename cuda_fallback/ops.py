@@ -33,6 +33,7 @@ Adapters = tuple[Tensor, Tensor]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
 scale_heads, short_conv = plain.scale_heads, partial(plain.short_conv, arrays)
+gated_delta, gate_output = partial(plain.gated_delta, arrays), partial(plain.gate_output, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .models import parts
 from .models.config import LlamaConfig
-from .ops import Array, ExpertStacks, Matrix, Ops, View
+from .ops import Array, DeltaWeights, ExpertStacks, Matrix, Ops, View
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,11 @@ class Attention:
     key_norm: RMSNorm | None = None
     query_scale: Array | None = None  # [D], of the rotated queries
     sinks: Array | None = None  # [H]
+    gate: Linear | None = None  # [H D, E]
 
     @property
     def products(self) -> tuple[Linear, ...]:
-        return self.qkv, self.out
+        return (self.qkv, self.gate, self.out) if self.gate else (self.qkv, self.out)
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
         """x: [B, T, E]. last_only: only the last position's output; all keys are stored."""
@@ -105,7 +106,12 @@ class Attention:
         view.probe_rotated(query, spec)
         if last_only:
             query = ops.last_position(query)
-        return self.out(ops.attend(query, view, spec, self.sinks), view)
+        mixed = ops.attend(query, view, spec, self.sinks)
+        if self.gate is not None:
+            mixed = ops.gate_output(
+                mixed, self.gate(ops.last_position(x) if last_only else x, view)
+            )
+        return self.out(mixed, view)
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,26 @@ class ShortConv:
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
         """As of Attention; the state takes in all positions."""
         mixed = self.ops.short_conv(self.into(x, view), view, self.spec, self.weight, self.bias)
+        return self.out(self.ops.last_position(mixed) if last_only else mixed, view)
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """The gated delta rule: a linear recurrence in place of attention (Qwen3-Next, Qwen3.5)."""
+
+    ops: Ops
+    spec: parts.GatedDelta
+    into: Linear  # [C + Hv Dv + 2 Hv, E]
+    weights: DeltaWeights
+    out: Linear  # [E, Hv Dv]
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        return self.into, self.out
+
+    def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
+        """As of Attention; the state takes in all positions."""
+        mixed = self.ops.gated_delta(self.into(x, view), view, self.spec, self.weights)
         return self.out(self.ops.last_position(mixed) if last_only else mixed, view)
 
 
@@ -171,7 +197,7 @@ class Block:
     ops: Ops
     spec: parts.Layer
     attention_norm: RMSNorm | Unnormed
-    mixer: Attention | ShortConv | None
+    mixer: Attention | ShortConv | GatedDelta | None
     ffn_norm: RMSNorm | Unnormed
     mlp: MLP | Experts | None
     post_attention_norm: RMSNorm | None = None

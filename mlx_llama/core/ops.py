@@ -9,10 +9,11 @@ model's dtype; norms, softmax and the sums of products accumulate in float32.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from .models.parts import Attention, Experts, ShortConv
+from .models.parts import Attention, Experts, GatedDelta, ShortConv
 
 Array = Any  # the backend's own
 Probe = Callable[[str, Array], None]
@@ -29,6 +30,15 @@ class ExpertStacks(NamedTuple):
     down: Stack
     spec: Experts
     biases: Biases | tuple[None, None, None] = (None, None, None)
+
+
+class DeltaWeights(NamedTuple):
+    """What gated_delta multiplies beside its inputs."""
+
+    conv: Array  # [C, W]
+    rate: Array  # float32 [Hv]: -exp of the stored numbers, the decays per unit of time
+    bias: Array  # float32 [Hv], of the units of time
+    norm: Array  # [Dv]
 
 
 # numbers of the gate "clamped_swiglu"
@@ -167,6 +177,19 @@ class Ops(Protocol):
         W - 1 inputs of a row are its state. Returns [B, T, E].
         """
 
+    def gated_delta(self, x: Array, view: View, spec: GatedDelta, weights: DeltaWeights) -> Array:
+        """The gated delta rule (Yang et al. 2024), as transformers' Qwen3NextGatedDeltaNet.
+
+        x: [B, T, C + Hv Dv + 2 Hv], of queries, keys and values before their convolution, the
+        gate, the strengths and the decays. Each value head has a matrix S [Dk, Dv], its state. For
+        each position, with unit vectors q / sqrt(Dk) and k: S *= exp(rate softplus(decay + bias)),
+        S += k (sigmoid(strength) (v - k S)), and q S is the output, normed, times silu(gate). All
+        in float32, position by position, so that bits do not depend on T. Returns [B, T, Hv Dv].
+        """
+
+    def gate_output(self, x: Array, gate: Array) -> Array:
+        """x * sigmoid(gate), of one shape."""
+
     def last_position(self, x: Array) -> Array:
         """The last position alone: [B, 1, E] of x [B, T, E], or [B, H, 1, D] of [B, H, T, D]."""
 
@@ -184,6 +207,8 @@ class Words(Protocol):
     expm1: Callable[[Array], Array]
     halves: Callable[[Array], tuple[Array, Array]]  # halves of the last axis
     swish: Callable[[Array, Array], Array]  # (x, z): x sigmoid(z)
+    exp: Callable[[Array], Array]
+    softplus: Callable[[Array], Array]  # log(1 + exp(x))
     gelu: Callable[[Array], Array]  # by the tanh approximation
     join: Callable[[Sequence[Array]], Array]  # along the positions of [B, T, n]
     # over the last axis of [T, n]:
@@ -279,6 +304,48 @@ def short_conv(
     view.keep(spec.slot, (history,))
     mixed = words.cast_as(mixed if bias is None else mixed + words.float32(bias), x)
     return after * mixed
+
+
+def gated_delta(words: Any, x: Array, view: View, spec: GatedDelta, weights: DeltaWeights) -> Array:
+    batch, count, ends = x.shape[0], x.shape[1], [0]
+    groups, shared = spec.key_heads, spec.value_heads // spec.key_heads
+    keys, values = groups * spec.key_size, spec.value_heads * spec.value_size
+    for size in (keys, keys, values, values, spec.value_heads, spec.value_heads):
+        ends.append(ends[-1] + size)
+    wide = words.float32(x)
+    history, state = view.recurrent(spec.slot)
+    channels = wide[..., : ends[3]]
+    mixed, history = convolve(words, channels, history, words.float32(weights.conv))
+    mixed = words.swish(mixed, mixed)
+    spans = list(itertools.pairwise(ends))
+    query, key, value = (mixed[..., start:end] for start, end in spans[:3])
+    gate, strength, decay = (wide[..., start:end] for start, end in spans[3:])
+    query, key = (
+        unit * ((unit * unit).sum(-1)[..., None] + 1e-6) ** -0.5
+        for unit in (part.reshape(batch, count, groups, 1, -1) for part in (query, key))
+    )
+    query = query * spec.key_size**-0.5
+    value = value.reshape(batch, count, groups, shared, -1)
+    decay = words.exp(weights.rate * words.softplus(decay + weights.bias))
+    decay, strength = (
+        part.reshape(batch, count, groups, shared, 1) for part in (decay, words.sigmoid(strength))
+    )
+    state, outputs = state.reshape(batch, groups, shared, spec.key_size, -1), []
+    for t in range(count):
+        k, q = key[:, t, ..., None], query[:, t, ..., None]
+        state = state * decay[:, t, ..., None]
+        delta = (value[:, t] - (state * k).sum(-2)) * strength[:, t]
+        state = state + k * delta[..., None, :]
+        outputs.append((state * q).sum(-2)[:, None])
+    view.keep(spec.slot, (history, state.reshape(batch, spec.value_heads, spec.key_size, -1)))
+    mixed = words.join(outputs)
+    mixed = mixed * ((mixed * mixed).mean(-1)[..., None] + spec.eps) ** -0.5
+    mixed = (mixed * words.float32(weights.norm)).reshape(batch, count, -1)
+    return words.cast_as(mixed * words.swish(gate, gate), x)
+
+
+def gate_output(words: Any, x: Array, gate: Array) -> Array:
+    return words.swish(x, gate)
 
 
 def choose_experts(words: Any, scores: Array, spec: Experts) -> tuple[Array, Array]:

@@ -74,6 +74,7 @@ def linear(x: mx.array, weight: Matrices, bias: mx.array | None = None) -> mx.ar
 
 gate, xielu = partial(plain.gate, arrays), partial(plain.xielu, arrays)
 short_conv = partial(plain.short_conv, arrays)
+gated_delta, gate_output = partial(plain.gated_delta, arrays), partial(plain.gate_output, arrays)
 softcap, choose_experts = partial(plain.softcap, arrays), partial(plain.choose_experts, arrays)
 
 

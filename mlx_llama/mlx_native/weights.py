@@ -61,6 +61,8 @@ class Weights(BlockWeights):
         (weight,) = self._blocks_of((name,), for_products=name == self.config.head_name)
         return weight
 
+    _float32 = staticmethod(mx.array)
+
     def _pack_adapters(self, a: np.ndarray, b: np.ndarray) -> ops.Adapters:
         pair = tuple(mx.array(np.swapaxes(part, 1, 2)).astype(self.dtype) for part in (a, b))
         mx.eval(pair)

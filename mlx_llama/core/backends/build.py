@@ -6,9 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlx_llama.core.llama import MLP, Attention, Block, Decoder, Experts, ShortConv, Unnormed
+import numpy as np
+
+from mlx_llama.core.llama import (
+    MLP,
+    Attention,
+    Block,
+    Decoder,
+    Experts,
+    GatedDelta,
+    ShortConv,
+    Unnormed,
+)
 from mlx_llama.core.models import parts
-from mlx_llama.core.ops import ExpertStacks, Ops
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks, Ops
 
 from .weights import BaseWeights
 
@@ -56,9 +67,13 @@ def build_experts(
     return Experts(ops, weights.linear([experts.router]), stacks, shared)
 
 
-def build_mixer(ops: Ops, spec: parts.Mixer, weights: BaseWeights) -> Attention | ShortConv:
+def build_mixer(
+    ops: Ops, spec: parts.Mixer, weights: BaseWeights
+) -> Attention | ShortConv | GatedDelta:
     if isinstance(spec, parts.Attention):
         return build_attention(ops, spec, weights)
+    if isinstance(spec, parts.GatedDelta):
+        return build_delta(ops, spec, weights)
     return ShortConv(
         ops,
         spec,
@@ -67,6 +82,17 @@ def build_mixer(ops: Ops, spec: parts.Mixer, weights: BaseWeights) -> Attention 
         bias=weights.vector(f"{spec.conv}.bias" if spec.has_bias else None),
         out=weights.linear([spec.out]),
     )
+
+
+def build_delta(ops: Ops, spec: parts.GatedDelta, weights: BaseWeights) -> GatedDelta:
+    rate, bias = (weights.tensors[name].float32() for name in (spec.decay, spec.decay_bias))
+    numbers = DeltaWeights(
+        conv=weights.filter(spec.conv, spec.channels),
+        rate=weights.send(-np.exp(rate)),
+        bias=weights.send(bias),
+        norm=weights.vector(f"{spec.norm}.weight"),
+    )
+    return GatedDelta(ops, spec, weights.linear(spec.into), numbers, weights.linear([spec.out]))
 
 
 def build_attention(ops: Ops, spec: parts.Attention, weights: BaseWeights) -> Attention:
@@ -90,6 +116,7 @@ def build_attention(ops: Ops, spec: parts.Attention, weights: BaseWeights) -> At
         key_norm=key_norm,
         query_scale=query_scale,
         sinks=weights.vector(spec.sinks),
+        gate=weights.linear([spec.gate]) if spec.gate else None,
     )
 
 

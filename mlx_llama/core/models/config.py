@@ -25,8 +25,10 @@ from .parts import (
     NUMBERS_OF_XIELU,
     Attention,
     Experts,
+    GatedDelta,
     Layer,
     Mixer,
+    Recurrent,
     ShortConv,
     Window,
 )
@@ -103,14 +105,14 @@ class LlamaConfig:
     def layers(self) -> tuple[Layer, ...]:
         """The layers as data, in order."""
         layers: list[Layer] = []
-        slots = {Attention: 0, ShortConv: 0}
+        slots = {True: 0, False: 0}  # attention or not
         for i in range(self.num_hidden_layers):
             layer = self._layer(i)
             if layer.mixer:
-                layer = dataclasses.replace(
-                    layer, mixer=dataclasses.replace(layer.mixer, slot=slots[type(layer.mixer)])
-                )
-                slots[type(layer.mixer)] += 1
+                kind = bool(layer.attention)
+                mixer = dataclasses.replace(layer.mixer, slot=slots[kind])
+                layer = dataclasses.replace(layer, mixer=mixer)
+                slots[kind] += 1
             layers.append(layer)
         return tuple(layers)
 
@@ -125,9 +127,9 @@ class LlamaConfig:
         return len(self.attentions)
 
     @cached_property
-    def recurrent(self) -> tuple[ShortConv, ...]:
+    def recurrent(self) -> tuple[Recurrent, ...]:
         """The mixers with a recurrent state, by slot."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, ShortConv))
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Recurrent))
 
     def _layer(self, i: int) -> Layer:
         layer = f"model.layers.{i}."
@@ -385,13 +387,18 @@ class LlamaConfig:
                     shapes[f"{name}.bias"] = (count,)
 
         for layer in self.layers:
-            if isinstance(layer.mixer, ShortConv):
+            if isinstance(layer.mixer, Recurrent):
                 for name, shape in layer.mixer.shapes().items():
                     shapes[f"{name}.weight"] = shape
-                    if layer.mixer.has_bias:
+                    if isinstance(layer.mixer, ShortConv) and layer.mixer.has_bias:
                         shapes[f"{name}.bias"] = shape[:1]
+                if isinstance(layer.mixer, GatedDelta):
+                    names = layer.mixer.decay, layer.mixer.decay_bias
+                    shapes |= dict.fromkeys(names, (layer.mixer.value_heads,))
             elif mixer := layer.mixer:
                 matrices(mixer.qkv, (q, kv, kv), d, self.attention_bias)
+                if mixer.gate:
+                    matrices((mixer.gate,), (q,), d, self.attention_bias)
                 matrices((mixer.out,), (d,), q, self.output_bias)
                 if mixer.sinks:
                     shapes[mixer.sinks] = (mixer.heads,)

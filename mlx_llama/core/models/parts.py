@@ -65,13 +65,15 @@ class Attention:
     key_norm: str | None = None
     norms_rotated: bool = False  # these are of the rotated heads (Hunyuan)
     norms_heads: bool = False  # of each head, without weights (Llama 4)
+    # its sigmoid multiplies the output before `out`, [H D] (Qwen3-Next)
+    gate: str | None = None
     # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]
     sinks: str | None = None
 
     @property
     def modules(self) -> tuple[tuple[str, ...], ...]:
         """The modules of its products, grouped by input."""
-        return self.qkv, (self.out,)
+        return (self.qkv, (self.gate,), (self.out,)) if self.gate else (self.qkv, (self.out,))
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,58 @@ class Experts:
         return len(self.gate)
 
 
-Mixer = Attention | ShortConv
+@dataclass(frozen=True)
+class GatedDelta:
+    """The gated delta rule (Yang et al. 2024, arXiv 2412.06464) behind a convolution of each
+    channel, as in Qwen3-Next and Qwen3.5. State: the last inputs of the convolution, and a matrix
+    for each value head.
+    """
+
+    index: int
+    slot: int  # number among the layers with a recurrent state
+    # of queries, keys and values, then the output's gate, the strengths of updates, and the decays
+    into: tuple[str, str, str, str]
+    conv: str  # [C, 1, W], C = 2 Hk Dk + Hv Dv
+    decay: str  # tensor [Hv]: log of the rates
+    decay_bias: str  # tensor [Hv]
+    norm: str  # of each value head's output, [Dv]
+    out: str
+    key_heads: int  # Hk, each of which serves Hv / Hk value heads
+    value_heads: int  # Hv
+    key_size: int  # Dk
+    value_size: int  # Dv
+    hidden: int  # E
+    width: int  # of the convolution, W
+    eps: float  # of the norm
+
+    @property
+    def channels(self) -> int:
+        """C: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+    @property
+    def states(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of a row's state, float32."""
+        matrices = self.value_heads, self.key_size, self.value_size
+        return (self.width - 1, self.channels), matrices
+
+    @property
+    def modules(self) -> tuple[tuple[str, ...], ...]:
+        return self.into, (self.out,)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the modules' weights, and of the two tensors that are no modules."""
+        values, heads = self.value_heads * self.value_size, self.value_heads
+        rows = self.channels, values, heads, heads
+        shapes: dict[str, tuple[int, ...]] = {
+            name: (count, self.hidden) for name, count in zip(self.into, rows)
+        }
+        shapes |= {self.conv: (self.channels, 1, self.width), self.norm: (self.value_size,)}
+        return shapes | {self.out: (self.hidden, values)}
+
+
+Recurrent = ShortConv | GatedDelta  # mixers with a state that can be cut at checkpoints alone
+Mixer = Attention | Recurrent
 
 
 @dataclass(frozen=True)
