@@ -174,7 +174,8 @@ class _TensorPlan(writing.TensorPlan):
         """Shape for add_tensor_info: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
-        shape = self.whole(self.tensor.shape)
+        # [C, W] of a convolution's [C, 1, W]
+        shape = self.whole((*self.tensor.shape[:1], *self.tensor.shape[1:][-1:]))
         if self.written != np.uint8:
             return shape
         return quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
@@ -223,7 +224,7 @@ class _TensorPlan(writing.TensorPlan):
                         f"scales are float16; write the MLX form, whose scales can be wider"
                     )
             rows = rows + np.float32(self.offset) if self.offset else rows
-            result[start : start + len(rows)] = rows
+            result[start : start + len(rows)] = rows.reshape(-1, *result.shape[1:])
 
         writing.convert_slabs(tensor, convert, advance, self.order, dtype)
 
@@ -257,6 +258,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     family = FAMILIES[config.architecture]
     for key, entry in {entry.gguf: entry for entry in family.table if entry.gguf}.items():
         value = config.stored(entry)
+        if entry.skips_zeros:
+            value = [value if layer.attention else 0 for layer in config.layers]
         if isinstance(value, list):
             writer.add_array(f"{family.gguf}.{key}", value)
         elif value is not None or entry.gguf_default is not None:
@@ -323,6 +326,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
             "temperature_floor"
         ).split()
     }
+    values |= config.own
     mixers = [layer.attention for layer in config.layers if layer.attention]
     for name in ("window", "rotates", "scale", "softcap"):
         layers = [getattr(mixer, name) for mixer in mixers]

@@ -174,6 +174,20 @@ FAMILIES: dict[str, dict] = {
     "Apertus, rotated plainly": dict(
         kind="apertus", hidden_act="xielu", rope_parameters=PLAIN_ROPE
     ),
+    "LFM2": dict(kind="lfm2", full_attn_idxs=[1, 3], block_multiple_of=16),
+    "LFM2 with biases": dict(
+        kind="lfm2",
+        conv_bias=True,
+        conv_L_cache=4,
+        num_hidden_layers=5,
+        layer_types=["full_attention", "conv", "conv", "full_attention", "conv"],
+        block_ff_dim=100,
+        block_ffn_dim_multiplier=1.3,
+        block_multiple_of=24,
+    ),
+    "LFM2 with attention alone, not tied": dict(
+        kind="lfm2", block_auto_adjust_ff_dim=False, tie_word_embeddings=False
+    ),
     "Mixtral": dict(kind="mixtral", num_local_experts=5),
     "Mixtral with windows": dict(
         kind="mixtral", num_local_experts=3, num_experts_per_tok=3, sliding_window=7
@@ -261,6 +275,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     # mlx-lm reads the rope where older transformers wrote it.
     rope = fields["rope_parameters"]
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
+    if kind == "lfm2":  # as in Liquid's files
+        fields["block_dim"] = fields["hidden_size"]
     if kind == "granitemoehybrid":
         fields["layer_types"] = ["attention"] * len(fields["layer_types"])
     if kind == "apertus":
@@ -329,7 +345,9 @@ def test_logits_are_those_of_transformers(name, compile, backend):
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     seen = {}
     config = check_steps(backend, *made(name), seen.__setitem__)
-    assert len(seen) == 3 + 10 * config.num_hidden_layers
+    # of attention those of heads, of a convolution its state
+    counts = [10 if layer.attention else 6 for layer in config.layers]
+    assert len(seen) == 3 + sum(counts)
 
 
 IN_GGUF = [
@@ -355,6 +373,7 @@ _NOT_IN_MLX = (
     "Llama 4 with chunks",
     "Llama 4 without norms, tied",
     "gpt-oss with yarn as published",  # it rounds the range of pairs
+    "LFM2 with attention alone, not tied",  # its head is always tied
 )
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 

@@ -87,9 +87,20 @@ def unstack(weights: Weights, config: LlamaConfig) -> Weights:
     return single
 
 
+def _shape_filters(weights: Weights, config: LlamaConfig) -> Weights:
+    """Convolutions of channels as [C, 1, W]: GGUF files have [C, W], mlx_lm's [C, W, 1]."""
+    shaped = {}
+    for mixer in config.recurrent:
+        stored = weights.get(name := f"{mixer.conv}.weight")
+        channels, _, width = shape = mixer.shapes()[mixer.conv]
+        if stored and stored.shape in ((channels, width), (channels, width, 1)):
+            shaped[name] = stored.reshape(shape)
+    return {**weights, **shaped}
+
+
 def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
     """`weights` by the names of `config.stored_shapes()`, other quantisers' modules as matrices."""
-    weights = unstack(resolve_tied(weights, config), config)
+    weights = _shape_filters(unstack(resolve_tied(weights, config), config), config)
     if isinstance(config.quantization, PackedQuantization):
         return take_packed(weights, config, config.quantization)
     if isinstance(config.quantization, Float8Quantization):

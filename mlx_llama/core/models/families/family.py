@@ -20,7 +20,7 @@ from mlx_llama.core.models.fields import Field, Reader
 from mlx_llama.core.models.parts import NORM_NAMES
 from mlx_llama.core.system.forks import cached_property
 
-_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)\.(weight|bias)", re.ASCII)
+_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\w{1,16})?)\.(weight|bias)", re.ASCII)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
 _EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
 
@@ -357,11 +357,11 @@ class GGUFNames:
         layer, module, suffix = match.groups()
         if layer is None:
             return f"{self.model[module]}.{suffix}" if module in self.model else None
-        module, _, expert = module.partition(".")
-        theirs = self.experts.get(module) if expert else self.layers.get(module)
+        part, _, expert = module.partition(".")
+        theirs = self.layers.get(module) or (expert.isdecimal() and self.experts.get(part))
         if theirs and theirs.endswith(_BARE):
             return f"model.layers.{layer}.{theirs}"
-        return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
+        return f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}" if theirs else None
 
     def gguf(self, name: str) -> str:
         """The inverse of `hugging_face`; an expert's stack. Raises KeyError for unknown names."""

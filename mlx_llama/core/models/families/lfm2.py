@@ -17,25 +17,32 @@ def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     if read.is_gguf:
         groups = read.get("attention.head_count_kv")
         groups = groups if isinstance(groups, list) else [groups] * count
-        return {"attention_layers": tuple(i for i in range(count) if groups[i])}
+        attention = tuple(i for i in range(count) if groups[i])
+        return {"attention_layers": attention, "conv_bias": False}
     kinds, chosen = read.get("layer_types", None), read.get("full_attn_idxs", None)
     if kinds is None:
-        kinds = [_ATTENTION if chosen is None or i in chosen else _CONV for i in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or {*kinds} - {_ATTENTION, _CONV}:
+        chosen = list(range(count)) if chosen is None else chosen
+        if not isinstance(chosen, list) or any(i not in range(count) for i in chosen):
+            read.fail("full_attn_idxs", chosen, f"numbers of layers from 0 to {count - 1}")
+        kinds = [_ATTENTION if i in chosen else _CONV for i in range(count)]
+    known = isinstance(kinds, list) and all(kind in (_ATTENTION, _CONV) for kind in kinds)
+    if not known or len(kinds) != count:
         read.fail("layer_types", kinds, f"{count} times {_ATTENTION!r} or {_CONV!r}")
     units = values["intermediate_size"]
     if read.boolean("block_auto_adjust_ff_dim", True):
-        units = int(2 * units / 3)
-        if (factor := read.number("block_ffn_dim_multiplier", None)) is not None:
-            multiple = read.integer("block_multiple_of", 256)
-            units = -(-int(factor * units) // multiple) * multiple
+        factor = read.number("block_ffn_dim_multiplier", None) or 1.0
+        multiple = read.integer("block_multiple_of", 256)
+        units = -(-int(factor * int(2 * units / 3)) // multiple) * multiple
     attention = tuple(i for i in range(count) if kinds[i] == _ATTENTION)
     return {"attention_layers": attention, "intermediate_size": units}
 
 
 def write(config: Any) -> dict[str, Any]:
     kinds = [_ATTENTION if layer.attention else _CONV for layer in config.layers]
-    return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
+    # mlx-lm requires those that are not used, too
+    unused = {"block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0}
+    adjusted = {"block_dim": config.hidden_size, "block_auto_adjust_ff_dim": False}
+    return {"layer_types": kinds} | adjusted | unused
 
 
 def mixer(config: Any, i: int) -> ShortConv | None:
@@ -63,7 +70,7 @@ FAMILIES = (
             size(
                 "num_key_value_heads", "attention.head_count_kv", 14, skips_zeros=True, **OPTIONAL
             ),
-            size("conv_width", "shortconv.l_cache", 8, "conv_L_cache", default=3),
+            size("conv_width", "shortconv.l_cache", 8, "conv_L_cache", low=2, default=3),
             Field("conv_bias", "conv_bias", kind=bool, default=False),
             Field(
                 "rms_norm_eps",
@@ -79,6 +86,7 @@ FAMILIES = (
                 "feed_forward_length",
                 22,
                 "block_ff_dim",
+                low=2,
                 alias="intermediate_size",
             ),
             Field(

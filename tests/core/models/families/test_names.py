@@ -32,7 +32,7 @@ def test_names_are_the_librarys_both_ways(name):
         | {"layer_types": ["full_attention"] * 13 if family.splits else None}
         | {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1}}] * 13}
         | {"model_type": family.model_type, "tie_word_embeddings": is_tied}
-        | {"num_key_value_heads": 2}
+        | {"num_key_value_heads": 2, "full_attn_idxs": [1, 2]}
     )
     shapes = config.tensor_shapes() if family.splits else config.stored_shapes()
     for bare in (name for name in shapes if name.endswith(".sinks")):  # as the converter names it
