@@ -86,6 +86,11 @@ class BaseWeights:
         with self._allocating():
             return self._vector([name])
 
+    def float32(self, name: str) -> Array:
+        """The vector of that name in float32, whatever the model's dtype."""
+        with self._allocating():
+            return self.ops.arrays.send(self.tensors[name].float32(), self.device)
+
     def embedding(self, name: str) -> Embedding:
         """The embedding; a tied head shares its memory."""
         with self._allocating():
