@@ -98,6 +98,7 @@ def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 take = gather
+join = partial(np.concatenate, axis=1)
 
 
 def scatter_add(x: np.ndarray, ids: np.ndarray, values: np.ndarray) -> np.ndarray:

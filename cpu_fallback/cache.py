@@ -128,11 +128,12 @@ class Cache(Positions):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, values and tokens, shared pages once."""
-        return self.pages.nbytes
+        """Bytes of keys, values, tokens and recurrent states, what rows share once."""
+        return self.pages.nbytes + self.states_nbytes()
 
     def nbytes_for(self, length: int) -> int:
-        return self.storage_for(length) // PAGE * self.pages.layout.nbytes
+        pages = self.storage_for(length) // PAGE * self.pages.layout.nbytes
+        return pages + (self.state_nbytes if length else 0)
 
     def storage_for(self, end: int) -> int:
         """Positions to allocate for `end`: whole pages."""
@@ -143,7 +144,15 @@ class Cache(Positions):
         return self.storage_for(end) - self.allocated[row]
 
     def arrays(self) -> list[np.ndarray]:
-        return [page.memory for row in self.page_rows for page in row.pages]
+        pages = [page.memory for row in self.page_rows for page in row.pages]
+        return pages + self.state_arrays()
+
+    def _zeros(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(shape, np.float32)
+
+    _send = staticmethod(np.asarray)
+    _stack = staticmethod(np.stack)
+    _own = staticmethod(np.copy)
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> np.ndarray:
         recent = np.full((len(parts), window), -1, np.int32)
@@ -151,10 +160,11 @@ class Cache(Positions):
             into[window - end + start :] = self.page_rows[row].tokens(start, end)
         return recent
 
-    def trim(self, length: int, row: int = 0) -> None:
-        super().trim(length, row)
+    def trim(self, length: int, row: int = 0) -> int:
+        length = super().trim(length, row)
         self.allocated[row] = min(self.allocated[row], self.storage_for(length))
         self.pages.drop(self.page_rows[row].cut(self.storage_for(length) // PAGE))
+        return length
 
     def _copy(self, source: int, target: int, length: int) -> None:
         """Share full pages, and copy the last."""
@@ -168,7 +178,7 @@ class Cache(Positions):
         self.allocated[target] = self.storage_for(length)
 
     def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
-        storage, layers = self.page_rows[row], range(self.config.num_hidden_layers)
+        storage, layers = self.page_rows[row], range(self.config.key_value_layers)
         parts = np.stack([self.read(storage.pages, layer, 0, length) for layer in layers], axis=1)
         return {"tokens": storage.tokens(0, length), "keys": parts[0], "values": parts[1]}
 

@@ -39,7 +39,9 @@ class Llama(BaseLlama):
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         target, reason = None, "`compile=False` asks for it"
-        if options.compile is not False:
+        if config.recurrent:
+            reason = "the kernels know no recurrent states"
+        elif options.compile is not False:
             target, reason = find_target()
         if target is None and options.compile:
             raise BackendError(

@@ -84,6 +84,7 @@ def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
 
 
 xielu, softcap = partial(plain.xielu, arrays), partial(plain.softcap, arrays)
+short_conv = partial(plain.short_conv, arrays)
 
 
 def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertStacks) -> np.ndarray:
@@ -147,7 +148,7 @@ def rope_and_store(heads: np.ndarray, view: View, spec: Attention) -> np.ndarray
             rope(part, tuple(table[:, None, :, columns] for table in view.tables))
             for part, columns in ((query, spec.query_angles), (key, spec.angles))
         )
-    view.append(spec.index, key, value)
+    view.append(spec.slot, key, value)
     return query
 
 
@@ -156,7 +157,7 @@ def attend(
 ) -> np.ndarray:
     B, H, T, D = query.shape
     mixed = np.empty((B, T, H, D), np.float32)
-    stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
+    stored, masks = view.stored(spec.slot, spec.window), view.mask(spec.window)
     for b, ((keys, values), mask) in enumerate(zip(stored, masks)):
         mask, sequence = mask if mask is None else mask[-T:], query[b : b + 1]
         part = attention(sequence, keys[None], values[None], spec.scale, mask, spec.softcap, sinks)

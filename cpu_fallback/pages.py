@@ -51,7 +51,7 @@ class PageLayout:
     @classmethod
     def of(cls, config: LlamaConfig, bits: int | None = None) -> PageLayout:
         """The layout for a model's keys and values."""
-        return cls(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, bits)
+        return cls(config.key_value_layers, config.num_key_value_heads, config.head_dim, bits)
 
     @property
     def width(self) -> int:

@@ -43,7 +43,7 @@ largest, smallest, best = (
 clip, tanh, expm1, cast_as = torch.clamp, torch.tanh, torch.expm1, Tensor.type_as
 halves, gelu = methodcaller("chunk", 2, -1), partial(F.gelu, approximate="tanh")
 sigmoid, softmax = torch.sigmoid, partial(torch.softmax, dim=-1)
-top = torch.topk
+top, join = torch.topk, partial(torch.cat, dim=1)
 
 
 def take(x: Tensor, places: Tensor) -> Tensor:

@@ -101,7 +101,17 @@ class Cache(Positions):
             self.tables = None
 
     def arrays(self) -> list[Tensor]:
-        return [array for storage in self.row_storage if storage for array in storage.arrays()]
+        stored = [array for storage in self.row_storage if storage for array in storage.arrays()]
+        return stored + self.state_arrays()
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, device=self.device)
+
+    def _send(self, array: np.ndarray) -> Tensor:
+        return runtime.send(array, self.device)
+
+    _stack = staticmethod(torch.stack)
+    _own = staticmethod(torch.clone)
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> Tensor:
         recent = torch.full((len(parts), window), -1, dtype=torch.int32, device=self.device)

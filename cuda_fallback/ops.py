@@ -32,7 +32,7 @@ Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 Adapters = tuple[Tensor, Tensor]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
-scale_heads = plain.scale_heads
+scale_heads, short_conv = plain.scale_heads, partial(plain.short_conv, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -179,7 +179,7 @@ def rope_and_store(heads: Tensor, view: View, spec: Attention) -> Tensor:
             rope(part, tuple(table[..., columns] for table in view.tables))
             for part, columns in ((query, spec.query_angles), (key, spec.angles))
         )
-    view.append(spec.index, key, value)
+    view.append(spec.slot, key, value)
     return query
 
 
@@ -187,7 +187,7 @@ def attend(query: Tensor, view: View, spec: Attention, sinks: Tensor | None = No
     # Sequences have different lengths and separate storage.
     mixed = []
     for queries, (keys, values), mask in zip(
-        split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)
+        split_rows(query), view.stored(spec.slot, spec.window), view.mask(spec.window)
     ):
         mask = mask[-query.shape[2] :] if isinstance(mask, Tensor) else mask
         mixed.append(attention(queries, keys, values, spec.scale, mask, spec.softcap, sinks))

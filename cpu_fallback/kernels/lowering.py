@@ -193,7 +193,7 @@ class View(ops.View):
 
     def new_keys(self, layer: int) -> Columns:
         """The stored keys, in the buffer where they were rotated."""
-        return self.trace.head_columns(self.trace.config.layers[layer].mixer)[1]
+        return self.trace.head_columns(self.trace.config.attentions[layer])[1]
 
 
 class Trace:

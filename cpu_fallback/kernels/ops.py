@@ -187,7 +187,7 @@ def rope_and_store(heads: Symbol, view: View, spec: Attention) -> Columns:
 
 def _page_offsets(trace: Trace, spec: Attention) -> dict[str, int]:
     """Offsets of the layer's keys and values in a page, as operands; and the number of heads."""
-    pages, i = trace.workspace.pages, spec.index
+    pages, i = trace.workspace.pages, spec.slot
     numbers = {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1)}
     scales = {"key_scales": pages.scales(i, 0), "value_scales": pages.scales(i, 1)}
     return {"key_heads": spec.key_value_heads} | numbers | scales

@@ -70,7 +70,7 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: At
 def rope_and_store(heads: Tensor, view: StateView, spec: Attention) -> Tensor:
     return decode.store_rotated(
         view.state,
-        spec.index,
+        spec.slot,
         heads,
         spec.heads,
         spec.key_value_heads,
@@ -87,7 +87,7 @@ def rope_and_store(heads: Tensor, view: StateView, spec: Attention) -> Tensor:
 def attend(query: Tensor, view: StateView, spec: Attention, sinks: Tensor | None = None) -> Tensor:
     return decode.attend(
         view.state,
-        spec.index,
+        spec.slot,
         query,
         spec.key_value_heads,
         spec.window,

@@ -124,7 +124,7 @@ class StateView(View):
         return self.kernels.recent(self.state, self.rows, window)
 
     def new_keys(self, layer: int) -> Tensor:
-        spec = self.config.layers[layer].mixer
+        spec = self.config.attentions[layer]
         G, D = spec.key_value_heads, spec.head_dim
         return self.kernels.read_keys(self.state, layer, self.rows, G, D, self.dtype, self.bits)
 

@@ -35,7 +35,7 @@ class Storage:
     ) -> Storage:
         """Zeros. dtype: of the activations; bits: as in stored_dtype."""
         c, scales = config, None
-        shape = (c.num_hidden_layers, 2, c.num_key_value_heads, allocated)
+        shape = (c.key_value_layers, 2, c.num_key_value_heads, allocated)
         numbers = torch.zeros((*shape, c.head_dim), dtype=stored_dtype(dtype, bits), device=device)
         if bits == 8:
             groups = -(-c.head_dim // CACHE_GROUP)

@@ -185,7 +185,7 @@ def _read_tensors(
     actual = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
     _, [*length] = actual.get("tokens", ("", []))
     c, code = identity.config, _CODES[identity.width]
-    stored = code, [c.num_hidden_layers, c.num_key_value_heads, *length, c.head_dim]
+    stored = code, [c.key_value_layers, c.num_key_value_heads, *length, c.head_dim]
     expected = {"tokens": ("I32", length), "keys": stored, "values": stored}
     if actual != expected or len(length) != 1 or length == [0]:
         raise _damaged(path, f"holds {show(actual)}, expected {show(expected)}")

@@ -120,7 +120,7 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
 def _kv_nbytes(loaded: Loaded, cache: Any, length: int) -> int:
     """Bytes of keys and values that a token at the end of `length` positions reads."""
     layers = loaded.checkpoint.config.layers
-    windows = (layer.mixer.window for layer in layers if layer.mixer)
+    windows = (layer.attention.window for layer in layers if layer.attention)
     positions = sum(min(length, window.size if window else length) for window in windows)
     return positions * cache.position_nbytes // len(layers)
 

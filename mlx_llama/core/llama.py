@@ -87,6 +87,10 @@ class Attention:
     query_scale: Array | None = None  # [D], of the rotated queries
     sinks: Array | None = None  # [H]
 
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out
+
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
         """x: [B, T, E]. last_only: only the last position's output; all keys are stored."""
         ops, spec = self.ops, self.spec
@@ -98,10 +102,31 @@ class Attention:
         query = ops.rope_and_store(heads, view, spec)
         if self.query_scale is not None:
             query = ops.scale_heads(query, self.query_scale, spec)
-        view.probe_rotated(query, spec.index)
+        view.probe_rotated(query, spec)
         if last_only:
             query = ops.last_position(query)
         return self.out(ops.attend(query, view, spec, self.sinks), view)
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """A convolution of each channel over few positions, between two gates (LFM2)."""
+
+    ops: Ops
+    spec: parts.ShortConv
+    into: Linear  # [3 E, E]
+    weight: Array  # [E, W]
+    bias: Array | None  # [E]
+    out: Linear  # [E, E]
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        return self.into, self.out
+
+    def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
+        """As of Attention; the state takes in all positions."""
+        mixed = self.ops.short_conv(self.into(x, view), view, self.spec, self.weight, self.bias)
+        return self.out(self.ops.last_position(mixed) if last_only else mixed, view)
 
 
 @dataclass(frozen=True)
@@ -149,12 +174,12 @@ class Experts:
 
 @dataclass(frozen=True)
 class Block:
-    """Attention and MLP, with norms before or after each; a layer may lack either (None)."""
+    """Mixer and MLP, with norms before or after each; a layer may lack either (None)."""
 
     ops: Ops
     spec: parts.Layer
     attention_norm: RMSNorm | Unnormed
-    attention: Attention | None
+    mixer: Attention | ShortConv | None
     ffn_norm: RMSNorm | Unnormed
     mlp: MLP | Experts | None
     post_attention_norm: RMSNorm | None = None
@@ -165,12 +190,12 @@ class Block:
     ) -> tuple[Array, Array | None]:
         """x: the stream [B, T, E]; delta: what the next norm adds, None for zero. Returns both."""
         i = self.spec.index
-        if self.attention is not None:
+        if self.mixer is not None:
             x, normed = self.attention_norm(x, delta)
             view.probe("attention_norm", normed, i)
-            attended = self.attention(normed, view, last_only)
-            view.probe("attention", attended, i)
-            delta = self._adjust(attended, self.post_attention_norm)
+            mixed = self.mixer(normed, view, last_only)
+            view.probe("attention", mixed, i)
+            delta = self._adjust(mixed, self.post_attention_norm)
         elif last_only:
             x, delta = self.ops.add(x, delta), None
         if last_only:

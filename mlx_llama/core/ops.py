@@ -10,10 +10,10 @@ model's dtype; norms, softmax and the sums of products accumulate in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from .models.parts import Attention, Experts, Router
+from .models.parts import Attention, Experts, Router, ShortConv
 
 Array = Any  # the backend's own
 Probe = Callable[[str, Array], None]
@@ -43,7 +43,11 @@ class View:
 
     count: int  # new positions of each sequence
     listener: Probe | None = None  # called with each probe
-    new_keys: Callable[[int], Array]  # a layer's keys of the new positions [B, G, T, D] as stored
+    # the keys of the new positions as stored [B, G, T, D], by slot
+    new_keys: Callable[[int], Array]
+    # the states of the rows before the new positions, float32 [B, *shape] each, by slot
+    recurrent: Callable[[int], tuple[Array, ...]]
+    keep: Callable[[int, tuple[Array, ...]], None]  # those after them
 
     def probe(self, name: str, x: Array, layer: int | None = None) -> None:
         """Show x to the listener as `name`, in a layer as `layer.name`."""
@@ -61,11 +65,11 @@ class View:
             for name, part in zip(("query", "key", "value"), ops.split_heads(heads, spec)):
                 self.probe(name, part, spec.index)
 
-    def probe_rotated(self, query: Array, layer: int) -> None:
+    def probe_rotated(self, query: Array, spec: Attention) -> None:
         """Show the rotated query and the keys as they were stored."""
         if self.listener is not None:
-            self.probe("query_rope", query, layer)
-            self.probe("key_rope", self.new_keys(layer), layer)
+            self.probe("query_rope", query, spec.index)
+            self.probe("key_rope", self.new_keys(spec.slot), spec.index)
 
 
 class Ops(Protocol):
@@ -159,6 +163,15 @@ class Ops(Protocol):
         that adds exp(sink) to the softmax's denominator, or None; returns [B, T, H D].
         """
 
+    def short_conv(
+        self, x: Array, view: View, spec: ShortConv, weight: Array, bias: Array | None = None
+    ) -> Array:
+        """c * conv(b * x), where conv sums each channel's last W inputs times its weights (LFM2).
+
+        x: [B, T, 3 E], of b, c and x; weight: [E, W], the new position's last; bias: [E]. The last
+        W - 1 inputs of a row are its state. Returns [B, T, E].
+        """
+
     def last_position(self, x: Array) -> Array:
         """The last position alone: [B, 1, E] of x [B, T, E], or [B, H, 1, D] of [B, H, T, D]."""
 
@@ -178,6 +191,7 @@ class Words(Protocol):
     halves: Callable[[Array], tuple[Array, Array]]  # halves of the last axis
     swish: Callable[[Array, Array], Array]  # (x, z): x sigmoid(z)
     gelu: Callable[[Array], Array]  # by the tanh approximation
+    join: Callable[[Sequence[Array]], Array]  # along the positions of [B, T, n]
     # over the last axis of [T, n]:
     sigmoid: Callable[[Array], Array]
     softmax: Callable[[Array], Array]
@@ -252,6 +266,29 @@ def softcap(words: Any, x: Array, cap: float) -> Array:
 
 def gate_output(words: Any, x: Array, score: Array) -> Array:
     return words.swish(x, score)
+
+
+def convolve(words: Any, x: Array, history: Array, weight: Array) -> tuple[Array, Array]:
+    """(the sums of each channel's last W inputs times its weights, the last W - 1 inputs).
+
+    x: float32 [B, T, C]; history: [B, W - 1, C], the inputs before; weight: [C, W]. Sums run in the
+    same order whatever B and T are.
+    """
+    inputs, count = words.join([history, x]), x.shape[1]
+    terms = [inputs[:, i : i + count] * weight[:, i] for i in range(weight.shape[1])]
+    return sum(terms[1:], terms[0]), inputs[:, count:]
+
+
+def short_conv(
+    words: Any, x: Array, view: View, spec: ShortConv, weight: Array, bias: Array | None = None
+) -> Array:
+    before, after, inputs = (x[..., i * spec.size : (i + 1) * spec.size] for i in range(3))
+    (history,) = view.recurrent(spec.slot)
+    gated = words.float32(before * inputs)
+    mixed, history = convolve(words, gated, history, words.float32(weight))
+    view.keep(spec.slot, (history,))
+    mixed = words.cast_as(mixed if bias is None else mixed + words.float32(bias), x)
+    return after * mixed
 
 
 def choose_experts(

@@ -307,20 +307,21 @@ class LeadingCache:
         if grown:
             self._change("reserve", list(grown.items()))
 
-    def _change(self, method: str, *arguments: Any) -> None:
+    def _change(self, method: str, *arguments: Any) -> Any:
         with self._world.lock, uninterrupted():
-            change_cache(self.inner, method, arguments)
+            result = change_cache(self.inner, method, arguments)
             self._world.tell("change", cache=self.name, method=method, arguments=arguments)
+        return result
 
     copy_prefix = partialmethod(_change, "copy_prefix")
     trim = partialmethod(_change, "trim")
     reset = partialmethod(_change, "reset")
 
-    def state(self, row: int = 0) -> dict[str, np.ndarray]:
-        """All positions of a row with the heads of all ranks; see Cache.state."""
-        heads = self.inner.state(row)
+    def state(self, row: int = 0, length: int | None = None) -> dict[str, np.ndarray]:
+        """A row with the heads of all ranks; see Cache.state."""
+        heads = self.inner.state(row, length)
         if heads:
-            with self._world.together("state", cache=self.name, row=row):
+            with self._world.together("state", cache=self.name, row=row, length=length):
                 parts = [arrays for _, arrays in self._world.exchange(heads)]
             for name in ("keys", "values"):
                 heads[name] = np.concatenate([part[name] for part in parts], axis=1)
@@ -334,9 +335,9 @@ class LeadingCache:
             self._world.tell("restore", arrays, cache=self.name, row=row)
 
 
-def change_cache(cache: Cache, method: str, arguments: Sequence[Any]) -> None:
+def change_cache(cache: Cache, method: str, arguments: Sequence[Any]) -> Any:
     """Make a change on one rank. A mapping comes as pairs, since JSON's keys are text."""
-    getattr(cache, method)(*(map(dict, arguments) if method == "reserve" else arguments))
+    return getattr(cache, method)(*(map(dict, arguments) if method == "reserve" else arguments))
 
 
 def take_heads(state: Mapping[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:

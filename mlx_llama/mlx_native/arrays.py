@@ -26,6 +26,7 @@ float32, int32 = (partial(mx.array.astype, dtype=dtype) for dtype in (mx.float32
 to_bits, from_bits = methodcaller("view", mx.int32), methodcaller("view", mx.float32)
 largest, smallest = (partial(function, axis=-1, keepdims=True) for function in (mx.max, mx.min))
 gather = take = partial(mx.take_along_axis, axis=1)
+join = partial(mx.concatenate, axis=1)
 clip, tanh, expm1, halves = mx.clip, mx.tanh, mx.expm1, methodcaller("split", 2, axis=-1)
 sigmoid, softmax = mx.sigmoid, partial(mx.softmax, axis=-1)
 

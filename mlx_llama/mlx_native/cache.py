@@ -98,7 +98,17 @@ class Cache(Buffers):
         self.drop_tables()
 
     def arrays(self) -> list[mx.array]:
-        return [array for buffer in self.buffers() for array in buffer.arrays()]
+        stored = [array for buffer in self.buffers() for array in buffer.arrays()]
+        return stored + self.state_arrays()
+
+    def _zeros(self, shape: tuple[int, ...]) -> mx.array:
+        return mx.zeros(shape, mx.float32)
+
+    _send = staticmethod(mx.array)
+    _stack = staticmethod(mx.stack)
+
+    def _own(self, array: mx.array) -> mx.array:
+        return array
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> mx.array:
         recent = []

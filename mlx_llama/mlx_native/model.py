@@ -62,7 +62,7 @@ class Llama(BaseLlama):
         model = cls(weights.config, weights, activations, device, notices, bits)
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model.pace = Pace(config, device, low_bit)
-        if not rope.length_dependent(config):
+        if not rope.length_dependent(config) and not config.recurrent:
             model.runner = Runner(model._advance, compile, model.vocabulary)
         wire(model, device)
         return model
@@ -152,6 +152,11 @@ def _decide_compile(
     """Decide whether to trace steps, with the reason if not. Raises BackendError."""
     if rope.length_dependent(config):
         reason = "the angles of dynamic rope depend on the length"
+        if requested:
+            raise BackendError(f"`compile`: {reason}, leave it out")
+        return False, reason
+    if config.recurrent:
+        reason = "steps with recurrent states are not traced"
         if requested:
             raise BackendError(f"`compile`: {reason}, leave it out")
         return False, reason

@@ -73,6 +73,7 @@ def linear(x: mx.array, weight: Matrices, bias: mx.array | None = None) -> mx.ar
 
 
 gate, xielu = partial(plain.gate, arrays), partial(plain.xielu, arrays)
+short_conv = partial(plain.short_conv, arrays)
 softcap, choose_experts = partial(plain.softcap, arrays), partial(plain.choose_experts, arrays)
 gate_output = partial(plain.gate_output, arrays)
 
@@ -146,7 +147,7 @@ def rope_and_store(heads: mx.array, view: View, spec: Attention) -> mx.array:
     if spec.rotates and not has_shared_angles:
         query = rope(query, _find_angles(view.tables, spec.query_angles))
         key = rope(key, _find_angles(view.tables, spec.angles))
-    view.append(spec.index, key, value)
+    view.append(spec.slot, key, value)
     return query
 
 
@@ -157,7 +158,7 @@ def attend(query: mx.array, view: View, spec: Attention, sinks: mx.array | None 
         # The CPU has no fused kernel. A position's queries of a key head are rows of a single
         # product, without broadcasting.
         query = query.reshape(B, spec.key_value_heads, -1, D)
-    stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
+    stored, masks = view.stored(spec.slot, spec.window), view.mask(spec.window)
     if view.count > T:
         # "causal": the last sees all
         masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]

@@ -324,7 +324,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
             "temperature_floor"
         ).split()
     }
-    mixers = [layer.mixer for layer in config.layers if layer.mixer]
+    mixers = [layer.attention for layer in config.layers if layer.attention]
     for name in ("window", "rotates", "scale", "softcap"):
         layers = [getattr(mixer, name) for mixer in mixers]
         if name == "window":

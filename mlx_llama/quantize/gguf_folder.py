@@ -43,7 +43,7 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
         "eos_token_id": sorted(checkpoint.eos_token_ids),
         family.activation[0]: family.activation[1],
     }
-    slides = [bool(layer.mixer and layer.mixer.window) for layer in config.layers]
+    slides = [bool(layer.attention and layer.attention.window) for layer in config.layers]
     result |= family.windows.write(config.sliding_window, slides)
     if family.partial_rotation:
         result["partial_rotary_factor"] = config.rotary_dim / config.head_dim

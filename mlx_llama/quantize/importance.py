@@ -274,8 +274,8 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
 
     for block, layer in zip(decoder.blocks, config.layers):
         if mixer := layer.mixer:
-            add(mixer.qkv, block.attention.qkv.weight)
-            add((mixer.out,), block.attention.out.weight)
+            for modules, linear in zip(mixer.modules, block.mixer.products):
+                add(modules, linear.weight)
         mlp = block.mlp
         if experts := layer.experts:
             add((experts.router.module,), mlp.router.weight)

@@ -224,8 +224,14 @@ def test_a_signal_lets_running_requests_end_and_refuses_new_ones(number, tmp_pat
         time.sleep(0.3)
         if number == signal.SIGHUP:  # of the shell and of the terminal
             server.process.send_signal(number)
-        with contextlib.suppress(httpx.HTTPError):  # a kept connection may still answer
-            assert server.http.get("/ready").status_code == 503
+
+        def refuses():
+            try:
+                return server.http.get("/ready").status_code == 503
+            except httpx.HTTPError:  # the port is closed; a kept connection may still answer
+                return True
+
+        server.wait(refuses)
         text = running.result()[1]
         assert text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text
         assert server.process.wait(20) == -number  # as a shell and a supervisor expect

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlx_llama.core.llama import MLP, Attention, Block, Decoder, Experts, Unnormed
+from mlx_llama.core.llama import MLP, Attention, Block, Decoder, Experts, ShortConv, Unnormed
 from mlx_llama.core.models import parts
 from mlx_llama.core.ops import ExpertStacks, Ops
 
@@ -18,7 +18,7 @@ def build_decoder(ops: Ops, weights: BaseWeights) -> Decoder:
     config = weights.config
     embedding = weights.embedding("model.embed_tokens")
     blocks = tuple(build_block(ops, layer, weights) for layer in config.layers)
-    norm = weights.norm("model.norm")
+    norm = weights.norm(config.final_norm)
     assert norm is not None
     return Decoder(ops, config, embedding, blocks, norm, weights.linear([config.head_name]))
 
@@ -31,7 +31,7 @@ def build_block(ops: Ops, layer: parts.Layer, weights: BaseWeights) -> Block:
         ops,
         layer,
         attention_norm=weights.norm(layer.attention_norm) or Unnormed(ops),
-        attention=build_attention(ops, layer.mixer, weights) if layer.mixer else None,
+        mixer=build_mixer(ops, layer.mixer, weights) if layer.mixer else None,
         ffn_norm=weights.norm(layer.ffn_norm) or Unnormed(ops),
         mlp=experts or mlp,
         post_attention_norm=weights.norm(layer.post_attention_norm),
@@ -58,6 +58,19 @@ def build_experts(
     gate_of_shared = weights.linear([experts.shared_gate]) if experts.shared_gate else None
     router = weights.linear([experts.router.module])
     return Experts(ops, router, stacks, shared, gate_of_shared)
+
+
+def build_mixer(ops: Ops, spec: parts.Mixer, weights: BaseWeights) -> Attention | ShortConv:
+    if isinstance(spec, parts.Attention):
+        return build_attention(ops, spec, weights)
+    return ShortConv(
+        ops,
+        spec,
+        into=weights.linear([spec.into]),
+        weight=weights.filter(spec.conv, spec.size),
+        bias=weights.vector(f"{spec.conv}.bias" if spec.has_bias else None),
+        out=weights.linear([spec.out]),
+    )
 
 
 def build_attention(ops: Ops, spec: parts.Attention, weights: BaseWeights) -> Attention:

@@ -5,6 +5,7 @@ rows, one sequence each. Positions are Python ints, so that reading them never w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,6 +20,9 @@ from ..ops import View
 
 # minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
 GROWTH = 256
+# Recurrent states are kept at multiples of these positions and at ends of prompts, and the oldest
+# of a row's dropped.
+CHECKPOINT, KEPT_CHECKPOINTS = 256, 8
 CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and values have 8 bits
 
 
@@ -29,7 +33,16 @@ def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None)
     head_nbytes = config.head_dim * (itemsize if bits is None else min(itemsize, 2))
     if bits == 8:  # a byte each, and a float16 scale for each group
         head_nbytes = config.head_dim + 2 * -(-config.head_dim // CACHE_GROUP)
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * head_nbytes
+    return 2 * config.key_value_layers * config.num_key_value_heads * head_nbytes
+
+
+def state_nbytes(config: LlamaConfig) -> int:
+    """Bytes of a row's recurrent states."""
+    return 4 * sum(math.prod(shape) for mixer in config.recurrent for shape in mixer.states)
+
+
+# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed
+States = tuple[tuple[Any, ...], ...]
 
 
 class Positions:
@@ -47,6 +60,12 @@ class Positions:
     _load: Callable[[Mapping[str, np.ndarray], int, int], None]  # a state to a row of a length
     # (window, parts): the tokens start .. end - 1 of each (row, start, end)
     _recent: Callable[[int, Sequence[tuple[int, int, int]]], Any]
+    # float32 arrays on the device: zeros, one from the host, several with a new first axis, and one
+    # that is no part of a larger one
+    _zeros: Callable[[tuple[int, ...]], Any]
+    _send: Callable[[np.ndarray], Any]
+    _stack: Callable[[Sequence[Any]], Any]
+    _own: Callable[[Any], Any]
 
     def __init__(
         self,
@@ -68,6 +87,10 @@ class Positions:
         self.lengths = [0] * rows  # positions filled
         self.allocated = [0] * rows  # positions that the storage has room for
         self.adapters = [0] * rows  # number of the adapter that computes a row, 0 for none
+        self.states: list[States] = [()] * rows  # after `lengths` positions; () at none
+        # by row: states after fewer positions, where it can be cut
+        self.checkpoints: list[dict[int, States]] = [{} for _ in range(rows)]
+        self.state_nbytes = state_nbytes(config)
         self._make_storage()
 
     def _make_storage(self) -> None:
@@ -132,7 +155,18 @@ class Positions:
 
     def nbytes_for(self, length: int) -> int:
         """Bytes that a row of `length` positions takes."""
-        return self.storage_for(length) * self.position_nbytes if length else 0
+        nbytes = self.storage_for(length) * self.position_nbytes
+        return nbytes + self.state_nbytes if length else 0
+
+    def taken(self, row: int) -> int:
+        """Bytes that a row takes now."""
+        states = len(self.checkpoints[row]) + bool(self.states[row])
+        return self.allocated[row] * self.position_nbytes + states * self.state_nbytes
+
+    def states_nbytes(self) -> int:
+        """Bytes of all rows' recurrent states, each once."""
+        kept = {id(s) for c in self.checkpoints for s in c.values()}
+        return len(kept.union(id(s) for s in self.states if s)) * self.state_nbytes
 
     def reserve(self, ends: Mapping[int, int]) -> None:
         """Allocate storage for {row: end of its positions}. Raises ContextError."""
@@ -164,8 +198,13 @@ class Positions:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of allocated keys, values and tokens."""
-        return sum(array.nbytes for array in self.arrays())
+        """Bytes of allocated keys, values, tokens and recurrent states."""
+        states = sum(array.nbytes for array in self.state_arrays())
+        return sum(array.nbytes for array in self.arrays()) - states + self.states_nbytes()
+
+    def state_arrays(self) -> list[Any]:
+        """The rows' recurrent states, as of `arrays`."""
+        return [array for states in self.states for parts in states for array in parts]
 
     def recent(
         self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None
@@ -185,24 +224,84 @@ class Positions:
         rows = range(self.rows) if row is None else (row,)
         for each in rows:
             self.lengths[each] = self.allocated[each] = 0
+            self.states[each], self.checkpoints[each] = (), {}
         self._free(rows, row is None)
 
-    def trim(self, length: int, row: int = 0) -> None:
-        """Keep the first `length` positions of a row. Raises ContextError if there are fewer."""
-        self.check_trim(length, row)
-        self.lengths[row] = length
+    def find_cut(self, length: int, row: int = 0) -> int:
+        """The most positions, up to `length`, that a row can be cut to: all of them, or those of
+        a checkpoint of its recurrent states.
+        """
+        if not self.state_nbytes or length == self.lengths[row]:
+            return length
+        return max((at for at in self.checkpoints[row] if at <= length), default=0)
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy `length` positions of row `source` to an empty row. Raises ContextError."""
+    def trim(self, length: int, row: int = 0) -> int:
+        """Keep the first `length` positions of a row, or as many as `find_cut` says; returns their
+        number. Raises ContextError if there are fewer.
+        """
+        self.check_trim(length, row)
+        cut = self.find_cut(length, row)
+        if self.state_nbytes and cut < self.lengths[row]:
+            self.states[row] = self._states_at(cut, row)
+            self.checkpoints[row] = self._checkpoints_to(cut, row)
+        self.lengths[row] = cut
+        return cut
+
+    def _states_at(self, length: int, row: int) -> States:
+        """A row's states at a length of `find_cut`."""
+        is_end = length == self.lengths[row]
+        return self.states[row] if is_end else self.checkpoints[row].get(length, ())
+
+    def _checkpoints_to(self, length: int, row: int) -> dict[int, States]:
+        return {at: states for at, states in self.checkpoints[row].items() if at <= length}
+
+    def advance(self, span: Span, states: States) -> None:
+        """Account for a call's new positions, after which the recurrent states are `states`."""
+        row, end = span.row, span.end
+        self.lengths[row] = end
+        if not self.state_nbytes:
+            return
+        kept = self.checkpoints[row]
+        if span.count > 1 and span.start:  # drafts are cut to it
+            kept[span.start] = self.states[row]
+        if span.count > 1 or end % CHECKPOINT == 0:
+            kept[end] = states
+        self.states[row] = states
+        while len(kept) > KEPT_CHECKPOINTS:
+            del kept[min(kept)]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        """Copy `length` positions of row `source` to an empty row, or as many as `find_cut` says;
+        returns their number. Raises ContextError.
+        """
         self.check_copy(source, target, length)
+        length = self.find_cut(length, source)
         if length:
             self._copy(source, target, length)
+            if self.state_nbytes:
+                self.checkpoints[target] = self._checkpoints_to(length, source)
+                is_end = length == self.lengths[source]
+                self.states[target] = (
+                    self.states[source] if is_end else self.checkpoints[target][length]
+                )
             self.lengths[target] = length
+        return length
 
-    def state(self, row: int = 0) -> dict[str, np.ndarray]:
-        """A row in NumPy: tokens int32 [n]; keys, values float32 [layers, G, n, D]. {}: empty."""
+    def state(self, row: int = 0, length: int | None = None) -> dict[str, np.ndarray]:
+        """A row, or as much of its first `length` positions as `find_cut` says, in NumPy: tokens
+        int32 [n]; keys, values float32 [layers, G, n, D]; recurrent float32 [m], if the model has
+        such states. {}: empty.
+        """
         self.check_row(row)
-        return self._export(row, self.lengths[row]) if self.lengths[row] else {}
+        length = self.find_cut(self.lengths[row] if length is None else length, row)
+        if not length:
+            return {}
+        state = self._export(row, length)
+        if self.state_nbytes:
+            states = self._states_at(length, row)
+            arrays = [self.runtime.to_numpy(part) for parts in states for part in parts]
+            state["recurrent"] = np.concatenate([array.reshape(-1) for array in arrays])
+        return state
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
         """Load the `state` of a row of any backend's cache. Raises ContextError."""
@@ -213,6 +312,21 @@ class Positions:
             self.reserve({row: length})
             self._load(state, row, length)
             self.lengths[row] = length
+            if self.state_nbytes:
+                self.states[row] = self._split_states(state["recurrent"])
+
+    def _split_states(self, numbers: np.ndarray) -> States:
+        """States of their numbers, float32, in one array."""
+        states, at = [], 0
+        for mixer in self.config.recurrent:
+            parts = []
+            for shape in mixer.states:
+                size = math.prod(shape)
+                part = np.ascontiguousarray(numbers[at : at + size], np.float32).reshape(shape)
+                parts.append(self._send(part))
+                at += size
+            states.append(tuple(parts))
+        return tuple(states)
 
     def check_trim(self, length: int, row: int) -> None:
         """Raise ContextError unless 0 <= length <= the row's length."""
@@ -238,13 +352,20 @@ class Positions:
             return
         c = self.config
         (length,) = np.shape(state["tokens"])
-        expected = (c.num_hidden_layers, c.num_key_value_heads, length, c.head_dim)
+        expected = (c.key_value_layers, c.num_key_value_heads, length, c.head_dim)
         for name in ("keys", "values"):
             if np.shape(state[name]) != expected:
                 raise ContextError(
                     f"the saved cache's {name} have the shape {list(np.shape(state[name]))}, "
                     f"this model needs {list(expected)}: it was saved by another model"
                 )
+        wanted = () if not self.state_nbytes else (self.state_nbytes // 4,)
+        if np.shape(state.get("recurrent", 0)) != wanted:
+            raise ContextError(
+                f"the saved cache's recurrent states have the shape "
+                f"{list(np.shape(state.get('recurrent', 0)))}, this model needs {list(wanted)}: it "
+                "was saved by another model"
+            )
         if length > self.capacity:
             raise ContextError(
                 f"the saved cache holds {length} positions, this one at most {self.capacity}"
@@ -325,14 +446,32 @@ class CallView(View):
         self.spans, self.adapters = tuple(spans), tuple(adapters)
         self.cache, self.config, self.batch, self.count = cache, cache.config, batch, count
         self._masks: dict[tuple[int, Window], Any] = {}  # by start and window
+        self._kept: dict[int, tuple[Any, ...]] = {}  # recurrent states after this call, by slot
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            for span in self.spans:
-                self.cache.lengths[span.row] = span.end
+            for i, span in enumerate(self.spans):
+                slots = range(len(self.config.recurrent))
+                states = tuple(
+                    tuple(self.cache._own(part[i]) for part in self._kept[slot]) for slot in slots
+                )
+                self.cache.advance(span, states)
+
+    def recurrent(self, slot: int) -> tuple[Any, ...]:
+        """As of ops.View: new rows begin with zeros."""
+        cache, shapes = self.cache, self.config.recurrent[slot].states
+        rows = [cache.states[span.row] for span in self.spans]
+        if len(rows) > 1 or not rows[0]:
+            empty = tuple(cache._zeros(shape) for shape in shapes)
+            parts = zip(*(states[slot] if states else empty for states in rows))
+            return tuple(cache._stack(part) for part in parts)
+        return tuple(part[None] for part in rows[0][slot])
+
+    def keep(self, slot: int, states: tuple[Any, ...]) -> None:
+        self._kept[slot] = states
 
     def mask(self, window: Window | None = None) -> list[Any]:
         """Positions that a sequence's queries see: bool [T, columns], "causal", or None for all."""

@@ -68,10 +68,13 @@ class Profile:
 
 def name_matrices(model: Any) -> list[tuple[str, Any]]:
     """(name in a profile, matrix or tuple of matrices) of each product of a model."""
-    named = []
+    named: list[tuple[str, Any]] = []
     for block in model.decoder.blocks:
-        if attention := block.attention:
-            named += [("query, key, value", attention.qkv), ("attention output", attention.out)]
+        if block.mixer:
+            kind = ("query, key, value", "attention output")
+            if not block.spec.attention:
+                kind = ("convolution input", "convolution output")
+            named += zip(kind, block.mixer.products)
         if block.spec.experts:
             named.append(("router", block.mlp.router))
             if block.mlp.shared_gate:

@@ -127,7 +127,7 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
     rows: dict[str, Span] = dict.fromkeys(tables, vocabulary[rank])
     columns: dict[str, Span] = {}
     for layer in config.layers:
-        mixer, mlp = layer.mixer, layer.mlp
+        mixer, mlp = layer.attention, layer.mlp
         assert mixer and mlp  # _check_layout has seen them
         rows |= zip(mixer.qkv, (queries, keys, keys))
         rows |= dict.fromkeys(mlp.gate_up, hidden)
@@ -180,9 +180,9 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
 
 def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
     """Raise BackendError for matrices that this split does not know."""
-    known = {"model.embed_tokens", "model.norm", config.head_name}
+    known = {"model.embed_tokens", config.final_norm, config.head_name}
     for layer in config.layers:
-        mixer, mlp = layer.mixer, layer.mlp
+        mixer, mlp = layer.attention, layer.mlp
         if not mixer or layer.experts or not mlp or len(mlp.gate_up) != 2:
             raise BackendError(
                 f"{checkpoint.name}: layers with fused projections, with experts or without a "

@@ -91,6 +91,11 @@ class BaseWeights:
         with self._allocating():
             return self.ops.arrays.send(self.tensors[name].float32(), self.device)
 
+    def filter(self, name: str, size: int) -> Array:
+        """The weights of a convolution of each of `size` channels: [size, positions]."""
+        with self._allocating():
+            return self._vector([f"{name}.weight"]).reshape(size, -1)
+
     def embedding(self, name: str) -> Embedding:
         """The embedding; a tied head shares its memory."""
         with self._allocating():

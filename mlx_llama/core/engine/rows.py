@@ -115,7 +115,7 @@ class Rows:
 
     def _taken(self, row: int) -> int:
         caches = (self.cache, self.drafts) if self.drafts else (self.cache,)
-        return sum(cache.allocated[row] * cache.position_nbytes for cache in caches)
+        return sum(cache.taken(row) for cache in caches)
 
     def make_room(self, ends: Mapping[int, int], spared: int = -1) -> bool:
         """Drop kept prefixes, except `spared`, until rows may grow; False if there are too few."""
@@ -155,6 +155,7 @@ class Rows:
             if self.cache.adapters[row] != adapter:
                 continue
             length = min(common_prefix(known, tokens), self.cache.lengths[row], len(tokens) - 1)
+            length = self.cache.find_cut(length, row)
             if length > longest:
                 best, longest = row, length
         if longest and self.has_one_length(max(len(tokens), self.cache.lengths[best])):
@@ -193,7 +194,7 @@ class Rows:
         self.used[row] = tokens
         try:
             if takes_over:
-                self.cache.trim(reused, row)
+                reused = self.cache.trim(reused, row)
             else:
                 self.cache.adapters[row] = adapter
                 reused = self._copy(source, row, reused) if reused else 0
@@ -214,8 +215,7 @@ class Rows:
     def _copy(self, source: int, target: int, length: int) -> int:
         """Copy a prefix; returns its length, 0 if memory is short."""
         try:
-            self.cache.copy_prefix(source, target, length)
-            return length
+            return self.cache.copy_prefix(source, target, length)
         except Exception as error:
             if not self._is_short(error):
                 raise
@@ -230,8 +230,10 @@ class Rows:
             self._free(row)
             return
         try:
-            self.cache.trim(length, row)
+            length = self.cache.trim(length, row)
         except Exception:  # do without the prefix
+            length = 0
+        if length == 0:
             self._free(row)
             return
         self.kept[row] = tokens
@@ -246,11 +248,7 @@ class Rows:
             length = 0 if row < 0 else self.cache.lengths[row]
         else:
             row, length = self.find_prefix([*tokens, -1], adapter)
-        state = self.cache.state(row) if length else {}
-        return {
-            name: array[:length] if name == "tokens" else array[:, :, :length]
-            for name, array in state.items()
-        }
+        return self.cache.state(row, length) if length else {}
 
     def install(self, state: Mapping[str, Any], adapter: int = 0) -> None:
         """Restore a state to a free row, and keep it. Raises ContextError without room."""

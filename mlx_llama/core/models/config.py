@@ -19,7 +19,17 @@ from mlx_llama.core.system.forks import cached_property
 
 from .families import FAMILIES
 from .fields import Field, Reader
-from .parts import MLP, NORM_NAMES, NUMBERS_OF_XIELU, Attention, Experts, Layer, Window
+from .parts import (
+    MLP,
+    NORM_NAMES,
+    NUMBERS_OF_XIELU,
+    Attention,
+    Experts,
+    Layer,
+    Mixer,
+    ShortConv,
+    Window,
+)
 from .quantization import Float8Quantization, PackedQuantization, Quantization, check_modules
 from .reading import read_config, read_metadata
 from .rope_fields import RopeConfig
@@ -91,13 +101,40 @@ class LlamaConfig:
     # if all layers are alike. The key-value heads of layers that have fewer than
     # `num_key_value_heads` are repeated here.
     layer_sizes: tuple[tuple[int, int], ...] = ()
+    # the family's own fields, by name
+    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """The layers as data, in order."""
-        return tuple(self._layer(i) for i in range(self.num_hidden_layers))
+        layers: list[Layer] = []
+        slots = {Attention: 0, ShortConv: 0}
+        for i in range(self.num_hidden_layers):
+            layer = self._layer(i)
+            if layer.mixer:
+                layer = dataclasses.replace(
+                    layer, mixer=dataclasses.replace(layer.mixer, slot=slots[type(layer.mixer)])
+                )
+                slots[type(layer.mixer)] += 1
+            layers.append(layer)
+        return tuple(layers)
+
+    @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The mixers that keep keys and values, by slot."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
+    @property
+    def key_value_layers(self) -> int:
+        """Number of layers that keep keys and values."""
+        return len(self.attentions)
+
+    @cached_property
+    def recurrent(self) -> tuple[ShortConv, ...]:
+        """The mixers with a recurrent state, by slot."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, ShortConv))
 
     def _layer(self, i: int) -> Layer:
         layer = f"model.layers.{i}."
@@ -112,7 +149,7 @@ class LlamaConfig:
             ffn = self._mlp(f"{layer}{FAMILIES[self.architecture].mlp}.", units)
         return Layer(
             index=i,
-            mixer=self._attention(i, layer) if key_value_heads else None,
+            mixer=self._mixer(i, layer) if key_value_heads else None,
             ffn=ffn,
             attention_norm=before and f"{layer}{before[0]}" if key_value_heads else None,
             ffn_norm=before and f"{layer}{before[1]}" if units else None,
@@ -120,6 +157,10 @@ class LlamaConfig:
             post_ffn_norm=after and f"{layer}{after[1]}",
             residual_multiplier=self.residual_multiplier,
         )
+
+    def _mixer(self, i: int, layer: str) -> Mixer:
+        mixer = FAMILIES[self.architecture].mixer
+        return (mixer and mixer(self, i)) or self._attention(i, layer)
 
     def _attention(self, i: int, layer: str) -> Attention:
         family, names = FAMILIES[self.architecture], f"{layer}self_attn."
@@ -136,6 +177,7 @@ class LlamaConfig:
         has_norms = norm not in (None, "without weights")
         return Attention(
             index=i,
+            slot=0,
             qkv=(f"{names}q_proj", f"{names}k_proj", f"{names}v_proj"),
             out=f"{names}o_proj",
             heads=self.num_attention_heads,
@@ -266,6 +308,11 @@ class LlamaConfig:
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     @property
+    def final_norm(self) -> str:
+        """Module of the norm before the head."""
+        return FAMILIES[self.architecture].norm[0]
+
+    @property
     def head_name(self) -> str:
         """Module that projects to the vocabulary: the embedding if it is tied."""
         return "model.embed_tokens" if self.tie_word_embeddings else "lm_head"
@@ -273,12 +320,19 @@ class LlamaConfig:
     def stored(self, field: Field) -> Any:
         """The field as files store it; None for none."""
         is_scale = field.name == "attention_multiplier"
-        value = self.attention_scale if is_scale else getattr(self, field.name)
+        value = self.own[field.name] if field.name in self.own else getattr(self, field.name)
+        value = self.attention_scale if is_scale else value
         if self.layer_sizes and field.name in ("num_key_value_heads", "intermediate_size"):
             return [sizes[field.name == "intermediate_size"] for sizes in self.layer_sizes]
         if self.layer_sizes and field.name == "num_attention_heads":
             return [value if groups else 0 for groups, _ in self.layer_sizes]
         return field.encode(value)
+
+    @classmethod
+    def _of(cls, values: dict[str, Any]) -> LlamaConfig:
+        known = {field.name for field in dataclasses.fields(cls)}
+        own = {name: value for name, value in values.items() if name not in known}
+        return cls(**{name: values[name] for name in values.keys() & known}, own=own)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
@@ -301,7 +355,7 @@ class LlamaConfig:
         ConfigError.
         """
         read = Reader(raw, source, report=report)
-        config = cls(**read_config(read))
+        config = cls._of(read_config(read))
         if not isinstance(config.quantization, Quantization):
             return config
         stacks = config.stacks()
@@ -334,7 +388,7 @@ class LlamaConfig:
         are. dtype: of the embedding. source: file to name in errors.
         """
         general = Reader(metadata, source, is_gguf=True)
-        return cls(**read_metadata(general, shapes, divisors), dtype=dtype)
+        return cls._of(read_metadata(general, shapes, divisors) | {"dtype": dtype})
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors by Hugging Face name; matrices are [out, in], as torch's Linear."""
@@ -349,7 +403,12 @@ class LlamaConfig:
                     shapes[f"{name}.bias"] = (count,)
 
         for layer in self.layers:
-            if mixer := layer.mixer:
+            if isinstance(layer.mixer, ShortConv):
+                for name, shape in layer.mixer.shapes().items():
+                    shapes[f"{name}.weight"] = shape
+                    if layer.mixer.has_bias:
+                        shapes[f"{name}.bias"] = shape[:1]
+            elif mixer := layer.mixer:
                 matrices(mixer.qkv, (q, kv, kv), d, self.attention_bias)
                 matrices((mixer.out,), (d,), q, self.output_bias)
                 if mixer.sinks:
@@ -373,7 +432,7 @@ class LlamaConfig:
                 matrices((mlp.down,), (d,), mlp.size, self.mlp_bias)
                 shapes |= zip(mlp.xielu, ((1,), (1,), (), ()))
             shapes |= {f"{name}.weight": (d,) for name in layer.norms}
-        shapes["model.norm.weight"] = (d,)
+        shapes[f"{self.final_norm}.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (vocab, d)
         return shapes

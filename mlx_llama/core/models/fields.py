@@ -36,6 +36,7 @@ class Field:
     gguf_default: Any = REQUIRED
     nullable: bool = False  # null in config.json means that LlamaConfig's default applies
     zero: bool = False  # 0 in GGUF metadata means the same
+    skips_zeros: bool = False  # 0 in a list by layer means a layer without
     decode: Callable[[Any], Any] = same  # from a file's value to LlamaConfig's
     encode: Callable[[Any], Any] = same  # and back
     alias: str = ""  # another name in config.json
@@ -162,9 +163,10 @@ class Reader:
     def _check(self, name: str, field: Field, default: Any, nullable: bool) -> Any:
         value, kind, low, high = self.get(name, default), field.kind, field.low, field.high
         if self.is_gguf and kind is int and isinstance(value, list) and value:
-            if any(other != value[0] for other in value):
+            numbers = [x for x in value if x] if field.skips_zeros else value
+            if any(other != numbers[0] for other in numbers):
                 self.fail(name, value, "the same number for all layers")
-            value = value[0]
+            value = numbers[0] if numbers else value[0]
         if value is None and (nullable or name not in self.raw):
             return None
         written = value

@@ -45,6 +45,7 @@ class Attention:
     """Grouped-query attention (Ainslie et al. 2023) over keys and values by position."""
 
     index: int  # the layer's number, from 0
+    slot: int  # number among the layers that keep keys and values
     qkv: tuple[str, str, str]
     out: str
     heads: int  # H
@@ -52,13 +53,13 @@ class Attention:
     head_dim: int  # D
     scale: float  # of query times key
     eps: float  # of the norms of heads
+    # columns of the view's tables that turn the keys (Gemma 3 has others in layers with a window)
+    angles: slice
+    # those of the queries (others in Ministral 3, and in Llama 4 where it does not rotate)
+    query_angles: slice
     softcap: float | None = None  # c of c * tanh(score / c)
     window: Window | None = None  # None: a token sees all before it
     rotates: bool = True  # False for a layer without rotary embedding (SmolLM3)
-    # columns of the view's tables that turn the keys (Gemma 3 has others in layers with a window)
-    angles: slice = slice(None)
-    # those of the queries (others in Ministral 3, and in Llama 4 where it does not rotate)
-    query_angles: slice = slice(None)
     # RMS norm of each head (Qwen3) or of all (OLMo 2)
     query_norm: str | None = None
     key_norm: str | None = None
@@ -66,6 +67,42 @@ class Attention:
     norms_heads: bool = False  # of each head, without weights (Llama 4)
     # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]
     sinks: str | None = None
+
+    @property
+    def modules(self) -> tuple[tuple[str, ...], ...]:
+        """The modules of its products, grouped by input."""
+        return self.qkv, (self.out,)
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """A causal convolution of each channel over few positions, between two gates (LFM2;
+    transformers' Lfm2ShortConv). State: the last inputs of the convolution.
+    """
+
+    index: int
+    slot: int  # number among the layers with a recurrent state
+    into: str  # [3 E, E]: the gate before, the gate after, and the input
+    conv: str  # [E, 1, W]
+    out: str
+    size: int  # channels, E
+    width: int  # positions, W, the new one included
+    has_bias: bool = False  # of all three
+
+    @property
+    def states(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of a row's state, float32."""
+        return ((self.width - 1, self.size),)
+
+    @property
+    def modules(self) -> tuple[tuple[str, ...], ...]:
+        return (self.into,), (self.out,)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the modules' weights, [out, in] of matrices."""
+        size = self.size
+        into, out = (3 * size, size), (size, size)
+        return {self.into: into, self.conv: (size, 1, self.width), self.out: out}
 
 
 @dataclass(frozen=True)
@@ -122,6 +159,9 @@ class Experts:
         return len(self.gate)
 
 
+Mixer = Attention | ShortConv
+
+
 @dataclass(frozen=True)
 class Layer:
     """A mixer of positions and a feed-forward network, each with norms before or after it; a layer
@@ -129,7 +169,7 @@ class Layer:
     """
 
     index: int  # from 0
-    mixer: Attention | None
+    mixer: Mixer | None
     ffn: MLP | Experts | None
     attention_norm: str | None = None  # before the mixer
     ffn_norm: str | None = None
@@ -145,6 +185,11 @@ class Layer:
         return [name for name in (*before, after, self.post_ffn_norm) if name]
 
     @property
+    def attention(self) -> Attention | None:
+        """The mixer, if it is attention."""
+        return self.mixer if isinstance(self.mixer, Attention) else None
+
+    @property
     def experts(self) -> Experts | None:
         """The experts, if the layer has any."""
         return self.ffn if isinstance(self.ffn, Experts) else None
@@ -157,8 +202,7 @@ class Layer:
     def linears(self) -> Iterator[tuple[str, ...]]:
         """The modules of the layer's products but those of experts, grouped by input."""
         if self.mixer:
-            yield self.mixer.qkv
-            yield (self.mixer.out,)
+            yield from self.mixer.modules
         if isinstance(self.ffn, MLP):
             yield self.ffn.gate_up
             yield (self.ffn.down,)

@@ -171,6 +171,8 @@ def _read_layers(
 def _choose_layers(read: Reader, family: Family, values: dict[str, Any]) -> dict[str, Any]:
     """The window, and the fields that list layers."""
     needs = "num_hidden_layers"
+    if family.mixer:  # it reads the layers' kinds itself
+        return {"sliding_window": None}
     window, sliding = read.attempt(
         lambda: family.windows.read(read, values), otherwise=(None, None), needs=needs
     )

@@ -174,7 +174,7 @@ class Buffers(Positions):
         config, dtype, on_cpu = self.config, self.dtype, self.device.type == mx.cpu
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
         self.packing = Packing(self.bits, config.head_dim, dtype, mx.float32 if on_cpu else dtype)
-        heads = 2 * config.num_hidden_layers * config.num_key_value_heads
+        heads = 2 * config.key_value_layers * config.num_key_value_heads
         self.position_nbytes = heads * self.packing.nbytes
         # mx.fast.rope computes its angles in float32, 1e-3 off at position 100,000. That suffices
         # for 16-bit activations, but float32 promises the other backends' tokens. The kernel has no
@@ -251,7 +251,7 @@ class Buffers(Positions):
 
     def _copy_rows(self, rows: list[int], slots: int, length: int) -> Buffer:
         """Copy rows to a new buffer, in order; the other positions are zeros."""
-        layers = range(self.config.num_hidden_layers)
+        layers = range(self.config.key_value_layers)
         self.tables(length)
 
         def parts() -> Parts:

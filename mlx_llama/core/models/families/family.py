@@ -25,7 +25,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
 _EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
 
 # {GGUF's name: Hugging Face's}
-_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_MODEL = {"token_embd": "model.embed_tokens", "output": "lm_head"}
 _LAYERS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -58,8 +58,8 @@ def flag(name: str, json: str, value: Any, default: bool) -> Field:
     return Field(name, json, kind=bool, default=default, decode={True: value}.get, encode=bool)
 
 
-_EPS = "rms_norm_eps"
-_OPTIONAL: dict[str, Any] = {"default": None, "gguf_default": None, "nullable": True}
+EPS = "rms_norm_eps"
+OPTIONAL: dict[str, Any] = {"default": None, "gguf_default": None, "nullable": True}
 SHARED = (
     # LlamaConfig's and config.json's name, GGUF's
     size("vocab_size", "vocab_size", 24),
@@ -67,10 +67,10 @@ SHARED = (
     size("intermediate_size", "feed_forward_length", 22),
     size("num_hidden_layers", "block_count", 12),
     size("num_attention_heads", "attention.head_count", 14, placeholder=1),
-    size("num_key_value_heads", "attention.head_count_kv", 14, **_OPTIONAL),
-    size("head_dim", "attention.key_length", 14, **_OPTIONAL),
+    size("num_key_value_heads", "attention.head_count_kv", 14, **OPTIONAL),
+    size("head_dim", "attention.key_length", 14, **OPTIONAL),
     size("max_position_embeddings", "context_length", 30),
-    Field(_EPS, _EPS, "attention.layer_norm_rms_epsilon", float, 0, 1, default=1e-6),
+    Field(EPS, EPS, "attention.layer_norm_rms_epsilon", float, 0, 1, default=1e-6),
     Field("tie_word_embeddings", "tie_word_embeddings", kind=bool, default=False),
 )
 _ATTENTION_BIAS = Field("attention_bias", "attention_bias", kind=bool, default=False)
@@ -269,6 +269,9 @@ class Family:
     # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
     exceeds_float16: bool = False
 
+    # (config, number of a layer) -> its mixer, None for attention
+    mixer: Callable[[Any, int], Any] | None = None
+    norm: tuple[str, str] = "model.norm", "output_norm"  # before the head: its module, GGUF's name
     # key-value heads and hidden units of each layer, where layers differ
     layer_sizes: Callable[[Reader], tuple[tuple[int, int], ...]] | None = None
     windows: Windows = Windows(is_absent=True)
@@ -353,7 +356,8 @@ class GGUFNames:
         kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
         self.layers = kept | dict(family.renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
-        pairs = (*self.layers.items(), *_MODEL.items(), *stacks)
+        self.model = _MODEL | {family.norm[1]: family.norm[0]}
+        pairs = (*self.layers.items(), *self.model.items(), *stacks)
         self._inverse = {module: name for name, module in pairs}
 
     def hugging_face(self, name: str) -> str | None:
@@ -363,7 +367,7 @@ class GGUFNames:
             return None
         layer, module, suffix = match.groups()
         if layer is None:
-            return f"{_MODEL[module]}.{suffix}" if module in _MODEL else None
+            return f"{self.model[module]}.{suffix}" if module in self.model else None
         module, _, expert = module.partition(".")
         theirs = self.experts.get(module) if expert else self.layers.get(module)
         if theirs and theirs.endswith(tuple(_BARE)):
