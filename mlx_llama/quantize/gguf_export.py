@@ -263,8 +263,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
         if isinstance(value, list):
             writer.add_array(f"{family.gguf}.{key}", value)
         elif value is not None or entry.gguf_default is not None:
-            add = writer.add_uint32 if entry.kind is int else writer.add_float32
-            add(f"{family.gguf}.{key}", value or 0)
+            adders = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
+            adders[entry.kind](f"{family.gguf}.{key}", entry.kind(value or 0))
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
@@ -304,7 +304,8 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     metadata = {key: entry.value for key, entry in writer.kv_data[0].items()}
     try:
-        again = LlamaConfig.from_gguf(metadata, {}, {}, config.dtype, checkpoint.name)
+        shapes = config.tensor_shapes()
+        again = LlamaConfig.from_gguf(metadata, shapes, {}, config.dtype, checkpoint.name)
     except ConfigError as error:
         raise ConfigError(f"{str(error).rpartition(';')[0]}; write the MLX form") from None
     ours, theirs = _describe(config), _describe(again)

@@ -24,8 +24,8 @@ def choose_type(
     file. is_weighed: by an importance matrix. As llama-quantize, except that the projection to the
     vocabulary of Q4_0 is Q8_0, not Q6_K.
     """
-    # vectors, the router of experts, and convolutions
-    if len(shape) != 2 or name.endswith("ffn_gate_inp.weight"):
+    # vectors, convolutions, the router of experts, the shared one's gate
+    if len(shape) != 2 or ".ffn_gate_inp" in name:
         return "F32"
     kind = FORMATS[format]
     if kind in PLAIN:

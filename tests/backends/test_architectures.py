@@ -227,6 +227,54 @@ FAMILIES: dict[str, dict] = {
         moe_intermediate_size=44,
         norm_topk_prob=False,
     ),
+    "Qwen2-MoE": dict(
+        kind="qwen2_moe",
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+        shared_expert_intermediate_size=60,
+    ),
+    "Qwen2-MoE with windows": dict(
+        kind="qwen2_moe",
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=60,
+        shared_expert_intermediate_size=60,
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=3,
+    ),
+    "OLMoE": dict(kind="olmoe", num_experts=7, num_experts_per_tok=3),
+    "OLMoE with shares that add up": dict(
+        kind="olmoe", num_experts=5, num_experts_per_tok=2, norm_topk_prob=True
+    ),
+    "Granite-MoE": dict(kind="granitemoe", **GRANITE, num_local_experts=7, num_experts_per_tok=3),
+    "Granite-MoE, tied": dict(
+        kind="granitemoe", num_local_experts=5, attention_bias=True, tie_word_embeddings=True
+    ),
+    "GLM-4.5": dict(
+        kind="glm4_moe",
+        head_dim=20,
+        n_routed_experts=11,
+        num_experts_per_tok=4,
+        moe_intermediate_size=44,
+        attention_bias=True,
+        routed_scaling_factor=2.5,
+    ),
+    "GLM-4.5, larger": dict(
+        kind="glm4_moe",
+        head_dim=20,
+        n_routed_experts=12,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=36,
+        first_k_dense_replace=2,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        use_qk_norm=True,
+    ),
     # Angles that llama.cpp computes like the others, though it rounds the range of pairs.
     "gpt-oss": dict(kind="gpt_oss", **GPT_OSS, rope_parameters=GPT_OSS_YARN | {"rope_theta": 5.0}),
     "gpt-oss with yarn as published": dict(
@@ -266,6 +314,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
             offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
+            if key.endswith("e_score_correction_bias"):
+                spread = 0.5
             value.copy_(spread * torch.randn(value.shape) + offset)
         logits = model(torch.from_numpy(TOKENS).long()).logits.numpy()
     folder = Path(tempfile.mkdtemp(prefix="model"))

@@ -16,7 +16,7 @@ from .family import Family
 # Files of this folder. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
     "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma exaone4 plain apertus gpt_oss "
-    "nemotron_nas lfm2"
+    "nemotron_nas lfm2 glm4_moe"
 ).split()
 _ALL: tuple[Family, ...] = tuple(
     family for file in _FILES for family in import_module(f".{file}", __name__).FAMILIES
