@@ -57,7 +57,7 @@ class View:
     new_keys: Callable[[int], Array]
     # the states of the rows before the new positions, float32 [B, *shape] each, by slot
     recurrent: Callable[[int], tuple[Array, ...]]
-    keep: Callable[[int, tuple[Array, ...]], None]  # those after them
+    keep: Callable[[int, tuple[Array, ...]], None]  # those after them, probed as `i.state`
 
     def probe(self, name: str, x: Array, layer: int | None = None) -> None:
         """Show x to the listener as `name`, in a layer as `layer.name`."""

@@ -324,7 +324,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
         name: getattr(config, name)
         for name in (
             "activation local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
-            "temperature_floor"
+            "temperature_floor routed_scaling_factor"
         ).split()
     }
     values |= config.own

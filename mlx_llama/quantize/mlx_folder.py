@@ -330,8 +330,10 @@ def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing | None]:
     Granite), or as they are (None: those with a bias).
     """
     config = checkpoint.config
-    wide = "Qwen3MoeForCausalLM", "GptOssForCausalLM", "GraniteMoeForCausalLM"
-    is_wide = config.architecture in wide and config.hidden_size % 64 == 0
+    wide = "Qwen3Moe GptOss GraniteMoe Lfm2Moe".split()
+    is_wide = (
+        config.architecture.removesuffix("ForCausalLM") in wide and config.hidden_size % 64 == 0
+    )
     routers = [layer.experts.router for layer in config.layers if layer.experts]
     packings: dict[str, Packing | None] = {part.module: None for part in routers if part.bias}
     return packings | ({part.module: Packing(8, 64) for part in routers} if is_wide else {})

@@ -188,6 +188,24 @@ FAMILIES: dict[str, dict] = {
     "LFM2 with attention alone, not tied": dict(
         kind="lfm2", block_auto_adjust_ff_dim=False, tie_word_embeddings=False
     ),
+    "LFM2-MoE": dict(
+        kind="lfm2_moe",
+        layer_types=["conv", "full_attention"] * 2,
+        num_dense_layers=1,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+    ),
+    "LFM2-MoE with shares as they are": dict(
+        kind="lfm2_moe",
+        layer_types=["full_attention", *["conv"] * 3],
+        num_dense_layers=2,
+        num_experts=5,
+        moe_intermediate_size=40,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+    ),
     "Mixtral": dict(kind="mixtral", num_local_experts=5),
     "Mixtral with windows": dict(
         kind="mixtral", num_local_experts=3, num_experts_per_tok=3, sliding_window=7

@@ -355,7 +355,11 @@ def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[s
     if modules.fused_rows == "in turn":
         gates, ups = slice(0, None, 2), slice(1, None, 2)
     prefixes = [f"model.layers.{layer.index}." for layer in config.layers if layer.experts]
-    usual = {prefix + a: prefix + b for prefix in prefixes for a, b in modules.aliases.items()}
+    usual = {
+        f"model.layers.{layer.index}.{name}": f"model.layers.{layer.index}.{ours}"
+        for layer in config.layers
+        for name, ours in modules.aliases.items()
+    }
     weights = {usual.get(name, name): stored for name, stored in weights.items()}
     result = dict(weights)
     for prefix, experts in zip(prefixes, filter(None, (layer.experts for layer in config.layers))):

@@ -229,11 +229,12 @@ class LlamaConfig:
         shared_size = self.moe_intermediate_size * self.n_shared_experts
         shared_size = self.shared_expert_intermediate_size or shared_size
         router, gate_of_shared = modules.router, modules.shared_gate
+        has_bias = self.own.get("use_expert_bias", True)
         return Experts(
             router=dataclasses.replace(
                 router,
                 module=f"{block}.{router.module}",
-                bias=router.bias and f"{block}.{router.bias}",
+                bias=f"{block}.{router.bias}" if router.bias and has_bias else None,
                 used=self.num_experts_per_tok,
                 normalises=self.norm_topk_prob,
                 scale=self.routed_scaling_factor,

@@ -38,7 +38,7 @@ _LAYERS = {
 _QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 # {tensor that is no module's: the suffix of its name in GGUF}
-_BARE = {"self_attn.sinks": "weight", "e_score_correction_bias": "bias"}
+_BARE = {"self_attn.sinks": "weight", "e_score_correction_bias": "bias", "expert_bias": "bias"}
 _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
