@@ -174,7 +174,8 @@ class _TensorPlan(writing.TensorPlan):
         """Shape for add_tensor_info: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
-        shape = self.whole(self.tensor.shape)
+        # [C, W] of a convolution's [C, 1, W]
+        shape = self.whole((*self.tensor.shape[:1], *self.tensor.shape[1:][-1:]))
         if self.written != np.uint8:
             return shape
         return quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
@@ -223,7 +224,7 @@ class _TensorPlan(writing.TensorPlan):
                         f"scales are float16; write the MLX form, whose scales can be wider"
                     )
             rows = rows + np.float32(self.offset) if self.offset else rows
-            result[start : start + len(rows)] = rows
+            result[start : start + len(rows)] = rows.reshape(-1, *result.shape[1:])
 
         writing.convert_slabs(tensor, convert, advance, self.order, dtype)
 
@@ -257,11 +258,13 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     family = FAMILIES[config.architecture]
     for key, entry in {entry.gguf: entry for entry in family.table if entry.gguf}.items():
         value = config.stored(entry)
+        if entry.skips_zeros:
+            value = [value if layer.attention else 0 for layer in config.layers]
         if isinstance(value, list):
             writer.add_array(f"{family.gguf}.{key}", value)
         elif value is not None or entry.gguf_default is not None:
-            add = writer.add_uint32 if entry.kind is int else writer.add_float32
-            add(f"{family.gguf}.{key}", value or 0)
+            adders = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
+            adders[entry.kind](f"{family.gguf}.{key}", entry.kind(value or 0))
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
@@ -301,7 +304,8 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     metadata = {key: entry.value for key, entry in writer.kv_data[0].items()}
     try:
-        again = LlamaConfig.from_gguf(metadata, {}, {}, config.dtype, checkpoint.name)
+        shapes = config.tensor_shapes()
+        again = LlamaConfig.from_gguf(metadata, shapes, {}, config.dtype, checkpoint.name)
     except ConfigError as error:
         raise ConfigError(f"{str(error).rpartition(';')[0]}; write the MLX form") from None
     ours, theirs = _describe(config), _describe(again)
@@ -320,9 +324,10 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
         name: getattr(config, name)
         for name in (
             "activation local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
-            "temperature_floor"
+            "temperature_floor routed_scaling_factor"
         ).split()
     }
+    values |= config.own
     mixers = [layer.attention for layer in config.layers if layer.attention]
     for name in ("window", "rotates", "scale", "softcap"):
         layers = [getattr(mixer, name) for mixer in mixers]

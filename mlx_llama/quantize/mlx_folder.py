@@ -166,7 +166,11 @@ def write_mlx(
     odd = [
         name
         for name, item in plan.items()
-        if packing and not keep and len(item.tensor.shape) == 2 and not item.is_quantised
+        if packing
+        and not keep
+        and len(item.tensor.shape) == 2
+        and not item.is_quantised
+        and item.packing
     ]
     if packing and not any(item.is_quantised for item in plan.values()):
         raise OptionsError(
@@ -321,13 +325,18 @@ def _describe(packing: Packing) -> dict[str, Any]:
     return settings if packing.mode == "affine" else settings | {"mode": packing.mode}
 
 
-def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing]:
-    """{module: packing} of routers that mlx_lm.convert stores with more bits: Qwen, gpt-oss."""
-    config, wide = checkpoint.config, ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
-    if config.architecture not in wide or config.hidden_size % 64:
-        return {}
-    experts = (layer.experts for layer in config.layers)
-    return {part.router: Packing(8, 64) for part in experts if part}
+def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing | None]:
+    """{module: packing} of routers that mlx_lm.convert stores with more bits (Qwen, gpt-oss,
+    Granite), or as they are (None: those with a bias).
+    """
+    config = checkpoint.config
+    wide = "Qwen3Moe GptOss GraniteMoe Lfm2Moe".split()
+    is_wide = (
+        config.architecture.removesuffix("ForCausalLM") in wide and config.hidden_size % 64 == 0
+    )
+    routers = [layer.experts.router for layer in config.layers if layer.experts]
+    packings: dict[str, Packing | None] = {part.module: None for part in routers if part.bias}
+    return packings | ({part.module: Packing(8, 64) for part in routers} if is_wide else {})
 
 
 def _pick_packing(tensor: Tensor | AffineWeight) -> Packing | None:

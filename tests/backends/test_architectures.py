@@ -174,6 +174,38 @@ FAMILIES: dict[str, dict] = {
     "Apertus, rotated plainly": dict(
         kind="apertus", hidden_act="xielu", rope_parameters=PLAIN_ROPE
     ),
+    "LFM2": dict(kind="lfm2", full_attn_idxs=[1, 3], block_multiple_of=16),
+    "LFM2 with biases": dict(
+        kind="lfm2",
+        conv_bias=True,
+        conv_L_cache=4,
+        num_hidden_layers=5,
+        layer_types=["full_attention", "conv", "conv", "full_attention", "conv"],
+        block_ff_dim=100,
+        block_ffn_dim_multiplier=1.3,
+        block_multiple_of=24,
+    ),
+    "LFM2 with attention alone, not tied": dict(
+        kind="lfm2", block_auto_adjust_ff_dim=False, tie_word_embeddings=False
+    ),
+    "LFM2-MoE": dict(
+        kind="lfm2_moe",
+        layer_types=["conv", "full_attention"] * 2,
+        num_dense_layers=1,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+    ),
+    "LFM2-MoE with shares as they are": dict(
+        kind="lfm2_moe",
+        layer_types=["full_attention", *["conv"] * 3],
+        num_dense_layers=2,
+        num_experts=5,
+        moe_intermediate_size=40,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+    ),
     "Mixtral": dict(kind="mixtral", num_local_experts=5),
     "Mixtral with windows": dict(
         kind="mixtral", num_local_experts=3, num_experts_per_tok=3, sliding_window=7
@@ -212,6 +244,58 @@ FAMILIES: dict[str, dict] = {
         num_experts_per_tok=3,
         moe_intermediate_size=44,
         norm_topk_prob=False,
+    ),
+    "Qwen2-MoE": dict(
+        kind="qwen2_moe",
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+        shared_expert_intermediate_size=60,
+    ),
+    "Qwen2-MoE with windows": dict(
+        kind="qwen2_moe",
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=60,
+        shared_expert_intermediate_size=60,
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=3,
+    ),
+    "OLMoE": dict(kind="olmoe", num_experts=7, num_experts_per_tok=3),
+    "OLMoE with shares that add up": dict(
+        kind="olmoe", num_experts=5, num_experts_per_tok=2, norm_topk_prob=True
+    ),
+    "Granite-MoE": dict(kind="granitemoe", **GRANITE, num_local_experts=7, num_experts_per_tok=3),
+    "Granite-MoE, tied": dict(
+        kind="granitemoe",
+        num_local_experts=5,
+        attention_multiplier=0.2,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "GLM-4.5": dict(
+        kind="glm4_moe",
+        head_dim=20,
+        n_routed_experts=11,
+        num_experts_per_tok=4,
+        moe_intermediate_size=44,
+        attention_bias=True,
+        routed_scaling_factor=2.5,
+    ),
+    "GLM-4.5, larger": dict(
+        kind="glm4_moe",
+        head_dim=20,
+        n_routed_experts=12,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=36,
+        first_k_dense_replace=2,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        use_qk_norm=True,
     ),
     # Angles that llama.cpp computes like the others, though it rounds the range of pairs.
     "gpt-oss": dict(kind="gpt_oss", **GPT_OSS, rope_parameters=GPT_OSS_YARN | {"rope_theta": 5.0}),
@@ -252,6 +336,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
             offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
+            if key.endswith("e_score_correction_bias"):
+                spread = 0.5
             value.copy_(spread * torch.randn(value.shape) + offset)
         logits = model(torch.from_numpy(TOKENS).long()).logits.numpy()
     folder = Path(tempfile.mkdtemp(prefix="model"))
@@ -261,14 +347,16 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     # mlx-lm reads the rope where older transformers wrote it.
     rope = fields["rope_parameters"]
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
+    if kind == "lfm2":  # as in Liquid's files
+        fields["block_dim"] = fields["hidden_size"]
     if kind == "granitemoehybrid":
         fields["layer_types"] = ["attention"] * len(fields["layer_types"])
     if kind == "apertus":
         fields |= {"rope_scaling": rope, "mlp_bias": False, "post_norm": False, "qk_norm": True}
     if kind == "hunyuan_v1_dense":
         fields["rope_scaling"] = {"type": "dynamic"} | {name: rope[name] for name in rope}
-    if kind == "glm4":
-        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    if kind in ("glm4", "glm4_moe"):
+        fields |= {"partial_rotary_factor": rope["partial_rotary_factor"], "rope_scaling": None}
     if rope.get("rope_type") == "longrope":
         fields["rope_scaling"] = {"type": "longrope"} | {
             name: rope[name] for name in ("short_factor", "long_factor")
@@ -333,7 +421,9 @@ def test_logits_are_those_of_transformers(name, compile, backend):
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     seen = {}
     config = check_steps(backend, *made(name), seen.__setitem__)
-    assert len(seen) == 3 + 10 * config.num_hidden_layers
+    # of attention those of heads, of a convolution its state
+    counts = [10 if layer.attention else 6 for layer in config.layers]
+    assert len(seen) == 3 + sum(counts)
 
 
 IN_GGUF = [
@@ -354,11 +444,14 @@ _NOT_IN_MLX = (
     "OLMo 3, long",
     "Mixtral with windows",
     "Qwen3-MoE with shares as they are",
+    "Qwen2-MoE with windows",
+    "GLM-4.5, larger",  # it ranks experts of other groups as 0
     # mlx-lm has it in models with images alone: see below
     "Llama 4",
     "Llama 4 with chunks",
     "Llama 4 without norms, tied",
     "gpt-oss with yarn as published",  # it rounds the range of pairs
+    "LFM2 with attention alone, not tied",  # its head is always tied
 )
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 

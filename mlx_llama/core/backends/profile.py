@@ -28,6 +28,7 @@ _WORDS = {
     "experts": EXPERTS,
     "adapt": ADAPTERS,
     "gate": "gate",
+    "gate_output": "gate",
     "xielu": "gate",
     **dict.fromkeys(_PRODUCTS, "product"),
 }
@@ -76,6 +77,8 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
             named += zip(kind, block.mixer.products)
         if block.spec.experts:
             named.append(("router", block.mlp.router))
+            if block.mlp.shared_gate:
+                named.append(("gate of the shared expert", block.mlp.shared_gate))
         mlp = block.mlp.shared if block.spec.experts else block.mlp
         if mlp is not None:
             named += [("gate, up", mlp.gate_up), ("down", mlp.down)]

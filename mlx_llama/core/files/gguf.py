@@ -167,6 +167,8 @@ class GGUFFile:
                     if name in self._tensors:
                         other = self._tensors[name].path.name
                         raise part.corrupt(f"tensor {show(stored)} is in {other} already")
+                    if name.endswith("shared_expert_gate.weight") and len(entry.shape) == 1:
+                        entry = _make_row(entry)
                     self._tensors[name] = entry
         for name in list(self._tensors):
             if match := _FACTORS.fullmatch(name):
@@ -264,6 +266,16 @@ class GGUFFile:
             )
         factors = entry.tensor(entry.name).float32().reshape(-1)
         return np.repeat(factors, rows // len(factors))
+
+
+def _make_row(vector: Stored) -> Stored:
+    """The matrix of one row that llama.cpp's converter stored as a vector."""
+
+    def array() -> tuple[np.ndarray, Any]:
+        view, pages = vector.array()
+        return view[None], pages
+
+    return replace(vector, shape=(1, *vector.shape), array=array)
 
 
 def part_names(name: str) -> list[str]:

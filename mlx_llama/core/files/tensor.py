@@ -190,6 +190,15 @@ class Stored:
         size = view.nbytes // count
         return view[i], [(mapped, at + i * size, size) for mapped, at, _ in pages]
 
+    def reshape(self, shape: tuple[int, ...]) -> Stored:
+        """The same numbers in another shape."""
+
+        def array() -> tuple[np.ndarray, Pages]:
+            view, pages = self.array()
+            return view.reshape(shape), pages
+
+        return replace(self, shape=shape, array=array, decode=None)
+
     def tensor(self, name: str) -> Any:
         """The tensor as `name`, zero-copy: a Tensor or AffineWeight. Raises CheckpointError: a
         dtype other than F64, F32, F16 and BF16.

@@ -120,23 +120,39 @@ class MLP:
 
 
 @dataclass(frozen=True)
-class Experts:
-    """Gated MLPs, of which a router chooses some for each token (Shazeer et al. 2017)."""
+class Router:
+    """Chooses experts for each token and their shares (Shazeer et al. 2017; with a bias and groups,
+    DeepSeek-V3, arXiv 2412.19437).
+    """
 
-    router: str  # module of the scores, [experts, E]
+    module: str  # of the scores, [experts, E]
+    used: int = 1  # experts of a token, those with the largest scores
+    # A share is the "softmax" of all scores, or the score's "sigmoid" (Llama 4).
+    scoring: str = "softmax"
+    # tensor [experts] to add to the scores' sigmoids for the choice alone (GLM-4.5)
+    bias: str | None = None
+    normalises: bool = False  # divide the chosen experts' shares by their sum
+    scale: float = 1.0  # on the shares after that
+    groups: int = 1  # of neighbouring experts, ranked by the sum of their best two
+    used_groups: int = 1  # those that a token may choose from
+    scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Gated MLPs, of which a router chooses some for each token, and one for all tokens."""
+
+    router: Router
     gate: tuple[str, ...]  # each expert's module, by number
     up: tuple[str, ...]
     down: tuple[str, ...]
     # modules of all gates, ups and downs, [experts, N, K], in files that store them so
     stacks: tuple[str, str, str]
     size: int  # hidden units of an expert, F
-    used: int  # experts of a token
-    normalises: bool  # divide the chosen experts' shares by their sum
     activation: str = "silu"
-    # A share is the "softmax" of the scores, or the score's "sigmoid" (Llama 4).
-    scoring: str = "softmax"
-    scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
     shared: MLP | None = None  # for all tokens; its output is added
+    # module [1, E] of a score whose sigmoid multiplies the shared MLP's output (Qwen2-MoE)
+    shared_gate: str | None = None
     has_biases: bool = False  # biases of each expert's three matrices
 
     @property

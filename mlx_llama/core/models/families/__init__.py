@@ -16,7 +16,7 @@ from .family import Family
 # Files of this folder. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
     "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma exaone4 plain apertus gpt_oss "
-    "nemotron_nas lfm2"
+    "nemotron_nas lfm2 glm4_moe"
 ).split()
 _ALL: tuple[Family, ...] = tuple(
     family for file in _FILES for family in import_module(f".{file}", __name__).FAMILIES
@@ -35,7 +35,6 @@ _ABSENT = (
     ("gemma4", "two sizes of heads, keys that layers share and an input for each layer", "Gemma 3"),
     ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
     ("qwen35 qwen3_5 qwen3next qwen3_next", "layers with a recurrent state", "Qwen3"),
-    ("lfm2_moe lfm2moe", "a choice of experts by biased scores", "LFM2"),
 )
 
 
