@@ -594,9 +594,8 @@ def test_mlx_lm_reads_the_low_bit_folder(name, tmp_path):
     source = open_checkpoint(made(name, wide=True)[0])
     written = write_mlx(source, tmp_path / "out", 4, 32)
     kept = (notice for notice in written.notices if "kept at" in notice)
-    assert all(
-        notice.startswith("4 matrices (such as model.layers.0.self_attn.o") for notice in kept
-    )
+    heads = "4 matrices (such as model.layers.0.self_attn.o_proj"  # rows of 80
+    assert all(notice.startswith(heads) for notice in kept)
     checkpoint, wanted = open_checkpoint(tmp_path / "out"), mlx_lm_logits(tmp_path / "out", TOKENS)
     router = checkpoint.tensors[f"{checkpoint.config.layers[3].experts.router.module}.weight"]
     assert router.description == ("float32" if name == "GLM-4.5" else router.description)
