@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from cases.architectures import (
@@ -26,7 +29,8 @@ from cases.architectures import (
     llama_cpp_logits,
     run,
 )
-from making import make_tokenizer
+from making import edit_json, make_tokenizer, refusal
+from making_gguf import write_all
 
 from backends.conftest import in_chunks, mlx_lm_logits, relative_error, transformers_logits
 from mlx_llama.core.backends.selection import select
@@ -249,8 +253,8 @@ FAMILIES: dict[str, dict] = {
         kind="qwen2_moe",
         num_experts=7,
         num_experts_per_tok=3,
-        moe_intermediate_size=44,
-        shared_expert_intermediate_size=60,
+        moe_intermediate_size=96,
+        shared_expert_intermediate_size=32,
     ),
     "Qwen2-MoE with windows": dict(
         kind="qwen2_moe",
@@ -280,7 +284,7 @@ FAMILIES: dict[str, dict] = {
         head_dim=20,
         n_routed_experts=11,
         num_experts_per_tok=4,
-        moe_intermediate_size=44,
+        moe_intermediate_size=96,
         attention_bias=True,
         routed_scaling_factor=2.5,
     ),
@@ -492,13 +496,106 @@ def test_llama_cpp_reads_the_file(name, format):
     path = exported(name, format)
     wanted = llama_cpp_logits(path)
     logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
-    if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE", "Llama 4", "gpt-oss")):
+    if format == "Q8_0" and name.startswith(("Llama 4", "gpt-oss", *WITH_EXPERTS)):
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
         errors = np.linalg.norm(logits - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
         assert np.median(errors) < tolerance
     else:
         assert np.linalg.norm(logits - wanted) < tolerance * np.linalg.norm(wanted)
+
+
+WITH_EXPERTS = ("Mixtral", "Qwen3-MoE", "Qwen2-MoE", "OLMoE", "Granite-MoE", "GLM-4.5")
+
+
+def check_same_tensors(path: Path, name: str) -> None:
+    """The tensors of `path` are those of the family's folder, bit for bit."""
+    tensors, wanted = open_checkpoint(path).tensors, open_checkpoint(made(name)[0]).tensors
+    assert tensors.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        np.testing.assert_array_equal(tensors[key].float32(), tensor.float32(), key)
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_stacks_of_experts_as_transformers_5_has_them(name, tmp_path):
+    """Gates on ups in one tensor, under the names of its classes."""
+    folder = made(name)[0]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    shutil.copy(folder / "tokenizer.model", tmp_path)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    assert any(".experts.gate_up_proj" in key for key in tensors_of(tmp_path))
+    check_same_tensors(tmp_path, name)
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def test_layers_of_multi_token_prediction_are_left_out(tmp_path):
+    folder, name = made("GLM-4.5")[0], "model.layers.4"
+    tensors = tensors_of(folder)
+    tensors |= {
+        key.replace("model.layers.3", name): value.clone()
+        for key, value in tensors.items()
+        if "layers.3." in key
+    }
+    tensors |= {f"{name}.enorm.weight": torch.ones(72), f"{name}.eh_proj.weight": torch.ones(72, 9)}
+    shutil.copytree(folder, tmp_path / "next")
+    safetensors.torch.save_file(tensors, tmp_path / "next" / "model.safetensors")
+    check_same_tensors(tmp_path / "next", "GLM-4.5")
+    notices = open_checkpoint(tmp_path / "next").config.notices
+    assert notices[0].endswith("config.json: 1 layer of multi-token prediction left out")
+    edit_json(tmp_path / "next" / "config.json", num_nextn_predict_layers=0)
+    message = refusal(open_checkpoint, tmp_path / "next")
+    assert f"tensor '{name}." in message and "is not part of the model" in message
+
+
+def copy_gguf(path: Path, out: Path, fields: dict, change) -> None:
+    """Copy a GGUF file with other fields, and with the tensors that change(name, values) gives."""
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(out, architecture)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            value = fields.pop(key.removeprefix(f"{architecture}."), field.contents())
+            writer.add_key_value(key, value, field.types[0], *field.types[1:2])
+    assert not fields
+    for tensor in reader.tensors:
+        for name, values in change(tensor.name, tensor.data):
+            writer.add_tensor(name, np.ascontiguousarray(values))
+    write_all(writer)
+
+
+def test_a_gguf_file_with_a_layer_of_multi_token_prediction(tmp_path):
+    """llama.cpp's converter counts it, and names its own tensors "nextn"."""
+
+    def change(name, values):
+        yield name, values
+        if name.startswith("blk.3."):
+            yield name.replace("blk.3.", "blk.4."), values
+        if name == "blk.3.attn_norm.weight":
+            yield "blk.4.nextn.enorm.weight", values
+
+    out, fields = tmp_path / "next.gguf", {"block_count": 5, "nextn_predict_layers": 1}
+    copy_gguf(exported("GLM-4.5", "F32"), out, fields, change)
+    check_same_tensors(out, "GLM-4.5")
+    assert open_checkpoint(out).config.num_hidden_layers == 4
+    assert "1 layer of multi-token prediction" in open_checkpoint(out).config.notices[0]
+
+
+def test_the_shared_experts_gate_is_a_vector_in_gguf_files(tmp_path):
+    out, seen = tmp_path / "vector.gguf", []
+
+    def change(name, values):
+        if name.endswith("ffn_gate_inp_shexp.weight"):
+            seen.append(values.shape)
+            values = values.reshape(-1)
+        yield name, values
+
+    copy_gguf(exported("Qwen2-MoE", "F32"), out, {}, change)
+    assert seen == [(1, 72)] * 4
+    check_same_tensors(out, "Qwen2-MoE")
 
 
 def quantized(folder: Path) -> tuple[Path, np.ndarray]:
@@ -528,6 +625,23 @@ def test_a_low_bit_folder_has_the_logits_of_mlx_lm(name, backend):
     # On cpu each width of a head and activation compiles for seconds; see the first test.
     compile = False if backend.name == "cpu" and name not in ("SmolLM3", "Qwen3-MoE") else None
     assert relative_error(run(backend, checkpoint, (0, 29, 30), compile=compile), wanted) < 1e-4
+
+
+@pytest.mark.slow_for("Qwen2", "OLMoE", "Granite")
+@pytest.mark.parametrize("name", ["Qwen2-MoE", "OLMoE", "Granite-MoE", "GLM-4.5"])
+def test_mlx_lm_reads_the_low_bit_folder(name, tmp_path):
+    """Of routers with a bias, its matrix cannot be quantised."""
+    pytest.importorskip("mlx.core")
+    source = open_checkpoint(made(name, wide=True)[0])
+    written = write_mlx(source, tmp_path / "out", 4, 32)
+    kept = (notice for notice in written.notices if "kept at" in notice)
+    heads = "4 matrices (such as model.layers.0.self_attn.o_proj"  # rows of 80
+    assert all(notice.startswith(heads) for notice in kept)
+    checkpoint, wanted = open_checkpoint(tmp_path / "out"), mlx_lm_logits(tmp_path / "out", TOKENS)
+    router = checkpoint.tensors[f"{checkpoint.config.layers[3].experts.router.module}.weight"]
+    assert router.description == ("float32" if name == "GLM-4.5" else router.description)
+    logits = run(select("cpu"), checkpoint, (0, 29, 30), compile=False)
+    assert relative_error(logits, wanted) < 1e-4
 
 
 def with_images(name: str):

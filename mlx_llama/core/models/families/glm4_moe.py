@@ -25,7 +25,7 @@ def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         read.fail(name, used_groups, f"at most {groups} groups, with at least {chosen} experts")
     if skipped:
         layers = "1 layer" if skipped == 1 else f"{skipped} layers"
-        read.notices.append(f"{read.source}: {layers} for multi-token prediction are not used")
+        read.notices.append(f"{read.source}: {layers} of multi-token prediction left out")
     if not read.is_gguf:
         return {}
     if skipped >= values["num_hidden_layers"]:
@@ -55,7 +55,7 @@ FAMILIES = (
             ),
             flag("query_key_norm", "use_qk_norm", "head", default=False),
             # our files lack them
-            size(_NEXT, "nextn_predict_layers", 8, default=0, encode=lambda count: 0, **_NONE),
+            size(_NEXT, "nextn_predict_layers", 8, default=1, encode=lambda count: 0, **_NONE),
         ),
         defaults={
             "max_position_embeddings": 131072,
