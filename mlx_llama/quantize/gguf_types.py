@@ -24,6 +24,8 @@ def choose_type(
     by an importance matrix. As llama-quantize, except that the projection to the vocabulary of Q4_0
     is Q8_0, not Q6_K.
     """
+    if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
+        return "F32"
     if len(shape) == 1 or ".ffn_gate_inp" in name:  # the router of experts, the shared one's gate
         return "F32"
     kind = FORMATS[format]
