@@ -245,7 +245,11 @@ FAMILIES: dict[str, dict] = {
     ),
     "Granite-MoE": dict(kind="granitemoe", **GRANITE, num_local_experts=7, num_experts_per_tok=3),
     "Granite-MoE, tied": dict(
-        kind="granitemoe", num_local_experts=5, attention_bias=True, tie_word_embeddings=True
+        kind="granitemoe",
+        num_local_experts=5,
+        attention_multiplier=0.2,
+        attention_bias=True,
+        tie_word_embeddings=True,
     ),
     "GLM-4.5": dict(
         kind="glm4_moe",
@@ -342,8 +346,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
         fields |= {"rope_scaling": rope, "mlp_bias": False, "post_norm": False, "qk_norm": True}
     if kind == "hunyuan_v1_dense":
         fields["rope_scaling"] = {"type": "dynamic"} | {name: rope[name] for name in rope}
-    if kind == "glm4":
-        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    if kind in ("glm4", "glm4_moe"):
+        fields |= {"partial_rotary_factor": rope["partial_rotary_factor"], "rope_scaling": None}
     if rope.get("rope_type") == "longrope":
         fields["rope_scaling"] = {"type": "longrope"} | {
             name: rope[name] for name in ("short_factor", "long_factor")
@@ -426,6 +430,8 @@ _NOT_IN_MLX = (
     "OLMo 3, long",
     "Mixtral with windows",
     "Qwen3-MoE with shares as they are",
+    "Qwen2-MoE with windows",
+    "GLM-4.5, larger",  # it ranks experts of other groups as 0
     # mlx-lm has it in models with images alone: see below
     "Llama 4",
     "Llama 4 with chunks",

@@ -70,7 +70,7 @@ def describe_form(weights: Weights, config: LlamaConfig) -> LlamaConfig:
     """
     notices = config.notices
     if any(map(PREDICTION.match, weights)):
-        notices += ("the module for multi-token prediction (mtp) is not used",)
+        notices += ("the module of multi-token prediction (mtp) is left out",)
     weights = resolve_tied(weights, config)
     convs = (f"{mixer.conv}.weight" for mixer in config.recurrent if isinstance(mixer, GatedDelta))
     shapes = [weights[name].shape for name in convs if name in weights]

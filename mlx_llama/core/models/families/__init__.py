@@ -40,7 +40,8 @@ _ABSENT = (
 def unsupported(fault: str, known: Iterable[str], *names: object) -> ConfigError:
     """The error for an architecture: what it needs, or those that are supported (`known`)."""
     spelled = [name.lower() for name in names if isinstance(name, str)]
-    reason = f"supported are {', '.join(known)}; load another model"
+    short = ", ".join(name.removesuffix("ForCausalLM") for name in known)
+    reason = f"supported are {short}; load another model"
     for starts, needed, instead in _ABSENT:
         if any(name.startswith(tuple(starts.split())) for name in spelled):
             reason = f"it needs {needed}, which are missing here: load {instead}, which runs"

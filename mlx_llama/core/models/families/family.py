@@ -101,7 +101,7 @@ def skip_next_layers(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     skipped, count = values["num_nextn_predict_layers"], values["num_hidden_layers"]
     if skipped:
         layers = "1 layer" if skipped == 1 else f"{skipped} layers"
-        read.notices.append(f"{read.source}: {layers} for multi-token prediction are not used")
+        read.notices.append(f"{read.source}: {layers} of multi-token prediction left out")
     if not read.is_gguf:
         return {}
     if skipped >= count:

@@ -48,7 +48,7 @@ FAMILIES = (
             ),
             flag("query_key_norm", "use_qk_norm", "head", default=False),
             # our files lack them
-            size(_NEXT, "nextn_predict_layers", 8, default=0, encode=lambda count: 0, **_NONE),
+            size(_NEXT, "nextn_predict_layers", 8, default=1, encode=lambda count: 0, **_NONE),
         ),
         defaults={
             "max_position_embeddings": 131072,

@@ -38,10 +38,10 @@ def split_experts(
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
     tensors, block = {}, experts.block or mlp
     for key, shape in shapes.items():
-        layer, _, part = key.partition(f"{mlp}.")
+        layer, _, part = key.replace(".block_sparse_moe.", f".{mlp}.").partition(f"{mlp}.")
         if part.startswith("experts."):
             count, *sizes = shape
-            if experts.fused_rows:  # transposed
+            if experts.transposes:
                 sizes.reverse()
             kind = "bias" if part.endswith("_bias") else "weight"
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
@@ -54,7 +54,8 @@ def split_experts(
                 for module in modules
             }
         else:
-            tensors[f"{layer}{block}.{part}" if part else key] = shape
+            module = f"{block}.{part}"
+            tensors[f"{layer}{experts.aliases.get(module, module)}" if part else key] = shape
     return tensors
 
 
