@@ -34,6 +34,7 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 _ABSENT = (
     ("gemma4", "two sizes of heads, keys that layers share and an input for each layer", "Gemma 3"),
     ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
+    ("lfm2_moe lfm2moe", "a choice of experts by biased scores", "LFM2"),
 )
 
 
