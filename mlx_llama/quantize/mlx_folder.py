@@ -193,8 +193,11 @@ def write_mlx(
     nbytes, weights = sum(sizes.values()), writing.count_weights(checkpoint)
     if packing:
         scheme: dict[str, Any] = _describe(packing) | {"mode": packing.mode}
+        wrapper = FAMILIES[checkpoint.config.architecture].wrapper
+        is_outer = wrapper is not None and config.get("model_type") == wrapper[1]
+        prefix = "language_model." if is_outer else ""  # of mlx_lm's modules
         scheme |= {
-            name: _describe(other)
+            prefix + name: _describe(other)
             for name, other in packings.items()
             if other and (not keep or other != packing)
         }
@@ -344,10 +347,16 @@ def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing | None]:
     """
     config = checkpoint.config
     wide = "Qwen3MoeForCausalLM", "GptOssForCausalLM", "GraniteMoeForCausalLM"
-    is_wide = config.architecture in wide and config.hidden_size % 64 == 0
-    routers = [layer.experts.router for layer in config.layers if layer.experts]
-    packings: dict[str, Packing | None] = {part.module: None for part in routers if part.bias}
-    return packings | ({part.module: Packing(8, 64) for part in routers} if is_wide else {})
+    gated = "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"
+    is_wide = config.architecture in wide + gated and config.hidden_size % 64 == 0
+    experts = [layer.experts for layer in config.layers if layer.experts]
+    modules = [part.router.module for part in experts]
+    if config.architecture in gated:
+        modules += [part.shared_gate for part in experts if part.shared_gate]
+    packings: dict[str, Packing | None] = {
+        part.router.module: None for part in experts if part.router.bias
+    }
+    return packings | (dict.fromkeys(modules, Packing(8, 64)) if is_wide else {})
 
 
 def _pick_packing(tensor: Tensor | AffineWeight) -> Packing | None:

@@ -279,10 +279,10 @@ FAMILIES: dict[str, dict] = {
         **DELTA | dict(linear_num_value_heads=2),
         layer_types=["full_attention", "linear_attention"] * 2,
         tie_word_embeddings=True,
-        attention_bias=True,
     ),
+    "Qwen3.5 with biases": dict(kind="qwen3_5_text", **DELTA, attention_bias=True),
     "Qwen3.5-MoE": dict(
-        kind="qwen3_5_moe_text", **DELTA, **NEXT | dict(num_experts=7, num_experts_per_tok=3)
+        kind="qwen3_5_moe_text", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
     ),
     "Qwen3-Next": dict(
         kind="qwen3_next", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
@@ -360,6 +360,10 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
         }
     if kind == "gpt_oss":
         fields["rope_scaling"] = rope
+    if kind.startswith("qwen3_5"):
+        fields["model_type"] = kind.removesuffix("_text")
+    if kind == "qwen3_next":
+        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if kind == "qwen3_moe":
         fields["num_experts"] = fields.pop("num_local_experts")  # as Qwen's own files spell it
     (folder / "config.json").write_text(json.dumps(fields))
@@ -434,6 +438,8 @@ _NOT_IN_MLX = (
     "OLMo 3, long",
     "Mixtral with windows",
     "Qwen3-MoE with shares as they are",
+    "Qwen3.5, tied",  # it takes each so-manyth layer for attention
+    "Qwen3.5 with biases",
     "Qwen2-MoE with windows",
     "GLM-4.5, larger",  # it ranks experts of other groups as 0
     # mlx-lm has it in models with images alone: see below
@@ -464,6 +470,15 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
     assert relative_error(logits, made(name)[1]) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5-MoE", "Qwen3-Next"])
+def test_a_gguf_file_becomes_a_folder_that_mlx_lm_reads(name, tmp_path):
+    pytest.importorskip("mlx.core")
+    write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
+    assert relative_error(mlx_lm_logits(tmp_path / "out", TOKENS), made(name)[1]) < 1e-4
+    again = run(select("cpu"), open_checkpoint(tmp_path / "out"), (0, 30))
+    assert relative_error(again, made(name)[1]) < 1e-4
+
+
 @pytest.mark.slow_for(
     "Apertus-Q8_0",
     "ERNIE 4.5-Q8_0",
@@ -477,11 +492,18 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
 def test_llama_cpp_reads_the_file(name, format):
     # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of
     # float16.
-    tolerance = 0.1 if format == "Q8_0" else 1e-3 if "Gemma" in name else 1e-5
+    tolerance = (
+        {"Qwen3.5-MoE": 0.2}.get(name, 0.1)
+        if format == "Q8_0"
+        else 1e-3
+        if "Gemma" in name
+        else 1e-5
+    )
     path = exported(name, format)
     wanted = llama_cpp_logits(path)
-    logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
-    if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE", "Llama 4", "gpt-oss")):
+    checkpoint = open_checkpoint(path)
+    logits = run(select("cpu"), checkpoint, (0, 29, 30))[0]
+    if format == "Q8_0" and checkpoint.config.num_experts:
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
         errors = np.linalg.norm(logits - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
@@ -502,7 +524,7 @@ def quantized(folder: Path) -> tuple[Path, np.ndarray]:
 @functools.cache
 def quantized_family(name: str) -> tuple[Path, np.ndarray]:
     folder = made(name, wide=True)[0]
-    if name.startswith("gpt-oss"):  # of the plain matrices it reads stacks alone
+    if name.startswith(("gpt-oss", "Qwen3.5-MoE")):  # of the plain matrices it reads stacks alone
         write_mlx(open_checkpoint(folder), (folder := Path(tempfile.mkdtemp()) / "stacks"), None)
     return quantized(folder)
 

@@ -64,6 +64,10 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     names, kind = read.get("architectures", None), read.get("model_type", None)
     is_single = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
     name = names[0] if is_single else None
+    flat = BY_SPELLING.get(name or "")
+    if flat and flat.wrapper and kind == flat.wrapper[1]:  # mlx_lm takes a text model so
+        text = read.raw | {"model_type": flat.model_type}
+        read, name = read.inner(read.raw | {"text_config": text}), flat.wrapper[0]
     wrappers = (
         wrapper
         for wrapper, model_type in WRAPPERS.items()

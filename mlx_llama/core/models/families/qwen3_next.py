@@ -65,8 +65,12 @@ def _read_layers(read: Reader, count: int) -> tuple[int, ...]:
 
 
 def write(config: Any) -> dict[str, Any]:
+    """The layers' kinds, and what mlx_lm needs."""
     kinds = [_ATTENTION if layer.attention else _DELTA for layer in config.layers]
-    fields: dict[str, Any] = {"layer_types": kinds}
+    fields: dict[str, Any] = {"layer_types": kinds} | write_gguf(config)
+    fields.pop(_RECURRENT, None)
+    if config.architecture in _OUTER:
+        fields["model_type"] = _OUTER[config.architecture]
     if config.rope.type == "default":
         share = config.rotary_dim / config.head_dim
         rope = {"rope_type": "default", "rope_theta": config.rope.theta}
@@ -189,6 +193,8 @@ _NAMES = {
 }
 _APART = {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
 _JOINT = {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
+# {architecture: model_type for which mlx_lm has it}
+_OUTER = {"Qwen3_5ForCausalLM": "qwen3_5", "Qwen3_5MoeForCausalLM": "qwen3_5_moe"}
 _EVERY_LAYER = "every layer is a mixture of experts here"
 _EXPERTS = Experts(shared="shared_expert", shared_gate="shared_expert_gate")
 _SHARED_OF_ALL: dict[str, Any] = {
@@ -215,7 +221,7 @@ FAMILIES = (
         "Qwen3_5ForCausalLM",
         "qwen3_5_text",
         "qwen35",
-        wrapper=("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+        wrapper=("Qwen3_5ForConditionalGeneration", _OUTER["Qwen3_5ForCausalLM"]),
         fields=_DELTA_FIELDS,
         defaults=_DEFAULTS | {"num_key_value_heads": 4},
         **_QWEN35,
@@ -225,7 +231,7 @@ FAMILIES = (
         "Qwen3_5MoeForCausalLM",
         "qwen3_5_moe_text",
         "qwen35moe",
-        wrapper=("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+        wrapper=("Qwen3_5MoeForConditionalGeneration", _OUTER["Qwen3_5MoeForCausalLM"]),
         fields=(
             *_DELTA_FIELDS,
             *expert_fields("num_experts", 256, 8, "moe_intermediate_size"),
