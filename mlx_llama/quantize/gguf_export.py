@@ -95,7 +95,6 @@ def write_gguf(
     numbers = {name for layer in config.layers if layer.mlp for name in layer.mlp.xielu}
     convolutions = {f"{mixer.conv}.weight" for mixer in config.recurrent}
     deltas = [mixer for mixer in config.recurrent if isinstance(mixer, GatedDelta)]
-    decays = {mixer.decay for mixer in deltas}
     is_tiled = not family.tiles or all(mixer.tiled for mixer in deltas)
     swaps = {} if is_tiled else writing.swap_heads(config)
     for name, parts in writing.stack_experts(checkpoint).items():
@@ -121,7 +120,14 @@ def write_gguf(
             weights = importance.find(names.gguf(name), len(parts), tensor.shape[1])
         offset = config.norm_offset if config.is_shifted(tensor.name) else 0.0
         plan[name] = _TensorPlan(
-            parts, name != tensor.name, kind, order, offset, name in decays, columns, weights
+            parts,
+            name != tensor.name,
+            kind,
+            order,
+            offset,
+            names.is_logarithm(name),
+            columns,
+            weights,
         )
     if importance:
         _write_importance(writer, importance)

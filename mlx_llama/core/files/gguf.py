@@ -29,7 +29,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, ConfigError, Report, refuse, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES, find_gguf
-from mlx_llama.core.models.parts import NUMBERS_OF_XIELU, GatedDelta
+from mlx_llama.core.models.parts import NUMBERS_OF_XIELU
 from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import map_file
@@ -212,9 +212,8 @@ class GGUFFile:
             for name, shape in self.config.stored_shapes().items():
                 if name.endswith(".bias") and name not in weights and ".experts." not in name:
                     weights[name] = self._constant(name, 0.0, shape)
-        for mixer in self.config.recurrent:
-            if isinstance(mixer, GatedDelta) and mixer.decay in weights:
-                weights[mixer.decay] = _take_logarithm(weights[mixer.decay])
+        for name in filter(self._names.is_logarithm, weights):
+            weights[name] = _take_logarithm(weights[name])
         return weights | self._numbers()
 
     def _constant(self, name: str, value: float, shape: tuple[int, ...]) -> Stored:

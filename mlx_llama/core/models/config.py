@@ -104,7 +104,7 @@ class LlamaConfig:
     # `num_key_value_heads` are repeated here.
     layer_sizes: tuple[tuple[int, int], ...] = ()
     # the family's own fields, by name
-    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 

@@ -409,6 +409,10 @@ class GGUFNames:
         ours = self._inverse[_EXPERT.sub(".experts.#.", match[2]) if match else module]
         return f"{prefix}{ours}.{suffix}".removesuffix(".")
 
+    def is_logarithm(self, name: str) -> bool:
+        """True if llama.cpp's converter stores -exp of the tensor. name: Hugging Face's."""
+        return name.endswith(".A_log")
+
     def is_permuted(self, name: str) -> bool:
         """True if llama.cpp's converter reorders the tensor's rows. name: Hugging Face's."""
         return name.rpartition(".")[0].endswith(self.permuted)
