@@ -316,6 +316,9 @@ def short_conv(
 def gated_delta(words: Any, x: Array, view: View, spec: GatedDelta, weights: DeltaWeights) -> Array:
     batch, count, ends = x.shape[0], x.shape[1], [0]
     groups, shared = spec.key_heads, spec.value_heads // spec.key_heads
+    heads, key_heads = (
+        ((shared, groups), (1, groups)) if spec.tiled else ((groups, shared), (groups, 1))
+    )
     keys, values = groups * spec.key_size, spec.value_heads * spec.value_size
     for size in (keys, keys, values, values, spec.value_heads, spec.value_heads):
         ends.append(ends[-1] + size)
@@ -329,15 +332,15 @@ def gated_delta(words: Any, x: Array, view: View, spec: GatedDelta, weights: Del
     gate, strength, decay = (wide[..., start:end] for start, end in spans[3:])
     query, key = (
         unit * ((unit * unit).sum(-1)[..., None] + 1e-6) ** -0.5
-        for unit in (part.reshape(batch, count, groups, 1, -1) for part in (query, key))
+        for unit in (part.reshape(batch, count, *key_heads, -1) for part in (query, key))
     )
     query = query * spec.key_size**-0.5
-    value = value.reshape(batch, count, groups, shared, -1)
+    value = value.reshape(batch, count, *heads, -1)
     decay = words.exp(weights.rate * words.softplus(decay + weights.bias))
     decay, strength = (
-        part.reshape(batch, count, groups, shared, 1) for part in (decay, words.sigmoid(strength))
+        part.reshape(batch, count, *heads, 1) for part in (decay, words.sigmoid(strength))
     )
-    state, outputs = state.reshape(batch, groups, shared, spec.key_size, -1), []
+    state, outputs = state.reshape(batch, *heads, spec.key_size, -1), []
     for t in range(count):
         k, q = key[:, t, ..., None], query[:, t, ..., None]
         state = state * decay[:, t, ..., None]

@@ -25,7 +25,8 @@ def choose_type(
     vocabulary of Q4_0 is Q8_0, not Q6_K.
     """
     # vectors, convolutions, the router of experts, the shared one's gate
-    if len(shape) != 2 or ".ffn_gate_inp" in name:
+    is_filter = name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight"))
+    if len(shape) != 2 or is_filter or ".ffn_gate_inp" in name:
         return "F32"
     kind = FORMATS[format]
     if kind in PLAIN:

@@ -57,6 +57,14 @@ LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the
 MINISTRAL_YARN = YARN | dict(rope_theta=1e4, mscale=1.0, mscale_all_dim=1.0)
 PLAIN_ROPE = dict(rope_type="default", rope_theta=1e4)
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
+DELTA = dict(
+    head_dim=24,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=10,
+    linear_value_head_dim=10,
+)
+NEXT = dict(moe_intermediate_size=44, shared_expert_intermediate_size=60)
 HEADS_18 = dict(head_dim=18, query_pre_attn_scalar=18)
 # name: model type, fields of transformers' config
 FAMILIES: dict[str, dict] = {
@@ -301,6 +309,20 @@ FAMILIES: dict[str, dict] = {
         norm_topk_prob=False,
         use_qk_norm=True,
     ),
+    "Qwen3.5": dict(kind="qwen3_5_text", **DELTA),
+    "Qwen3.5, tied": dict(
+        kind="qwen3_5_text",
+        **DELTA | dict(linear_num_value_heads=2),
+        layer_types=["full_attention", "linear_attention"] * 2,
+        tie_word_embeddings=True,
+    ),
+    "Qwen3.5 with biases": dict(kind="qwen3_5_text", **DELTA, attention_bias=True),
+    "Qwen3.5-MoE": dict(
+        kind="qwen3_5_moe_text", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
+    ),
+    "Qwen3-Next": dict(
+        kind="qwen3_next", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
+    ),
     # Angles that llama.cpp computes like the others, though it rounds the range of pairs.
     "gpt-oss": dict(kind="gpt_oss", **GPT_OSS, rope_parameters=GPT_OSS_YARN | {"rope_theta": 5.0}),
     "gpt-oss with yarn as published": dict(
@@ -336,8 +358,11 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     ).eval()
     with torch.no_grad():
         for key, value in model.state_dict().items():
-            # Gemma stores weights less one
-            offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0
+            # Gemma and Qwen3.5 store weights less one
+            is_less = "gemma" in kind or (
+                DELTA.keys() <= fields.keys() and "linear_attn" not in key
+            )
+            offset = 0.0 if "norm" not in key or is_less else 1.0
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
             if key.endswith("e_score_correction_bias"):
@@ -373,6 +398,10 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
         }
     if kind == "gpt_oss":
         fields["rope_scaling"] = rope
+    if kind.startswith("qwen3_5"):
+        fields["model_type"] = kind.removesuffix("_text")
+    if kind == "qwen3_next":
+        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if kind == "qwen3_moe":
         fields["num_experts"] = fields.pop("num_local_experts")  # as Qwen's own files spell it
     (folder / "config.json").write_text(json.dumps(fields))
@@ -448,6 +477,8 @@ _NOT_IN_MLX = (
     "OLMo 3, long",
     "Mixtral with windows",
     "Qwen3-MoE with shares as they are",
+    "Qwen3.5, tied",  # it takes each so-manyth layer for attention
+    "Qwen3.5 with biases",
     "Qwen2-MoE with windows",
     "GLM-4.5, larger",  # it ranks experts of other groups as 0
     # mlx-lm has it in models with images alone: see below
@@ -479,6 +510,15 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
     assert relative_error(logits, made(name)[1]) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5-MoE", "Qwen3-Next"])
+def test_a_gguf_file_becomes_a_folder_that_mlx_lm_reads(name, tmp_path):
+    pytest.importorskip("mlx.core")
+    write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
+    assert relative_error(mlx_lm_logits(tmp_path / "out", TOKENS), made(name)[1]) < 1e-4
+    again = run(select("cpu"), open_checkpoint(tmp_path / "out"), (0, 30))
+    assert relative_error(again, made(name)[1]) < 1e-4
+
+
 @pytest.mark.slow_for(
     "Apertus-Q8_0",
     "ERNIE 4.5-Q8_0",
@@ -492,11 +532,18 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
 def test_llama_cpp_reads_the_file(name, format):
     # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of
     # float16.
-    tolerance = 0.1 if format == "Q8_0" else 1e-3 if "Gemma" in name else 1e-5
+    tolerance = (
+        {"Qwen3.5-MoE": 0.2}.get(name, 0.1)
+        if format == "Q8_0"
+        else 1e-3
+        if "Gemma" in name
+        else 1e-5
+    )
     path = exported(name, format)
     wanted = llama_cpp_logits(path)
-    logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
-    if format == "Q8_0" and name.startswith(("Llama 4", "gpt-oss", *WITH_EXPERTS)):
+    checkpoint = open_checkpoint(path)
+    logits = run(select("cpu"), checkpoint, (0, 29, 30))[0]
+    if format == "Q8_0" and checkpoint.config.num_experts:
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
         errors = np.linalg.norm(logits - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
@@ -610,7 +657,7 @@ def quantized(folder: Path) -> tuple[Path, np.ndarray]:
 @functools.cache
 def quantized_family(name: str) -> tuple[Path, np.ndarray]:
     folder = made(name, wide=True)[0]
-    if name.startswith("gpt-oss"):  # of the plain matrices it reads stacks alone
+    if name.startswith(("gpt-oss", "Qwen3.5-MoE")):  # of the plain matrices it reads stacks alone
         write_mlx(open_checkpoint(folder), (folder := Path(tempfile.mkdtemp()) / "stacks"), None)
     return quantized(folder)
 

@@ -1,4 +1,4 @@
-"""Models with a recurrent state in some layers: the same tokens cold, from a prefix, in a batch, and
+"""Models with a recurrent state in some layers: the same tokens cold, from a prefix, in a batch and
 after a cut; transformers judges.
 """
 

@@ -104,7 +104,7 @@ class LlamaConfig:
     # `num_key_value_heads` are repeated here.
     layer_sizes: tuple[tuple[int, int], ...] = ()
     # the family's own fields, by name
-    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
@@ -196,6 +196,7 @@ class LlamaConfig:
             key_norm=f"{names}k_norm" if has_norms else None,
             norms_rotated=norm == "rotated",
             norms_heads=norm == "without weights" and i not in self.unrotated_layers,
+            gate=f"{layer}{family.gate}" if family.gate else None,
             sinks=f"{names}sinks" if self.attention_sinks else None,
         )
 
@@ -445,18 +446,28 @@ class LlamaConfig:
             shapes["lm_head.weight"] = (vocab, d)
         return shapes
 
-    def fused_parts(self) -> dict[str, tuple[str, int, int]]:
-        """{tensor of `tensor_shapes`: (stored tensor with its rows, first, one after the last)}."""
-        shapes, parts = self.tensor_shapes(), {}
-        fused, layers = FAMILIES[self.architecture].fused, range(self.num_hidden_layers)
+    def fused_parts(self) -> dict[str, tuple[str, slice | np.ndarray]]:
+        """{tensor of `tensor_shapes`: (stored tensor with its rows, these rows)}. A stored tensor
+        with scattered rows may have the name of one of its parts.
+        """
+        shapes, family = self.tensor_shapes(), FAMILIES[self.architecture]
+        parts: dict[str, tuple[str, slice | np.ndarray]] = {}
+        fused, layers = family.fused, range(self.num_hidden_layers)
         for i, whole, kind in itertools.product(layers, fused, ("weight", "bias")):
             first = 0
             for module in fused[whole]:
                 name = f"model.layers.{i}.{module}.{kind}"
                 if name in shapes:
                     last = first + shapes[name][0]
-                    parts[name] = f"model.layers.{i}.{whole}.{kind}", first, last
+                    parts[name] = f"model.layers.{i}.{whole}.{kind}", slice(first, last)
                     first = last
+        for layer in self.layers:
+            scattered = family.scattered(layer.mixer) if family.scattered else {}
+            for (module, (whole, rows)), kind in itertools.product(
+                scattered.items(), ("weight", "bias")
+            ):
+                if f"{module}.{kind}" in shapes:
+                    parts[f"{module}.{kind}"] = f"{whole}.{kind}", rows
         return parts
 
     def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:
@@ -482,12 +493,18 @@ class LlamaConfig:
         """
         parts, stored = self.fused_parts(), {}
         for name, shape in self.tensor_shapes().items():
-            if name in names or name not in parts:
+            if name not in parts or (name in names and parts[name][0] != name):
                 if self.layer_sizes and re.search(r"\.[kv]_proj\.", name):
                     rows = self._sizes(int(name.split(".")[2]))[0] * self.head_dim
                     shape = (rows, *shape[1:])
                 stored[name] = shape
             else:
-                whole, _, last = parts[name]
-                stored[whole] = (last, *shape[1:])
+                whole, span = parts[name]
+                last = span.stop if isinstance(span, slice) else int(span.max()) + 1
+                stored[whole] = (max(last, *stored.get(whole, (0,))[:1]), *shape[1:])
         return stored
+
+    def is_shifted(self, name: str) -> bool:
+        """True for a norm's tensor that is stored without `norm_offset`."""
+        gated = (mixer.norm for mixer in self.recurrent if isinstance(mixer, GatedDelta))
+        return name.endswith("norm.weight") and name.rpartition(".")[0] not in gated

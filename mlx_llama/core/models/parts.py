@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # {LlamaConfig.norm_placement: modules of norms (before attention and MLP), (after them)}
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
     "before": (("input_layernorm", "post_attention_layernorm"), None),
@@ -184,6 +186,8 @@ class GatedDelta:
     hidden: int  # E
     width: int  # of the convolution, W
     eps: float  # of the norm
+    # Value head n has key head n % Hk, as in llama.cpp's files of Qwen3.5; else n // (Hv / Hk).
+    tiled: bool = False
 
     @property
     def channels(self) -> int:
@@ -209,6 +213,24 @@ class GatedDelta:
         }
         shapes |= {self.conv: (self.channels, 1, self.width), self.norm: (self.value_size,)}
         return shapes | {self.out: (self.hidden, values)}
+
+    def swaps(self) -> dict[str, tuple[np.ndarray | None, np.ndarray | None]]:
+        """{tensor: (its rows, its columns) in the other order of value heads, int64, None for all
+        as they are}.
+        """
+        sides = self.key_heads, self.value_heads // self.key_heads
+        heads = np.arange(self.value_heads).reshape(sides[::-1] if self.tiled else sides).T
+        values = np.arange(self.value_heads * self.value_size).reshape(self.value_heads, -1)
+        heads, values = heads.reshape(-1), values[heads.reshape(-1)].reshape(-1)
+        first = self.channels - len(values)
+        channels = np.concatenate([np.arange(first), first + values])
+        qkv, gate, strength, decay = (f"{name}.weight" for name in self.into)
+        rows = {qkv: channels, f"{self.conv}.weight": channels, gate: values}
+        rows |= dict.fromkeys((strength, decay, self.decay, self.decay_bias), heads)
+        swaps: dict[str, tuple[np.ndarray | None, np.ndarray | None]] = {
+            name: (order, None) for name, order in rows.items()
+        }
+        return swaps | {f"{self.out}.weight": (None, values)}
 
 
 Recurrent = ShortConv | GatedDelta  # mixers with a state that can be cut at checkpoints alone

@@ -237,6 +237,8 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
     known = {field.gguf for field in family.table}
     if family.scales_queries:
         known.add("rope.scaling.yarn_log_multiplier")
+    if family.has_sections:
+        known.add("rope.dimension_sections")
     scoring = family.experts.router.scoring if family.experts else ""
     for field, neutral in _GGUF_NEUTRAL.items():
         # without experts, llama.cpp ignores the size of a shared one (Granite 4)
