@@ -37,6 +37,8 @@ _NAMES = {
     "gather": "packing for experts",
     "combine": "sum of experts",
     "select": common.ADAPTERS,
+    "convolve": common.CONVOLUTION,
+    "gated_delta": common.GATED_DELTA,
 }
 _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
 
