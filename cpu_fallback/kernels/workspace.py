@@ -90,10 +90,11 @@ class Workspace:
         # queries, keys and values
         self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
         # outputs of mixers before their projection, and gates of them, by width
-        outputs = dict.fromkeys(_output(layer.mixer) for layer in c.layers if layer.mixer)
-        self.mixed = {width: Buffer(CHUNK, pad(width, WIDTH)) for width in dict(outputs)}
-        gated = [width for width, has_gate in outputs if has_gate]
-        self.gates = {width: Buffer(CHUNK, pad(width, WIDTH)) for width in gated}
+        outputs = {_output(layer.mixer) for layer in c.layers if layer.mixer}
+        self.mixed, self.gates = (
+            {width: Buffer(CHUNK, pad(width, WIDTH)) for width in dict(chosen)}
+            for chosen in (outputs, [output for output in outputs if output[1]])
+        )
         self.recurrence = Recurrence(config) if c.recurrent else None
         # gate and up by the MLP's hidden units, since the columns that pad them stay zero
         self.hidden_units = {
