@@ -41,8 +41,9 @@ def state_nbytes(config: LlamaConfig) -> int:
     return 4 * sum(math.prod(shape) for mixer in config.recurrent for shape in mixer.states)
 
 
-# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed
-States = tuple[tuple[Any, ...], ...]
+# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed; a tuple, or
+# a backend's type that is indexed like one
+States = Any
 
 
 class Positions:
@@ -456,11 +457,12 @@ class CallView(View):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             for i, span in enumerate(self.spans):
-                slots = range(len(self.config.recurrent))
-                states = tuple(
-                    tuple(self.cache._own(part[i]) for part in self._kept[slot]) for slot in slots
-                )
-                self.cache.advance(span, states)
+                self.cache.advance(span, self._states_after(i))
+
+    def _states_after(self, i: int) -> States:
+        """The recurrent states of sequence `i` after this call."""
+        kept = (self._kept[slot] for slot in range(len(self.config.recurrent)))
+        return tuple(tuple(self.cache._own(part[i]) for part in parts) for parts in kept)
 
     def recurrent(self, slot: int) -> tuple[Any, ...]:
         """As of ops.View: new rows begin with zeros."""
