@@ -42,7 +42,7 @@ def state_nbytes(config: LlamaConfig) -> int:
 
 
 # A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed
-States = tuple[tuple[Any, ...], ...]
+States = Sequence[tuple[Any, ...]]
 
 
 class Positions:
@@ -454,11 +454,12 @@ class CallView(View):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             for i, span in enumerate(self.spans):
-                slots = range(len(self.config.recurrent))
-                states = tuple(
-                    tuple(self.cache._own(part[i]) for part in self._kept[slot]) for slot in slots
-                )
-                self.cache.advance(span, states)
+                self.cache.advance(span, self.states_after(i))
+
+    def states_after(self, i: int) -> States:
+        """A sequence's recurrent states after this call."""
+        slots = range(len(self.config.recurrent))
+        return tuple(tuple(self.cache._own(part[i]) for part in self._kept[slot]) for slot in slots)
 
     def recurrent(self, slot: int) -> tuple[Any, ...]:
         """As of ops.View: new rows begin with zeros."""
