@@ -36,6 +36,7 @@ _NAMES = {
     "route": "choice of experts",
     "gather": "packing for experts",
     "combine": "sum of experts",
+    "gate_output": "gate",
     "select": common.ADAPTERS,
 }
 _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation

@@ -44,7 +44,8 @@ OPERANDS = {
     "rotate": f"qkv qkv_bytes heads key_heads keys_at values_at {_CACHED} rotates table_at"
     " query_table_at",
     # items: 1. scores -> chosen experts of each token, their shares, tiles of their rows
-    "route": "scores scores_bytes experts used sharing chosen shares counts tiles order rows",
+    "route": "scores scores_bytes experts used sharing bias groups used_groups ranks scale chosen"
+    " shares counts tiles order rows",
     # items: parts of the groups of each tile, for as many tiles as there may be. is_sorted: 1: rows
     # of a are the tiles' rows; 0: tokens. shares: of the assignments, to multiply by; or 0
     "gather": f"{_PACKED} tiles order used is_sorted shares",
@@ -54,6 +55,8 @@ OPERANDS = {
     " bias_bytes",
     # items: tokens. The sum of outputs times shares -> out (+ out)
     "combine": "outputs outputs_bytes rows shares used vectors out out_bytes accumulate",
+    # items: tokens. x times the sigmoid of the token's score -> out (+ out)
+    "gate_output": "x x_bytes score score_bytes vectors out out_bytes accumulate",
     # items: key heads of tokens. is_chunk: 1: the window begins at a multiple of its size
     "attend": f"qkv qkv_bytes shared key_heads out out_bytes {_CACHED} window is_chunk scale sinks",
 }

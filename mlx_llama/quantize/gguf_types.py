@@ -24,7 +24,9 @@ def choose_type(
     by an importance matrix. As llama-quantize, except that the projection to the vocabulary of Q4_0
     is Q8_0, not Q6_K.
     """
-    if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):  # the router of experts
+    if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
+        return "F32"
+    if len(shape) == 1 or ".ffn_gate_inp" in name:  # the router of experts, the shared one's gate
         return "F32"
     kind = FORMATS[format]
     if kind in PLAIN:

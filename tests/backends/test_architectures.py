@@ -53,6 +53,14 @@ LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the
 MINISTRAL_YARN = YARN | dict(rope_theta=1e4, mscale=1.0, mscale_all_dim=1.0)
 PLAIN_ROPE = dict(rope_type="default", rope_theta=1e4)
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
+DELTA = dict(
+    head_dim=24,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=10,
+    linear_value_head_dim=10,
+)
+NEXT = dict(moe_intermediate_size=44, shared_expert_intermediate_size=60)
 HEADS_18 = dict(head_dim=18, query_pre_attn_scalar=18)
 # name: model type, fields of transformers' config
 FAMILIES: dict[str, dict] = {
@@ -213,6 +221,68 @@ FAMILIES: dict[str, dict] = {
         moe_intermediate_size=44,
         norm_topk_prob=False,
     ),
+    "Qwen2-MoE": dict(
+        kind="qwen2_moe",
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+        shared_expert_intermediate_size=60,
+    ),
+    "Qwen2-MoE with windows": dict(
+        kind="qwen2_moe",
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=60,
+        shared_expert_intermediate_size=60,
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=3,
+    ),
+    "OLMoE": dict(kind="olmoe", num_experts=7, num_experts_per_tok=3),
+    "OLMoE with shares that add up": dict(
+        kind="olmoe", num_experts=5, num_experts_per_tok=2, norm_topk_prob=True
+    ),
+    "Granite-MoE": dict(kind="granitemoe", **GRANITE, num_local_experts=7, num_experts_per_tok=3),
+    "Granite-MoE, tied": dict(
+        kind="granitemoe", num_local_experts=5, attention_bias=True, tie_word_embeddings=True
+    ),
+    "GLM-4.5": dict(
+        kind="glm4_moe",
+        head_dim=20,
+        n_routed_experts=11,
+        num_experts_per_tok=4,
+        moe_intermediate_size=44,
+        attention_bias=True,
+        routed_scaling_factor=2.5,
+    ),
+    "GLM-4.5, larger": dict(
+        kind="glm4_moe",
+        head_dim=20,
+        n_routed_experts=12,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=36,
+        first_k_dense_replace=2,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        use_qk_norm=True,
+    ),
+    "Qwen3.5": dict(kind="qwen3_5_text", **DELTA),
+    "Qwen3.5, tied": dict(
+        kind="qwen3_5_text",
+        **DELTA | dict(linear_num_value_heads=2),
+        layer_types=["full_attention", "linear_attention"] * 2,
+        tie_word_embeddings=True,
+        attention_bias=True,
+    ),
+    "Qwen3.5-MoE": dict(
+        kind="qwen3_5_moe_text", **DELTA, **NEXT | dict(num_experts=7, num_experts_per_tok=3)
+    ),
+    "Qwen3-Next": dict(
+        kind="qwen3_next", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
+    ),
     # Angles that llama.cpp computes like the others, though it rounds the range of pairs.
     "gpt-oss": dict(kind="gpt_oss", **GPT_OSS, rope_parameters=GPT_OSS_YARN | {"rope_theta": 5.0}),
     "gpt-oss with yarn as published": dict(
@@ -248,10 +318,15 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     ).eval()
     with torch.no_grad():
         for key, value in model.state_dict().items():
-            # Gemma stores weights less one
-            offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0
+            # Gemma and Qwen3.5 store weights less one
+            is_less = "gemma" in kind or (
+                DELTA.keys() <= fields.keys() and "linear_attn" not in key
+            )
+            offset = 0.0 if "norm" not in key or is_less else 1.0
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
+            if key.endswith("e_score_correction_bias"):
+                spread = 0.5
             value.copy_(spread * torch.randn(value.shape) + offset)
         logits = model(torch.from_numpy(TOKENS).long()).logits.numpy()
     folder = Path(tempfile.mkdtemp(prefix="model"))
@@ -333,7 +408,8 @@ def test_logits_are_those_of_transformers(name, compile, backend):
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     seen = {}
     config = check_steps(backend, *made(name), seen.__setitem__)
-    assert len(seen) == 3 + 10 * config.num_hidden_layers
+    kinds = [layer.attention is not None for layer in config.layers]
+    assert len(seen) == 3 + sum(10 if is_attention else 5 for is_attention in kinds)
 
 
 IN_GGUF = [

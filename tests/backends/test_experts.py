@@ -94,9 +94,9 @@ def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:
     model = backend.load(open_checkpoint(path), "float32")
     inputs, unused = probes(model, backend.runtime.to_numpy, np.array([[token]])), {}
     for layer in model.config.layers:
-        router = weights()[f"{layer.experts.router}.weight"].astype(np.float64)
+        router = weights()[f"{layer.experts.router.module}.weight"].astype(np.float64)
         scores = router @ inputs[f"{layer.index}.ffn_norm"].reshape(-1)
-        unused[layer.index] = np.argsort(-scores)[layer.experts.used :].tolist()
+        unused[layer.index] = np.argsort(-scores)[layer.experts.router.used :].tolist()
     return unused
 
 

@@ -102,7 +102,7 @@ def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
     ops, convert, back = words
     scores = made(9, 6)
     spec = few_experts(6, used=2, normalises=normalises)
-    chosen, shares = ops.choose_experts(convert(scores), spec)
+    chosen, shares = ops.choose_experts(convert(scores), spec.router)
     every = torch.softmax(wide(scores), dim=-1)
     wanted, numbers = torch.topk(every, 2)
     wanted = wanted / wanted.sum(-1, keepdim=True) if normalises else wanted
@@ -119,7 +119,7 @@ def test_sigmoid_shares_of_extreme_scores(words):
     ops, convert, back = words
     scores = np.float32([[-200, 3, -100], [95, -95, -300]])
     spec = few_experts(3, used=3, normalises=False, scoring="sigmoid")
-    chosen, shares = (np.asarray(back(x)) for x in ops.choose_experts(convert(scores), spec))
+    chosen, shares = (np.asarray(back(x)) for x in ops.choose_experts(convert(scores), spec.router))
     wanted = torch.sigmoid(wide(np.take_along_axis(scores, chosen.astype(int), -1)))
     np.testing.assert_allclose(shares, wanted.numpy(), rtol=1e-5, atol=1e-38)
 

@@ -28,6 +28,7 @@ _WORDS = {
     "experts": EXPERTS,
     "adapt": ADAPTERS,
     "gate": "gate",
+    "gate_output": "gate",
     "xielu": "gate",
     **dict.fromkeys(_PRODUCTS, "product"),
 }
@@ -70,12 +71,16 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
     named: list[tuple[str, Any]] = []
     for block in model.decoder.blocks:
         if block.mixer:
-            kind = ("query, key, value", "attention output")
+            kinds = ["query, key, value", "attention output"]
             if not block.spec.attention:
-                kind = ("convolution input", "convolution output")
-            named += zip(kind, block.mixer.products)
+                kinds = ["convolution input", "convolution output"]
+            if len(block.mixer.products) == 3:
+                kinds.insert(1, "gate of attention")
+            named += zip(kinds, block.mixer.products)
         if block.spec.experts:
             named.append(("router", block.mlp.router))
+            if block.mlp.shared_gate:
+                named.append(("gate of the shared expert", block.mlp.shared_gate))
         mlp = block.mlp.shared if block.spec.experts else block.mlp
         if mlp is not None:
             named += [("gate, up", mlp.gate_up), ("down", mlp.down)]

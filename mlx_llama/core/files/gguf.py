@@ -29,7 +29,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, ConfigError, Report, refuse, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES, find_gguf
-from mlx_llama.core.models.parts import NUMBERS_OF_XIELU
+from mlx_llama.core.models.parts import NUMBERS_OF_XIELU, GatedDelta
 from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import map_file
@@ -167,6 +167,8 @@ class GGUFFile:
                     if name in self._tensors:
                         other = self._tensors[name].path.name
                         raise part.corrupt(f"tensor {show(stored)} is in {other} already")
+                    if name.endswith("shared_expert_gate.weight") and len(entry.shape) == 1:
+                        entry = _make_row(entry)
                     self._tensors[name] = entry
         for name in list(self._tensors):
             if match := _FACTORS.fullmatch(name):
@@ -210,6 +212,9 @@ class GGUFFile:
             for name, shape in self.config.stored_shapes().items():
                 if name.endswith(".bias") and name not in weights and ".experts." not in name:
                     weights[name] = self._constant(name, 0.0, shape)
+        for mixer in self.config.recurrent:
+            if isinstance(mixer, GatedDelta) and mixer.decay in weights:
+                weights[mixer.decay] = _take_logarithm(weights[mixer.decay])
         return weights | self._numbers()
 
     def _constant(self, name: str, value: float, shape: tuple[int, ...]) -> Stored:
@@ -264,6 +269,28 @@ class GGUFFile:
             )
         factors = entry.tensor(entry.name).float32().reshape(-1)
         return np.repeat(factors, rows // len(factors))
+
+
+def _take_logarithm(rates: Stored) -> Stored:
+    """The logarithm of what llama.cpp's converter stored as -exp of it."""
+
+    def decode(name: str) -> Tensor:
+        with np.errstate(all="ignore"):
+            values = np.log(-rates.tensor(name).float32())
+        values.flags.writeable = False
+        return Tensor(name, "float32", rates.shape, values)
+
+    return replace(rates, decode=decode)
+
+
+def _make_row(vector: Stored) -> Stored:
+    """The matrix of one row that llama.cpp's converter stored as a vector."""
+
+    def array() -> tuple[np.ndarray, Any]:
+        view, pages = vector.array()
+        return view[None], pages
+
+    return replace(vector, shape=(1, *vector.shape), array=array)
 
 
 def part_names(name: str) -> list[str]:

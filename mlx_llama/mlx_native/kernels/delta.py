@@ -31,6 +31,18 @@ class Sizes(NamedTuple):
     value_heads: int  # Hv
     key_size: int  # Dk
     value_size: int  # Dv
+    tiled: bool  # value head i belongs to key head i % Hk, and not to i // (Hv / Hk)
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Hv as two axes, of which key heads have one; the other is 1 for them."""
+        shared = self.value_heads // self.key_heads
+        return (shared, self.key_heads) if self.tiled else (self.key_heads, shared)
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Hk as two axes."""
+        return (1, self.key_heads) if self.tiled else (self.key_heads, 1)
 
     @classmethod
     def of(cls, spec: GatedDelta) -> Sizes:
@@ -59,7 +71,7 @@ _ADVANCE = """
     }
     for (int t = 0; t < count; t++) {
         const int place = batch * count + t;
-        const int query = place * channels + head / (HV / HK) * DK, key = query + HK * DK;
+        const int query = place * channels + (TILED ? head % HK : head / (HV / HK)) * DK, key = query + HK * DK;
         float sums[5] = {0, 0, 0, 0, 0};  // k k, q q, q k, k S, q S
         #pragma unroll
         for (int i = 0; i < ROWS; i++) {
@@ -104,7 +116,7 @@ def advance_by_kernel(
     columns = -(-sizes.value_size // _COLUMNS)
     outputs, state = _kernel()(
         inputs=[mixed, gates, state, weights.rate, weights.bias],
-        template=list(zip(("HK", "HV", "DK", "DV", "LANES"), (*sizes, _LANES))),
+        template=list(zip(("HK", "HV", "DK", "DV", "TILED", "LANES"), (*sizes, _LANES))),
         grid=(32, columns, batch * heads),
         threadgroup=(32, min(columns, 8), 1),
         output_shapes=[(batch, count, heads, sizes.value_size), state.shape],
@@ -179,18 +191,16 @@ def advance(
     mixed: mx.array, gates: mx.array, state: mx.array, sizes: Sizes, weights: DeltaWeights
 ) -> tuple[mx.array, mx.array]:
     """Of one position, T = 1."""
-    batch, groups, size = len(mixed), sizes.key_heads, sizes.key_size
-    units, value = mx.split(mixed, [2 * groups * size], axis=-1)
-    units = mx.fast.rms_norm(units.reshape(batch, 2, groups, 1, 1, size), None, EPS / size)
+    batch, size, heads, groups = len(mixed), sizes.key_size, sizes.heads, sizes.groups
+    units, value = mx.split(mixed, [2 * sizes.key_heads * size], axis=-1)
+    units = mx.fast.rms_norm(units.reshape(batch, 2, *groups, 1, size), None, EPS / size)
     query, key = mx.split(units, 2, axis=1)
-    strength, decay = (
-        gate.reshape(batch, 1, groups, -1, 1, 1) for gate in open_gates(gates, weights)
-    )
+    strength, decay = (gate.reshape(batch, 1, *heads, 1, 1) for gate in open_gates(gates, weights))
     decay, scale = mx.exp(decay), size**-0.5
-    value = value.reshape(batch, 1, groups, -1, 1, sizes.value_size)
-    before = state.reshape(batch, 1, groups, -1, size, sizes.value_size)
+    value = value.reshape(batch, 1, *heads, 1, sizes.value_size)
+    before = state.reshape(batch, 1, *heads, size, sizes.value_size)
     delta = (value - key @ before * (decay * scale)) * (strength * scale)
-    after = before * decay + key.reshape(batch, 1, groups, 1, size, 1) * delta
+    after = before * decay + key.reshape(batch, 1, *groups, size, 1) * delta
     outputs = (query @ after).reshape(batch, 1, sizes.value_heads, sizes.value_size)
     return outputs, after.reshape(state.shape)
 
@@ -205,31 +215,30 @@ def advance_blocks(
 ) -> tuple[mx.array, mx.array]:
     """Of T positions from `starts` on. Each block's changes to the state are solved for at once."""
     batch, count = mixed.shape[:2]
-    groups, size, values = sizes.key_heads, sizes.key_size, sizes.value_size
+    heads, groups, size, values = sizes.heads, sizes.groups, sizes.key_size, sizes.value_size
     strength, decay = open_gates(gates, weights)
     # Positions before and after that change nothing fill the blocks.
     before = [start % BLOCK for start in starts]
     length = -(-(max(before) + count) // BLOCK) * BLOCK
 
-    def split(x: mx.array, heads: int, width: int) -> mx.array:
-        """[B, T, heads width] as [B, G, heads / G, blocks, BLOCK, width]."""
+    def split(x: mx.array, heads: tuple[int, int], width: int) -> mx.array:
+        """[B, T, all heads' width] as [B, *heads, blocks, BLOCK, width]."""
         rows = [
             mx.pad(x[i : i + 1], ((0, 0), (first, length - first - count), (0, 0)))
             for i, first in enumerate(before)
         ]
         x = mx.concatenate(rows) if batch > 1 else rows[0]
-        x = x.reshape(batch, -1, BLOCK, groups, heads // groups, width)
+        x = x.reshape(batch, -1, BLOCK, *heads, width)
         return x.transpose(0, 3, 4, 1, 2, 5)
 
-    ends = [groups * size, 2 * groups * size]
+    ends = [sizes.key_heads * size, 2 * sizes.key_heads * size]
     query, key, value = mx.split(mixed, ends, axis=-1)
     query, key = (
         mx.fast.rms_norm(split(part, groups, size), None, EPS / size) for part in (query, key)
     )
     key = key * size**-0.5
     value, strength, decay = (
-        split(part, sizes.value_heads, width)
-        for part, width in ((value, values), (strength, 1), (decay, 1))
+        split(part, heads, width) for part, width in ((value, values), (strength, 1), (decay, 1))
     )
     decay = mx.cumsum(decay, axis=-2)  # since the block's start
     shown = mx.exp(decay)
@@ -245,7 +254,7 @@ def advance_blocks(
     last = decay[..., -1:, :]
     keys, last = (key * mx.exp(last - decay)).swapaxes(-1, -2), mx.exp(last)
 
-    state = state.reshape(batch, groups, -1, size, values)
+    state = state.reshape(batch, *heads, size, values)
     outputs = []
     for i in range(length // BLOCK):
         delta = stored[..., i, :, :] - seen[..., i, :, :] @ state

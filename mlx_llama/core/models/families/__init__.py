@@ -16,7 +16,7 @@ from .family import Family
 # Files of this folder. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
     "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma exaone4 plain apertus gpt_oss "
-    "nemotron_nas lfm2"
+    "nemotron_nas lfm2 glm4_moe qwen3_next"
 ).split()
 _ALL: tuple[Family, ...] = tuple(
     family for file in _FILES for family in import_module(f".{file}", __name__).FAMILIES
@@ -34,7 +34,6 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 _ABSENT = (
     ("gemma4", "two sizes of heads, keys that layers share and an input for each layer", "Gemma 3"),
     ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
-    ("qwen35 qwen3_5 qwen3next qwen3_next", "layers with a recurrent state", "Qwen3"),
     ("lfm2_moe lfm2moe", "a choice of experts by biased scores", "LFM2"),
 )
 
@@ -121,5 +120,5 @@ def strip_wrapper(name: str) -> str | None:
     for prefix, replacement in (("language_model.", ""), ("model.language_model.", "model.")):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
-    others = ("vision_tower.", "vision_model.", "multi_modal_projector.")
+    others = ("vision_tower.", "vision_model.", "multi_modal_projector.", "visual.")
     return None if name.removeprefix("model.").startswith(others) else name

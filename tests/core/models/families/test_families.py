@@ -159,14 +159,24 @@ def test_factors_of_the_families():
 def test_experts_of_the_families():
     mixtral, qwen = LlamaConfig.from_dict(MIXTRAL), LlamaConfig.from_dict(QWEN3_MOE)
     few, other = mixtral.layers[31].experts, qwen.layers[47].experts
-    assert (few.count, few.used, few.normalises, mixtral.mlp_size) == (8, 2, True, 14336)
-    assert (other.count, other.used, other.normalises, qwen.mlp_size) == (128, 8, True, 768)
+    assert (few.count, few.router.used, few.router.normalises, mixtral.mlp_size) == (
+        8,
+        2,
+        True,
+        14336,
+    )
+    assert (other.count, other.router.used, other.router.normalises, qwen.mlp_size) == (
+        128,
+        8,
+        True,
+        768,
+    )
     scout, maverick = (MODELS[f"Llama 4 {name}"] for name in ("Scout", "Maverick"))
     layers = LlamaConfig.from_dict(maverick).layers
     assert [layer.experts is None for layer in layers] == [True, False] * 24
     experts = layers[1].experts
-    assert (experts.count, experts.used) == (128, 1)
-    assert (experts.scoring, experts.scales_input) == ("sigmoid", True)
+    assert (experts.count, experts.router.used) == (128, 1)
+    assert (experts.router.scoring, experts.router.scales_input) == ("sigmoid", True)
     for fields, weights in ((scout, 107_769_861_120), (maverick, 400_711_848_960)):
         shapes = LlamaConfig.from_dict(fields).tensor_shapes()
         assert sum(math.prod(shape) for shape in shapes.values()) == weights
