@@ -94,10 +94,10 @@ class View(CallView):
             blocks.append((before.address, block))
         return blocks
 
-    def _states_after(self, i: int) -> States:
+    def states_after(self, i: int) -> States:
         if "blocks" in vars(self):
             return self.blocks[i][1]
-        states = super()._states_after(i)
+        states = super().states_after(i)
         return states and self.cache.blocks.copy(part for parts in states for part in parts)
 
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:

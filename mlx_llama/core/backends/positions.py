@@ -457,9 +457,9 @@ class CallView(View):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             for i, span in enumerate(self.spans):
-                self.cache.advance(span, self._states_after(i))
+                self.cache.advance(span, self.states_after(i))
 
-    def _states_after(self, i: int) -> States:
+    def states_after(self, i: int) -> States:
         """The recurrent states of sequence `i` after this call."""
         kept = (self._kept[slot] for slot in range(len(self.config.recurrent)))
         return tuple(tuple(self.cache._own(part[i]) for part in parts) for parts in kept)
