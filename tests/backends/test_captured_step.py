@@ -139,6 +139,10 @@ def rows_and_products(dtype) -> dict[str, float]:
         )
     x, numbers = made(2, 3, 30, dtype=dtype), (0.8, 0.7, 0.5, -1e-6)
     errors["xielu"] = worst(decode.xielu(x, *numbers), ops.xielu(x.double(), *numbers))
+    gate = made(2, 3, 30, dtype=dtype, seed=1)
+    errors["gate of output"] = worst(
+        decode.gate_output(x, gate), x.double() * gate.double().sigmoid()
+    )
     x = made(2, 5, 3, 24, dtype=dtype).transpose(1, 2)
     table = made(5, 12, seed=1), made(5, 12, seed=2)
     with computing(by_kernels=False):
@@ -167,7 +171,7 @@ def rows_and_products(dtype) -> dict[str, float]:
 )
 def test_norms_products_gates_and_rotations(dtype, bound, call):
     errors = call(rows_and_products, dtype)
-    assert len(errors) == 32 and max(errors.values()) < bound, errors
+    assert len(errors) == 33 and max(errors.values()) < bound, errors
 
 
 def device_state(*rows: tuple):

@@ -255,6 +255,10 @@ class Positions:
     def _checkpoints_to(self, length: int, row: int) -> dict[int, States]:
         return {at: states for at, states in self.checkpoints[row].items() if at <= length}
 
+    def _freeze(self, states: States) -> States:
+        """States that no later call changes."""
+        return states
+
     def advance(self, span: Span, states: States) -> None:
         """Account for a call's new positions, after which the recurrent states are `states`."""
         row, end = span.row, span.end
@@ -262,10 +266,10 @@ class Positions:
         if not self.state_nbytes:
             return
         kept = self.checkpoints[row]
-        if span.count > 1 and span.start:  # drafts are cut to it
-            kept[span.start] = self.states[row]
+        if span.count > 1 and span.start and span.start not in kept:  # drafts are cut to it
+            kept[span.start] = self._freeze(self.states[row])
         if span.count > 1 or end % CHECKPOINT == 0:
-            kept[end] = states
+            kept[end] = self._freeze(states)
         self.states[row] = states
         while len(kept) > KEPT_CHECKPOINTS:
             del kept[min(kept)]
@@ -282,7 +286,9 @@ class Positions:
                 self.checkpoints[target] = self._checkpoints_to(length, source)
                 is_end = length == self.lengths[source]
                 self.states[target] = (
-                    self.states[source] if is_end else self.checkpoints[target][length]
+                    self._freeze(self.states[source])
+                    if is_end
+                    else self.checkpoints[target][length]
                 )
             self.lengths[target] = length
         return length
@@ -454,11 +460,13 @@ class CallView(View):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             for i, span in enumerate(self.spans):
-                slots = range(len(self.config.recurrent))
-                states = tuple(
-                    tuple(self.cache._own(part[i]) for part in self._kept[slot]) for slot in slots
-                )
+                states = self._states_after(i) if self.cache.state_nbytes else ()
                 self.cache.advance(span, states)
+
+    def _states_after(self, i: int) -> States:
+        """The recurrent states of sequence i after this call."""
+        slots = range(len(self.config.recurrent))
+        return tuple(tuple(self.cache._own(part[i]) for part in self._kept[slot]) for slot in slots)
 
     def recurrent(self, slot: int) -> tuple[Any, ...]:
         """As of ops.View: new rows begin with zeros."""
