@@ -213,7 +213,7 @@ class Runner:
                     for span in call.spans
                     for position in range(span.start, span.end)
                 ]
-                if B * T > MAX_ROWS:
+                if T > 1 and B * T > MAX_ROWS:
                     cache.keep_states(call.spans)
                 stride = 1 if all_positions else T  # between positions whose logits are returned
                 for at in range(0, B * T, MAX_ROWS):

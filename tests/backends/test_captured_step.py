@@ -778,6 +778,9 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
             ROOM=80,
             LENGTH=70,
             VOCABULARY=500,
+            DELTA=(1, 2, 8, 12),
+            CONV=(20, 3),
+            PROMPT=3,
             BOUNDS={name: gpu_kernels.BOUNDS[name] for name in ("float32", "float16")},
         ).items():
             patch.setattr(gpu_kernels, name, small)
@@ -797,12 +800,15 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     examples = Path(__file__).resolve().parents[2] / "examples/benchmarks"
     right, wrong, rates = call(judged, str(examples))
-    assert len(right) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1
+    assert len(right) == 2 * (2 + 3 * 2 + 3 + 3 + 6 + 4) + 1
     assert all(check["ok"] for check in right), right
     bad = [check["name"] for check in wrong if not check["ok"]]
     # a single position hides the fault
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8
-    assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"}
+    recurrent = {"gated delta", "short convolution"}
+    assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"} | recurrent | {
+        f"{name}, 3 positions" for name in recurrent
+    }
     assert all(rate > 0 for check in rates.values() for rate in check.values())
 
 

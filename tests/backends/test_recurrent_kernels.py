@@ -46,6 +46,7 @@ from cuda_fallback.kernels.state import (
     new_state,
 )
 from cuda_fallback.kernels.storage import LiveStates, state_places
+from cuda_fallback.model import Llama
 
 
 def made(*shape: int, dtype=torch.float32, seed: int = 0):
@@ -320,8 +321,28 @@ def life_of_states() -> list[tuple]:
             verified = model.verify([[8, 11, 12]], cache.length, cache, draw)[0].tolist()
             cuts.append(cache.trim(cache.length - 1))
             go(2, [[5]])
+        if by_kernels:
+            check_memory(cache)
         runs.append((tokens + verified, cuts, [cache.state(row) for row in range(3)]))
     return runs
+
+
+def check_memory(cache) -> None:
+    """Compare the counted bytes with those of the tensors."""
+    every = [*cache.state_arrays(), *(row.numbers for row in cache.live if row)]
+    every += [
+        part
+        for kept in cache.checkpoints
+        for states in kept.values()
+        for parts in states
+        for part in parts
+    ]
+    sizes = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in every}
+    keys = sum(array.nbytes for row in cache.row_storage for array in row.arrays())
+    rows = sum(map(cache.taken, range(cache.rows)))
+    places = state_places(cache.config)
+    share = cache.state_nbytes / (4 * places[0][-1])  # parts of states stand at multiples of 16
+    assert cache.nbytes == keys + round(sum(sizes.values()) * share) <= rows + 4 * 3 * 256
 
 
 @pytest.mark.slow
@@ -464,3 +485,27 @@ def share_code() -> list[bool]:
 def test_prompts_share_machine_code_with_decoded_tokens(compile_call):
     """Another compilation might sum in another order."""
     assert compile_call(share_code) == [True] * 4
+
+
+# torch's CPU device
+
+
+def test_a_batch_of_prompts_that_fails_leaves_the_states(monkeypatch):
+    """Rows are computed one by one: those before the one that fails, too."""
+    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", FAMILIES["LlamaForCausalLM"])
+    with computing(by_kernels=False):
+        model = Llama.load(hybrid(), device=torch.device("cpu"))
+        cache = model.make_cache(30, rows=2)
+        model.forward([ids(4), ids(4, seed=1)], 0, cache)
+        states, logits = [cache.state(row) for row in range(2)], model._logits
+        fails = Mock(
+            side_effect=lambda tokens, at, *rest: (
+                1 / 0 if rest[1] == [1] else logits(tokens, at, *rest)
+            )
+        )
+        monkeypatch.setattr(model, "_logits", fails)
+        with pytest.raises(ZeroDivisionError):
+            model.step([[5, 6], [7, 8]], 4, cache, sampler(1, 2))
+        assert fails.call_count == 2 and cache.lengths == [4, 4]
+        assert [*cache.checkpoints[0]] == [4]
+        assert all(same_state(cache.state(row), state) for row, state in enumerate(states))

@@ -41,7 +41,8 @@ def state_nbytes(config: LlamaConfig) -> int:
     return 4 * sum(math.prod(shape) for mixer in config.recurrent for shape in mixer.states)
 
 
-# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed
+# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed, unless
+# `_freeze` copies them
 States = tuple[tuple[Any, ...], ...]
 
 
