@@ -1,5 +1,5 @@
-"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates and
-experts where those run.
+"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates,
+experts and recurrences where those run.
 
 kernels/ops.py has the vocabulary of decoded tokens.
 """
@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core import ops as plain
-from mlx_llama.core.models.parts import Attention, Router
-from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.core.models.parts import Attention, GatedDelta, Router, ShortConv
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from . import arrays, kernels
 from .cache import View
+from .kernels.state import MAX_ROWS, describe
 from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
@@ -32,8 +33,7 @@ Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 Adapters = tuple[Tensor, Tensor]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
-scale_heads, short_conv = plain.scale_heads, partial(plain.short_conv, arrays)
-gated_delta = partial(plain.gated_delta, arrays)
+scale_heads = plain.scale_heads
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -64,6 +64,35 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
     by_kernel = kernels.find_kernels(x.device).decode
     apply = by_kernel.xielu if by_kernel else partial(plain.xielu, arrays)
     return apply(x, positive, negative, beta, eps)
+
+
+def gate_output(x: Tensor, gate: Tensor) -> Tensor:
+    by_kernel = kernels.find_kernels(x.device).decode
+    return by_kernel.gate_output(x, gate) if by_kernel else plain.gate_output(arrays, x, gate)
+
+
+def short_conv(
+    x: Tensor, view: View, spec: ShortConv, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    if by_kernel := kernels.find_kernels(x.device).decode:
+        return _by_states(by_kernel.short_conv, x, view, spec.slot, weight, bias)
+    return plain.short_conv(arrays, x, view, spec, weight, bias)
+
+
+def gated_delta(x: Tensor, view: View, spec: GatedDelta, weights: DeltaWeights) -> Tensor:
+    if by_kernel := kernels.find_kernels(x.device).decode:
+        return _by_states(by_kernel.gated_delta, x, view, spec.slot, spec, weights)
+    return plain.gated_delta(arrays, x, view, spec, weights)
+
+
+def _by_states(
+    kernel: Callable[..., Tensor], x: Tensor, view: View, slot: int, *weights: Any
+) -> Tensor:
+    """A kernel's results for all rows."""
+    view.states = view.states or describe(view.cache, view.spans)
+    parts, place = zip(view.states, x.split(MAX_ROWS)), view.cache.places[slot]
+    results = [kernel(state, place, part, *weights) for state, part in parts]
+    return results[0] if len(results) == 1 else torch.cat(results)
 
 
 def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:

@@ -41,8 +41,8 @@ def state_nbytes(config: LlamaConfig) -> int:
     return 4 * sum(math.prod(shape) for mixer in config.recurrent for shape in mixer.states)
 
 
-# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed; a tuple, or
-# a backend's type that is indexed like one
+# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed, unless
+# `_freeze` copies them; a tuple, or a backend's type that is indexed like one
 States = Any
 
 
@@ -256,6 +256,10 @@ class Positions:
     def _checkpoints_to(self, length: int, row: int) -> dict[int, States]:
         return {at: states for at, states in self.checkpoints[row].items() if at <= length}
 
+    def _freeze(self, states: States) -> States:
+        """States that no later call changes."""
+        return states
+
     def advance(self, span: Span, states: States) -> None:
         """Account for a call's new positions, after which the recurrent states are `states`."""
         row, end = span.row, span.end
@@ -263,10 +267,10 @@ class Positions:
         if not self.state_nbytes:
             return
         kept = self.checkpoints[row]
-        if span.count > 1 and span.start:  # drafts are cut to it
-            kept[span.start] = self.states[row]
+        if span.count > 1 and span.start and span.start not in kept:  # drafts are cut to it
+            kept[span.start] = self._freeze(self.states[row])
         if span.count > 1 or end % CHECKPOINT == 0:
-            kept[end] = states
+            kept[end] = self._freeze(states)
         self.states[row] = states
         while len(kept) > KEPT_CHECKPOINTS:
             # those within a block go first, but for the latest, which end messages
@@ -285,7 +289,9 @@ class Positions:
                 self.checkpoints[target] = self._checkpoints_to(length, source)
                 is_end = length == self.lengths[source]
                 self.states[target] = (
-                    self.states[source] if is_end else self.checkpoints[target][length]
+                    self._freeze(self.states[source])
+                    if is_end
+                    else self.checkpoints[target][length]
                 )
             self.lengths[target] = length
         return length
@@ -457,7 +463,7 @@ class CallView(View):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             for i, span in enumerate(self.spans):
-                self.cache.advance(span, self.states_after(i))
+                self.cache.advance(span, self.states_after(i) if self.cache.state_nbytes else ())
 
     def states_after(self, i: int) -> States:
         """The recurrent states of sequence `i` after this call."""
