@@ -66,9 +66,11 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
     return apply(x, positive, negative, beta, eps)
 
 
-def gate_output(x: Tensor, gate: Tensor) -> Tensor:
+def gate_output(x: Tensor, score: Tensor) -> Tensor:
     by_kernel = kernels.find_kernels(x.device).decode
-    return by_kernel.gate_output(x, gate) if by_kernel else plain.gate_output(arrays, x, gate)
+    if by_kernel and x.shape == score.shape:  # not a score for a whole token
+        return by_kernel.gate_output(x, score)
+    return plain.gate_output(arrays, x, score)
 
 
 def short_conv(
@@ -135,7 +137,6 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
 
 
 choose_experts = partial(plain.choose_experts, arrays)
-gate_output = partial(plain.gate_output, arrays)
 
 
 def scale_inputs(rows: Tensor, shares: Tensor, router: Router) -> tuple[Tensor, Tensor]:

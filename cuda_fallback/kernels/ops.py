@@ -19,9 +19,12 @@ from .state import StateView
 
 embed, add, scale, softcap = plain.embed, plain.add, plain.scale, plain.softcap
 last_position, scale_heads, split_heads = plain.last_position, plain.scale_heads, plain.split_heads
-gate_output = plain.gate_output
 add_rms_norm, gate, xielu = decode.add_rms_norm, decode.gate, decode.xielu
-gate_output = decode.gate_output
+
+
+def gate_output(x: Tensor, score: Tensor) -> Tensor:
+    by_kernel = x.shape == score.shape  # not a score for a whole token
+    return (decode.gate_output if by_kernel else plain.gate_output)(x, score)
 
 
 def linear(x: Tensor, weight: Matrices, bias: Tensor | None = None) -> Tensor:
