@@ -41,6 +41,8 @@ class Llama(BaseLlama):
         target, reason = None, "`compile=False` asks for it"
         if config.recurrent:
             reason = "the kernels know no recurrent states"
+        elif config.is_mixed:
+            reason = "the kernels know no layers with other heads, or inputs of their own"
         elif options.compile is not False:
             target, reason = find_target()
         if target is None and options.compile:

@@ -53,6 +53,13 @@ LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the
 MINISTRAL_YARN = YARN | dict(rope_theta=1e4, mscale=1.0, mscale_all_dim=1.0)
 PLAIN_ROPE = dict(rope_type="default", rope_theta=1e4)
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
+GEMMA4 = dict(
+    head_dim=18,
+    global_head_dim=40,
+    sliding_window=7,
+    final_logit_softcapping=3.0,
+    vocab_size_per_layer_input=384,
+)
 HEADS_18 = dict(head_dim=18, query_pre_attn_scalar=18)
 # name: model type, fields of transformers' config
 FAMILIES: dict[str, dict] = {
@@ -139,6 +146,39 @@ FAMILIES: dict[str, dict] = {
             "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
             "sliding_attention": PLAIN_ROPE,
         },
+    ),
+    # Layers that read others' keys, inputs of layers
+    "Gemma 4 E4B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_hidden_layers=6,
+        num_kv_shared_layers=3,
+        layer_types=ALTERNATING + ALTERNATING[:2],
+        hidden_size_per_layer_input=32,
+    ),
+    "Gemma 4 E2B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_kv_shared_layers=1,
+        use_double_wide_mlp=True,
+        layer_types=["full_attention", *ALTERNATING[:2], "full_attention"],
+        hidden_size_per_layer_input=64,
+    ),
+    # Values that are keys
+    "Gemma 4 31B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_hidden_layers=6,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+    ),
+    "Gemma 4 12B": dict(
+        kind="gemma4_unified_text",
+        **GEMMA4,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        layer_types=ALTERNATING,
     ),
     "Seed-OSS": dict(kind="seed_oss", head_dim=18),
     "GLM-4": dict(kind="glm4", head_dim=20),
@@ -249,7 +289,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     with torch.no_grad():
         for key, value in model.state_dict().items():
             # Gemma stores weights less one
-            offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0
+            offset = 0.0 if "norm" not in key or kind.startswith(("gemma2", "gemma3")) else 1.0
+            offset = 1.0 if key.endswith("layer_scalar") else offset
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
             value.copy_(spread * torch.randn(value.shape) + offset)
@@ -281,6 +322,10 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
         }
     if kind == "gpt_oss":
         fields["rope_scaling"] = rope
+    if kind.startswith("gemma4"):  # as published; mlx-lm knows no `per_layer_config`
+        (first, *_) = fields.pop("per_layer_config").values()
+        fields["global_head_dim"] = first["head_dim"]
+        fields["num_global_key_value_heads"] = first.get("num_key_value_heads")
     if kind == "qwen3_moe":
         fields["num_experts"] = fields.pop("num_local_experts")  # as Qwen's own files spell it
     (folder / "config.json").write_text(json.dumps(fields))
@@ -329,7 +374,8 @@ def test_logits_are_those_of_transformers(name, compile, backend):
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     seen = {}
     config = check_steps(backend, *made(name), seen.__setitem__)
-    assert len(seen) == 3 + 10 * config.num_hidden_layers
+    shared = sum(layer.attention.keys_of is not None for layer in config.layers)
+    assert len(seen) == 3 + 10 * config.num_hidden_layers - 3 * shared
 
 
 IN_GGUF = [
@@ -354,6 +400,7 @@ _NOT_IN_MLX = (
     "Llama 4",
     "Llama 4 with chunks",
     "Llama 4 without norms, tied",
+    "Gemma 4 12B",
     "gpt-oss with yarn as published",  # it rounds the range of pairs
 )
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]

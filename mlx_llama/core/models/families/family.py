@@ -37,7 +37,8 @@ _LAYERS = {
 }
 _QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
-_BARE = "self_attn.sinks"  # a tensor that is no module: GGUF's name has a suffix, this has none
+# tensors that are no modules: GGUF's name has a suffix, these have none
+_BARE = ("self_attn.sinks", ".layer_scalar")
 _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
@@ -241,6 +242,8 @@ class Family:
     complete: Callable[[Reader, dict[str, Any]], dict[str, Any]] | None = None
     # LlamaConfig -> more fields of config.json
     write: Callable[[Any], dict[str, Any]] | None = None
+    # LlamaConfig -> fields of GGUF, in place of the table's
+    write_gguf: Callable[[Any], dict[str, Any]] | None = None
 
     # None: config.json's `attention_bias` or `mlp_bias` decides
     attention_biases: tuple[bool | None, bool | None] = (False, False)  # qkv, output
@@ -254,6 +257,7 @@ class Family:
     mlp: str = "mlp"  # a layer's module with the MLP
     # {GGUF's name: module} where llama.cpp has another name for the module
     renamed: Mapping[str, str] = field(default_factory=dict)
+    model_names: Mapping[str, str] = field(default_factory=dict)  # the same, outside of layers
     # {stored module: modules whose rows it has}; of a single module, its name in the family
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
@@ -265,6 +269,11 @@ class Family:
 
     # (config, number of a layer) -> its mixer, None for attention
     mixer: Callable[[Any, int], Any] | None = None
+    # (config, a layer as other families have it) -> the layer
+    layer: Callable[[Any, Any], Any] | None = None
+    inputs: Callable[[Any], Any] | None = None  # config -> parts.LayerInputs, or None
+    # (file, LlamaConfig's fields): report those that do not fit each other
+    check: Callable[[Reader, dict[str, Any]], None] | None = None
     norm: tuple[str, str] = "model.norm", "output_norm"  # before the head: its module, GGUF's name
     # key-value heads and hidden units of each layer, where layers differ
     layer_sizes: Callable[[Reader], tuple[tuple[int, int], ...]] | None = None
@@ -345,7 +354,7 @@ class GGUFNames:
         kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
         self.layers = kept | dict(family.renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
-        self.model = _MODEL | {family.norm[1]: family.norm[0]}
+        self.model = _MODEL | {family.norm[1]: family.norm[0]} | dict(family.model_names)
         pairs = (*self.layers.items(), *self.model.items(), *stacks)
         self._inverse = {module: name for name, module in pairs}
 
@@ -359,7 +368,7 @@ class GGUFNames:
             return f"{self.model[module]}.{suffix}" if module in self.model else None
         module, _, expert = module.partition(".")
         theirs = self.experts.get(module) if expert else self.layers.get(module)
-        if theirs and theirs.endswith(_BARE):
+        if theirs and f".{theirs}".endswith(_BARE):
             return f"model.layers.{layer}.{theirs}"
         return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
