@@ -152,7 +152,7 @@ FAMILIES: dict[str, dict] = {
         kind="gemma4_text",
         **GEMMA4,
         num_hidden_layers=6,
-        num_kv_shared_layers=3,
+        num_kv_shared_layers=2,
         layer_types=ALTERNATING + ALTERNATING[:2],
         hidden_size_per_layer_input=32,
     ),
