@@ -401,6 +401,7 @@ def words(allowed: np.ndarray) -> np.ndarray:
     )
 
 
+@pytest.mark.slow_for("mlx-rows2-False-True")
 @pytest.mark.parametrize(
     "rows, is_masked, compile",
     [

@@ -275,7 +275,9 @@ class Positions:
             kept[end] = states
         self.states[row] = states
         while len(kept) > KEPT_CHECKPOINTS:
-            del kept[min(kept)]
+            # those within a block go first, but for the latest, which end messages
+            within = sorted(at for at in kept if at % CHECKPOINT)
+            del kept[within[0] if len(within) > KEPT_CHECKPOINTS // 2 else min(kept)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> int:
         """Copy `length` positions of row `source` to an empty row, or as many as `find_cut` says;

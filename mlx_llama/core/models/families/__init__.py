@@ -34,6 +34,7 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 _ABSENT = (
     ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
     ("qwen35 qwen3_5 qwen3next qwen3_next", "layers with a recurrent state", "Qwen3"),
+    ("lfm2_moe lfm2moe", "a choice of experts by biased scores", "LFM2"),
 )
 
 

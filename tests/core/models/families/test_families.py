@@ -381,7 +381,7 @@ REFUSED = [
             ("gemma4", "two sizes of heads, keys that layers share", "Gemma 3, which runs"),
             ("gemma3n", "AltUp, laurel, ", "Gemma 3, which runs"),
             ("qwen3_next", "layers with a recurrent state, ", "Qwen3, which runs"),
-            ("lfm2_moe", "layers with convolutions, ", "SmolLM3"),
+            ("lfm2_moe", "a choice of experts by biased scores, ", "LFM2"),
         )
     ),
 ]
