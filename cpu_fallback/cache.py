@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlx_llama.core.backends.positions import CallView, Positions, States
+from mlx_llama.core.backends.positions import CallView, Layers, Positions, States
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.parts import Window
+from mlx_llama.core.models.parts import Attention, Window
 from mlx_llama.core.system.forks import cached_property
 
 from . import runtime
@@ -114,9 +114,9 @@ class View(CallView):
             tuple(read(part, layer, span.first_visible(window), span.end)) for span, part in rows
         ]
 
-    def new_keys(self, layer: int) -> np.ndarray:
+    def new_keys(self, spec: Attention) -> np.ndarray:
         rows, read = zip(self.spans, self.pages), self.cache.read
-        return np.stack([read(pages, layer, span.start, span.end)[0] for span, pages in rows])
+        return np.stack([read(pages, spec.slot, span.start, span.end)[0] for span, pages in rows])
 
     def mask(self, window: Window | None = None) -> list[np.ndarray | None]:
         """As in CallView, without "causal"."""
@@ -201,46 +201,46 @@ class Cache(Positions):
         self.page_rows[target].append(shared + last)
         self.allocated[target] = self.storage_for(length)
 
-    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
-        storage, layers = self.page_rows[row], range(self.config.key_value_layers)
-        parts = np.stack([self.read(storage.pages, layer, 0, length) for layer in layers], axis=1)
-        return {"tokens": storage.tokens(0, length), "keys": parts[0], "values": parts[1]}
+    def _export(self, row: int, length: int) -> tuple[np.ndarray, Layers, Layers]:
+        storage, slots = self.page_rows[row], range(self.config.key_value_layers)
+        parts = [self.read(storage.pages, slot, 0, length) for slot in slots]
+        keys, values = ([layer[part] for layer in parts] for part in (0, 1))
+        return storage.tokens(0, length), keys, values
 
-    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
+    def _load(self, row: int, tokens: np.ndarray, keys: Layers, values: Layers) -> None:
         pages = self.page_rows[row].pages
-        for page, within, new in pieces(pages, 0, length):
-            page.tokens[within] = state["tokens"][new]
-        for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
-            keys, values = np.asarray(keys, np.float32), np.asarray(values, np.float32)
-            self.write(pages, layer, first=0, keys=keys, values=values)
+        for page, within, new in pieces(pages, 0, len(tokens)):
+            page.tokens[within] = tokens[new]
+        for layer, both in enumerate(zip(keys, values)):
+            self.write(pages, layer, 0, *(np.asarray(part, np.float32) for part in both))
 
     def _split_states(self, numbers: np.ndarray) -> Block:
         return self.blocks.copy([numbers])
 
     def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
-        size, (start, stop) = self.config.head_dim, (first // PAGE, -(-end // PAGE))
+        start, stop = first // PAGE, -(-end // PAGE)
         within = slice(first - start * PAGE, end - start * PAGE)
-        parts = [page.numbers[layer] for page in pages[start:stop]]
+        parts, scales = zip(*(page.layer(layer) for page in pages[start:stop]))
         numbers = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
-        numbers = numbers[:, :, within, :size]
+        numbers = numbers[:, :, within, : self.config.attentions[layer].head_dim]
         if self.bits != 8:
             return numbers.astype(np.float32, copy=False)
-        scales = np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)
-        return dequantise(numbers, scales[:, :, within])
+        return dequantise(numbers, np.concatenate(scales, axis=2)[:, :, within])
 
     def write(
         self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray
     ) -> None:
         """Store keys and values, float32 [G, count, D], from position `first` on."""
-        size, end = self.config.head_dim, first + keys.shape[1]
+        size, end = keys.shape[2], first + keys.shape[1]
         for part, numbers in enumerate((keys, values)):
             if self.bits == 8:
                 numbers, scales = quantise(numbers)
             for page, within, new in pieces(pages, first, end):
-                page.numbers[layer, part, :, within, :size] = numbers[:, new]
+                stored, stored_scales = page.layer(layer)
+                stored[part, :, within, :size] = numbers[:, new]
                 if self.bits == 8:
-                    page.scales[layer, part, :, within] = scales[:, new]
+                    stored_scales[part, :, within] = scales[:, new]
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         end = max(map(self.storage_for, ends.values()))

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from mlx_llama.core.backends.positions import (
     CallView,
+    Layers,
     Positions,
     Span,
     States,
     position_nbytes,
 )
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.parts import Window
+from mlx_llama.core.models.parts import Attention, Window
 
 from . import kernels, runtime
 from .kernels.storage import LiveSlot, LiveStates, Storage, split_rows, state_places
@@ -98,9 +99,9 @@ class View(Call):
             stored.append(tuple(both))
         return stored
 
-    def new_keys(self, layer: int) -> Tensor:
+    def new_keys(self, spec: Attention) -> Tensor:
         rows, dtype = zip(self.spans, self.row_storage), self.cache.dtype
-        keys = [storage.read(layer, 0, span.start, span.end, dtype) for span, storage in rows]
+        keys = [storage.read(spec.slot, 0, span.start, span.end, dtype) for span, storage in rows]
         return torch.stack(keys)
 
     def _make_mask(self, span: Span, window: Window) -> Tensor:
@@ -199,19 +200,21 @@ class Cache(Positions):
         self.versions[target] += 1
         self.row_storage[target].copy_from(self.row_storage[source], length)
 
-    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
-        storage = self.row_storage[row]
-        parts = (storage.read(slice(None), part, 0, length, torch.float32) for part in (0, 1))
-        keys, values = (runtime.to_numpy(part) for part in parts)
-        return {"tokens": runtime.to_numpy(storage.tokens[:length]), "keys": keys, "values": values}
+    def _export(self, row: int, length: int) -> tuple[np.ndarray, Layers, Layers]:
+        storage, slots = self.row_storage[row], range(self.config.key_value_layers)
+        keys, values = (
+            [runtime.to_numpy(storage.read(i, part, 0, length, torch.float32)) for i in slots]
+            for part in (0, 1)
+        )
+        return runtime.to_numpy(storage.tokens[:length]), keys, values
 
     @torch.inference_mode()
-    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
+    def _load(self, row: int, tokens: np.ndarray, keys: Layers, values: Layers) -> None:
         storage = self.row_storage[row]
-        storage.tokens[:length] = torch.from_numpy(state["tokens"])
-        for part, name in enumerate(("keys", "values")):
-            for layer, values in enumerate(state[name]):
-                storage.write(layer, part, 0, runtime.send(values, self.device)[None])
+        storage.tokens[: len(tokens)] = torch.from_numpy(tokens)
+        for part, layers in enumerate((keys, values)):
+            for layer, numbers in enumerate(layers):
+                storage.write(layer, part, 0, runtime.send(numbers, self.device)[None])
         self.versions[row] += 1
 
     def _make_tables(self, start: int, count: int, seq_len: int | None) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,8 @@ Adapters = tuple[Tensor, Tensor]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
 scale_heads = plain.scale_heads
+layer_inputs = partial(plain.layer_inputs, sys.modules[__name__])
+gate_input = partial(plain.gate_input, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -185,19 +187,24 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return plain.softcap(arrays, x.float(), cap).to(x.dtype)
 
 
-def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: Attention) -> Tensor:
-    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
-    query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
-    if len(query_weight) == D:
-        query, key = query.unflatten(-1, (H, D)), key.unflatten(-1, (G, D))
-    query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
-    query = query.reshape((*value.shape[:-1], H * D))
-    return torch.cat([query, key.reshape(value.shape), value], dim=-1)
+def norm_heads(
+    heads: Tensor, query_weight: Tensor, key_weight: Tensor | None, spec: Attention
+) -> Tensor:
+    H, G, D = spec.heads, spec.new_heads, spec.head_dim
+    parts = list(heads.split((H * D, G * D, G * D), dim=-1))
+    for i, weight in enumerate((query_weight, key_weight)):
+        if weight is not None:
+            units = parts[i].unflatten(-1, (-1, len(weight)))
+            parts[i] = rms_norm(units, weight, spec.eps).reshape(parts[i].shape)
+    if G and spec.norms_values:
+        units = parts[2].unflatten(-1, (G, D))
+        parts[2] = F.rms_norm(units, (D,), None, spec.eps).reshape(parts[2].shape)
+    return torch.cat(parts, dim=-1)
 
 
 def split_heads(heads: Tensor, spec: Attention) -> tuple[Tensor, Tensor, Tensor]:
     # one call in place of plain's three slices
-    H, G = spec.heads, spec.key_value_heads
+    H, G = spec.heads, spec.new_heads
     B, T, _ = heads.shape
     parts = heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2)
     return parts.split_with_sizes((H, G, G), dim=1)
@@ -207,10 +214,11 @@ def rope_and_store(heads: Tensor, view: View, spec: Attention) -> Tensor:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = (
-            rope(part, tuple(table[..., columns] for table in view.tables))
+            rope(part, tuple(table[..., -heads.shape[1] :, columns] for table in view.tables))
             for part, columns in ((query, spec.query_angles), (key, spec.angles))
         )
-    view.append(spec.slot, key, value)
+    if spec.new_heads:
+        view.append(spec.slot, key, value)
     return query
 
 

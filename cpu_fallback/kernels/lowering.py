@@ -195,9 +195,9 @@ class View(ops.View):
         if self.listener:
             self.trace.sums.append(f"{layer}.{name}")
 
-    def new_keys(self, layer: int) -> Columns:
+    def new_keys(self, spec: Attention) -> Columns:
         """The stored keys, in the buffer where they were rotated."""
-        return self.trace.head_columns(self.trace.config.attentions[layer])[1]
+        return self.trace.head_columns(spec)[1]
 
 
 class Trace:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mlx_llama.core.backends.positions import Span
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.parts import Attention
 from mlx_llama.core.ops import View
 from mlx_llama.core.sample import SamplingFeatures, arrange
 
@@ -152,10 +153,9 @@ class StateView(View):
         """Each row's last `window` tokens up to its position: int32 [B, window], -1 in front."""
         return self.kernels.recent(self.state, self.rows, window)
 
-    def new_keys(self, layer: int) -> Tensor:
-        spec = self.config.attentions[layer]
+    def new_keys(self, spec: Attention) -> Tensor:
         G, D = spec.key_value_heads, spec.head_dim
-        return self.kernels.read_keys(self.state, layer, self.rows, G, D, self.dtype, self.bits)
+        return self.kernels.read_keys(self.state, spec.slot, self.rows, G, D, self.dtype, self.bits)
 
 
 def _upload(values: np.ndarray, into: Tensor) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import CallView, Span, States
+from mlx_llama.core.backends.positions import CallView, Layers, Span, States
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.parts import Window
+from mlx_llama.core.models.parts import Attention, Window
 
 from . import runtime
 from .kernels.buffers import Buffer, Buffers, Parts, RowStates, make_angles, make_periods
@@ -77,11 +77,11 @@ class View(CallView):
     def states_after(self, i: int) -> States:
         return RowStates(self.states, i)
 
-    def new_keys(self, layer: int) -> mx.array:
+    def new_keys(self, spec: Attention) -> mx.array:
         keys = []
         for span, buffer in zip(self.spans, self.buffers):
-            parts = tuple(part[:, :, span.start : span.end] for part in buffer.keys[layer])
-            keys.append(self.cache.packing.unpack(parts))
+            parts = tuple(part[:, :, span.start : span.end] for part in buffer.keys[spec.slot])
+            keys.append(self.cache.packing.unpack(parts, spec.head_dim))
         return mx.concatenate(keys)
 
     def _make_mask(self, span: Span, window: Window) -> mx.array:
@@ -140,24 +140,25 @@ class Cache(Buffers):
             # A pending slice would hold the source's arrays, and its next step would copy them.
             mx.eval(buffer.arrays())
 
-    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
+    def _export(self, row: int, length: int) -> tuple[np.ndarray, Layers, Layers]:
         buffer, number = self.slots[row]
 
-        def unpack(parts: Parts) -> np.ndarray:
+        def unpack(parts: Parts, mixer: Attention) -> np.ndarray:
             visible = tuple(part[number, :, :length] for part in parts)
-            return runtime.to_numpy(self.packing.unpack(visible))
+            return runtime.to_numpy(self.packing.unpack(visible, mixer.head_dim))
 
-        return {
-            "tokens": runtime.to_numpy(buffer.tokens[number, :length]),
-            "keys": np.stack([*map(unpack, buffer.keys)]),
-            "values": np.stack([*map(unpack, buffer.values)]),
-        }
-
-    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         with mx.stream(self.device):
-            buffer = self.slots[row].buffer
-            buffer.tokens[:, :length] = mx.array(state["tokens"])
-            for stored, layers in ((buffer.keys, state["keys"]), (buffer.values, state["values"])):
+            keys, values = (
+                [*map(unpack, stored, self.config.attentions)]
+                for stored in (buffer.keys, buffer.values)
+            )
+            return runtime.to_numpy(buffer.tokens[number, :length]), keys, values
+
+    def _load(self, row: int, tokens: np.ndarray, keys: Layers, values: Layers) -> None:
+        with mx.stream(self.device):
+            buffer, length = self.slots[row].buffer, len(tokens)
+            buffer.tokens[:, :length] = mx.array(tokens)
+            for stored, layers in ((buffer.keys, keys), (buffer.values, values)):
                 for parts, numbers in zip(stored, layers):
                     packed = self.packing.pack(mx.array(numbers).astype(self.dtype))
                     for part, new in zip(parts, packed):

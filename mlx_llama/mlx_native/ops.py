@@ -54,6 +54,8 @@ Adapters = tuple[mx.array, mx.array]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
 scale_heads, split_heads = plain.scale_heads, plain.split_heads
+layer_inputs = partial(plain.layer_inputs, sys.modules[__name__])
+gate_input = partial(plain.gate_input, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -126,19 +128,26 @@ def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.
 
 
 def norm_heads(
-    heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: Attention
+    heads: mx.array, query_weight: mx.array, key_weight: mx.array | None, spec: Attention
 ) -> mx.array:
-    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
+    H, G, D = spec.heads, spec.new_heads, spec.head_dim
     shape, parts, axis, unit = heads.shape, heads, -1, D
     if query_weight.size == D:
         parts, axis, unit = heads.reshape((*shape[:-1], H + 2 * G, D)), -2, 1
+    if not G:
+        return rms_norm(parts, query_weight, spec.eps).reshape(shape)
     query, key, value = mx.split(parts, [H * unit, (H + G) * unit], axis=axis)
+    value = rms_norm(value, None, spec.eps) if spec.norms_values else value
     normed = [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value]
     return mx.concatenate(normed, axis=axis).reshape(shape)
 
 
 def rope_and_store(heads: mx.array, view: View, spec: Attention) -> mx.array:
-    H, G = spec.heads, spec.key_value_heads
+    H, G = spec.heads, spec.new_heads
+    if not G:
+        query = _heads_first(heads, spec)
+        tables = _last_angles(view.tables, view.count - query.shape[2])
+        return rope(query, _find_angles(tables, spec.query_angles)) if spec.rotates else query
     # queries and keys together
     rotated, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)
     has_shared_angles = spec.angles == spec.query_angles
@@ -220,7 +229,7 @@ def _convolve(x: mx.array, history: mx.array, weight: Filter) -> tuple[mx.array,
     return sum(terms[1:], terms[0]), history
 
 
-def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, weight, eps)
 
 
@@ -318,10 +327,22 @@ def _find_angles(tables: tuple, columns: slice) -> tuple:
     return (*(part[..., columns] for part in tables[:count]), *tables[count:])
 
 
+def _last_angles(tables: tuple, skipped: int) -> tuple:
+    """The view's tables without the first `skipped` positions."""
+    if not skipped:
+        return tables
+    if isinstance(tables[0], tuple):
+        return tuple(_last_angles(table, skipped) for table in tables)
+    if len(tables) == 2:
+        axis = tables[0].ndim - 3
+        return tuple(part[(slice(None),) * axis + (slice(skipped, None),)] for part in tables)
+    return (*tables[:2], tables[2] + skipped)
+
+
 def _heads_first(heads: mx.array, spec: Attention) -> mx.array:
     """Split heads [B, T, (H + 2 G) D], or without T, to [B, H + 2 G, T, D]."""
     B, T = heads.shape[0], heads.shape[1] if heads.ndim == 3 else 1
-    count = spec.heads + 2 * spec.key_value_heads
+    count = spec.heads + 2 * spec.new_heads
     if T == 1:
         return heads.reshape(B, count, 1, spec.head_dim)
     return heads.reshape(B, T, count, spec.head_dim).transpose(0, 2, 1, 3)

@@ -65,6 +65,13 @@ DELTA = dict(
     linear_value_head_dim=10,
 )
 NEXT = dict(moe_intermediate_size=44, shared_expert_intermediate_size=60)
+GEMMA4 = dict(
+    head_dim=18,
+    global_head_dim=40,
+    sliding_window=7,
+    final_logit_softcapping=3.0,
+    vocab_size_per_layer_input=384,
+)
 HEADS_18 = dict(head_dim=18, query_pre_attn_scalar=18)
 # name: model type, fields of transformers' config
 FAMILIES: dict[str, dict] = {
@@ -151,6 +158,39 @@ FAMILIES: dict[str, dict] = {
             "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
             "sliding_attention": PLAIN_ROPE,
         },
+    ),
+    # Layers that read others' keys, inputs of layers
+    "Gemma 4 E4B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_hidden_layers=6,
+        num_kv_shared_layers=2,
+        layer_types=ALTERNATING + ALTERNATING[:2],
+        hidden_size_per_layer_input=32,
+    ),
+    "Gemma 4 E2B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_kv_shared_layers=1,
+        use_double_wide_mlp=True,
+        layer_types=["full_attention", *ALTERNATING[:2], "full_attention"],
+        hidden_size_per_layer_input=64,
+    ),
+    # Values that are keys
+    "Gemma 4 31B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_hidden_layers=6,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+    ),
+    "Gemma 4 12B": dict(
+        kind="gemma4_unified_text",
+        **GEMMA4,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        layer_types=ALTERNATING,
     ),
     "Seed-OSS": dict(kind="seed_oss", head_dim=18),
     "GLM-4": dict(kind="glm4", head_dim=20),
@@ -358,11 +398,12 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     ).eval()
     with torch.no_grad():
         for key, value in model.state_dict().items():
-            # Gemma and Qwen3.5 store weights less one
-            is_less = "gemma" in kind or (
+            # Gemma 2, Gemma 3 and Qwen3.5 store weights less one
+            is_less = kind.startswith(("gemma2", "gemma3")) or (
                 DELTA.keys() <= fields.keys() and "linear_attn" not in key
             )
             offset = 0.0 if "norm" not in key or is_less else 1.0
+            offset = 1.0 if key.endswith("layer_scalar") else offset
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
             if key.endswith("e_score_correction_bias"):
@@ -402,6 +443,10 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
         fields["model_type"] = kind.removesuffix("_text")
     if kind == "qwen3_next":
         fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    if kind.startswith("gemma4"):  # as published; mlx-lm knows no `per_layer_config`
+        (first, *_) = fields.pop("per_layer_config").values()
+        fields["global_head_dim"] = first["head_dim"]
+        fields["num_global_key_value_heads"] = first.get("num_key_value_heads")
     if kind == "qwen3_moe":
         fields["num_experts"] = fields.pop("num_local_experts")  # as Qwen's own files spell it
     (folder / "config.json").write_text(json.dumps(fields))
@@ -456,7 +501,9 @@ def test_steps_of_rows_choose_the_likeliest(name, backend):
     config = check_steps(backend, *made(name), seen.__setitem__)
     # of attention those of heads, of a convolution its state
     counts = [10 if layer.attention else 6 for layer in config.layers]
-    assert len(seen) == 3 + sum(counts)
+    mixers = [layer.attention for layer in config.layers if layer.attention]
+    shared = sum(mixer.keys_of is not None for mixer in mixers)
+    assert len(seen) == 3 + sum(counts) - 3 * shared
 
 
 IN_GGUF = [
@@ -485,6 +532,7 @@ _NOT_IN_MLX = (
     "Llama 4",
     "Llama 4 with chunks",
     "Llama 4 without norms, tied",
+    "Gemma 4 12B",
     "gpt-oss with yarn as published",  # it rounds the range of pairs
     "LFM2 with attention alone, not tied",  # its head is always tied
 )

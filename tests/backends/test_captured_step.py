@@ -203,7 +203,9 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
         tokens = torch.zeros(room + 1, dtype=torch.int32, device=DEVICE)
         numbers = [made(2, 2, G, room, D, dtype=dtype, seed=4 + i) for i in range(2)]
         stored = [quantize(part) if bits else (part, None) for part in numbers]
-        rows = [Storage(tokens, part.contiguous(), scales) for part, scales in stored]
+        rows = [
+            Storage(tokens, part.contiguous(), scales, ((G, D),) * 2) for part, scales in stored
+        ]
         state = device_state(*((position, row, tables) for position, row in zip(positions, rows)))
         before = [row.numbers.clone() for row in rows]
         queries = decode.store_rotated(state, 1, heads, H, G, D, bits=bits)
@@ -234,7 +236,8 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
                 first = max(position + 1 - window.size, 0)
                 if window.is_chunk:
                     first = position - position % window.size
-            seen = row.read(1, slice(None), first, position + 1, torch.float64)[:, None]
+            both = [row.read(1, part, first, position + 1, torch.float64) for part in (0, 1)]
+            seen = torch.stack(both)[:, None]
             wanted = ops.attention(query.double()[None], *seen, D**-0.5)
             name = f"attention {position} {window}"
             errors.append((name, worst(outs[i].view(1, H, 1, D), wanted)))

@@ -307,7 +307,7 @@ def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatc
                 "append",
                 lambda self, layer, key, value: (
                     append(self, layer, key, value),
-                    seen.setdefault(layer, (key, self.new_keys(layer))),
+                    seen.setdefault(layer, (key, self.new_keys(model.config.attentions[layer]))),
                 ),
             )
             model.step([[7], [8], [9]], [4, 30, 11], cache, sampling(mlx, {}, {}, {}))
@@ -677,7 +677,7 @@ def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
 
     rng = np.random.default_rng(0)
     count = 1 if masked == "rows" else 5
-    packing = Packing(8, size, mx.float32, mx.float32)
+    packing = Packing(8, mx.float32, mx.float32)
     query, key, value = (
         mx.array(rng.standard_normal(shape).astype(np.float32))
         for shape in ((2, 6, count, size), (2, 3, 40, size), (2, 3, 40, size))
@@ -697,7 +697,7 @@ def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
         np.testing.assert_allclose(got, np.array(wanted), rtol=1e-4, atol=1e-5)
         assert 0 < np.abs(got - np.array(exact)).max() < 0.03
         for parts, numbers in ((keys, key), (values, value)):
-            assert relative_rms(np.array(packing.unpack(parts)), np.array(numbers)) < 7e-3
+            assert relative_rms(np.array(packing.unpack(parts, size)), np.array(numbers)) < 7e-3
 
 
 @pytest.mark.parametrize("bits", [8, 16])

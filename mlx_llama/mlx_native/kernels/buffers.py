@@ -18,6 +18,7 @@ import numpy as np
 from mlx_llama.core.backends.positions import CACHE_GROUP, Positions, Span, States
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.parts import Attention
 
 Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes, scales, biases)
 # recurrent states of several rows, float32 [S, *shape], by slot of the mixer
@@ -37,7 +38,6 @@ class Packing:
 
     # 8: codes, with scale and bias for every CACHE_GROUP; 16: two bytes; None: as `dtype`
     bits: int | None
-    head_dim: int  # D
     dtype: mx.Dtype  # the activations'
     scale_dtype: mx.Dtype
 
@@ -46,39 +46,37 @@ class Packing:
         """The dtype of stored numbers: with 16 bits, float16 for float32."""
         return mx.float16 if self.bits == 16 and self.dtype == mx.float32 else self.dtype
 
-    @property
-    def parts(self) -> list[tuple[int, mx.Dtype]]:
-        """Last axis and dtype of each part."""
+    def parts(self, head_dim: int) -> list[tuple[int, mx.Dtype]]:
+        """Last axis and dtype of each part. head_dim: D."""
         if self.bits != 8:
-            return [(self.head_dim, self.number_dtype)]
-        groups = -(-self.head_dim // CACHE_GROUP)
+            return [(head_dim, self.number_dtype)]
+        groups = -(-head_dim // CACHE_GROUP)
         return [
             (groups * CACHE_GROUP // 4, mx.uint32),
             (groups, self.scale_dtype),
             (groups, self.scale_dtype),
         ]
 
-    @property
-    def nbytes(self) -> int:
+    def nbytes(self, head_dim: int) -> int:
         """Bytes of a head's keys or values at one position."""
-        return sum(size * dtype.size for size, dtype in self.parts)
+        return sum(size * dtype.size for size, dtype in self.parts(head_dim))
 
     def pack(self, x: mx.array) -> Parts:
         """Convert keys or values [..., D] to stored parts [..., *]."""
         if self.bits != 8:
             return (x.astype(self.number_dtype),)
-        if padding := -self.head_dim % CACHE_GROUP:
+        if padding := -x.shape[-1] % CACHE_GROUP:
             x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
         return tuple(mx.quantize(x.astype(self.scale_dtype), group_size=CACHE_GROUP, bits=8))
 
-    def unpack(self, parts: Parts) -> mx.array:
-        """Convert stored parts to numbers [..., D]."""
+    def unpack(self, parts: Parts, head_dim: int) -> mx.array:
+        """Convert stored parts to numbers [..., D]. head_dim: D."""
         if self.bits != 8:
             return parts[0].astype(self.dtype)
         numbers = mx.dequantize(
             parts[0], parts[1], parts[2], group_size=CACHE_GROUP, bits=self.bits
         )
-        return numbers[..., : self.head_dim].astype(self.dtype)
+        return numbers[..., :head_dim].astype(self.dtype)
 
 
 class RowStates(Sequence[tuple[mx.array, ...]]):
@@ -194,9 +192,11 @@ class Buffers(Positions):
     def _make_storage(self) -> None:
         config, dtype, on_cpu = self.config, self.dtype, self.device.type == mx.cpu
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
-        self.packing = Packing(self.bits, config.head_dim, dtype, mx.float32 if on_cpu else dtype)
-        heads = 2 * config.key_value_layers * config.num_key_value_heads
-        self.position_nbytes = heads * self.packing.nbytes
+        self.packing = Packing(self.bits, dtype, mx.float32 if on_cpu else dtype)
+        self.position_nbytes = sum(
+            2 * len(kind.slots) * kind.heads * self.packing.nbytes(kind.head_dim)
+            for kind in config.kinds
+        )
         # mx.fast.rope computes its angles in float32, 1e-3 off at position 100,000. That suffices
         # for 16-bit activations, but float32 promises the other backends' tokens. The kernel has no
         # factor that depends on the position either. MLX's CPU device has no such kernel; tables
@@ -324,17 +324,16 @@ class Buffers(Positions):
 
     def _copy_rows(self, rows: list[int], slots: int, length: int) -> Buffer:
         """Copy rows to a new buffer, in order; the other positions are zeros."""
-        layers = range(self.config.key_value_layers)
         self.tables(length)
 
-        def parts() -> Parts:
+        def parts(mixer: Attention) -> Parts:
             return tuple(
-                mx.zeros((slots, self.config.num_key_value_heads, length, size), dtype)
-                for size, dtype in self.packing.parts
+                mx.zeros((slots, mixer.key_value_heads, length, size), dtype)
+                for size, dtype in self.packing.parts(mixer.head_dim)
             )
 
         with mx.stream(self.device):
-            keys, values = ([parts() for _ in layers] for _ in range(2))
+            keys, values = ([*map(parts, self.config.attentions)] for _ in range(2))
             buffer = Buffer(keys, values, mx.zeros((slots, length), mx.int32), [None] * slots)
             self._fill(buffer, [(row, i) for i, row in enumerate(rows) if self.slots[row]])
         return buffer
@@ -483,5 +482,6 @@ def make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.ar
     """Tokens per radian, float32 [R/2] of each table, and the factor on cosine and sine."""
     numbers = range(len(config.ropes))
     tables = [rope.inverse_frequencies(config, seq_len, table) for table in numbers]
-    periods = np.concatenate([1 / frequencies for frequencies, _ in tables])
+    with np.errstate(divide="ignore"):  # a pair that is not rotated has an infinite period
+        periods = np.concatenate([1 / frequencies for frequencies, _ in tables])
     return mx.array(periods.astype(np.float32)), tables[0][1]
