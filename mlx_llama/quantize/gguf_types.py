@@ -25,11 +25,14 @@ def choose_type(
     vocabulary of Q4_0 is Q8_0, not Q6_K.
     """
     # vectors, convolutions, the router of experts, the shared one's gate
-    if len(shape) != 2 or ".ffn_gate_inp" in name:
+    is_filter = name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight"))
+    if len(shape) != 2 or is_filter or ".ffn_gate_inp" in name:
         return "F32"
     kind = FORMATS[format]
     if kind in PLAIN:
         return kind
+    if name == "per_layer_model_proj.weight":  # llama.cpp leaves it as it is
+        return "BF16"
     wanted = _wanted_type(name, format, config, architecture, is_weighed)
     for candidate in (wanted, _FALLBACKS.get(wanted, wanted)):
         if shape[1] % (256 if candidate in _FALLBACKS else 32) == 0:
@@ -47,7 +50,8 @@ def _wanted_type(
 ) -> str:
     """The type for rows of any length (llama_tensor_get_type_impl)."""
     kind, layers = FORMATS[format], config.num_hidden_layers
-    if name == ("token_embd.weight" if config.tie_word_embeddings else "output.weight"):
+    tables = ("token_embd.weight", "per_layer_token_embd.weight")
+    if name in (tables if config.tie_word_embeddings else ("output.weight",)):
         return "Q6_K" if kind in _FALLBACKS else "Q8_0"
     if format == "MXFP4":
         return kind if "_exps." in name else "Q8_0"

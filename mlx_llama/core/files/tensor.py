@@ -166,6 +166,11 @@ class Tensor(Mapped):
         order = order if self.order is None else self.order[order]
         return replace(self, order=order, shape=(len(order), *self.shape[1:]))
 
+    def reshape(self, shape: tuple[int, ...]) -> Tensor:
+        """The same rows with other axes. shape: [rows, ...]."""
+        stored = self.stored
+        return replace(self, values=stored.reshape((len(stored), *shape[1:])), shape=shape)
+
     def flat(self) -> Tensor:
         """View a stack of matrices [X, N, K] as a matrix [X N, K]; of vectors, as a vector."""
         view = self.stored.reshape((-1, *self.shape[2:]))
@@ -189,15 +194,6 @@ class Stored:
         view, pages = self.array()
         size = view.nbytes // count
         return view[i], [(mapped, at + i * size, size) for mapped, at, _ in pages]
-
-    def reshape(self, shape: tuple[int, ...]) -> Stored:
-        """The same numbers in another shape."""
-
-        def array() -> tuple[np.ndarray, Pages]:
-            view, pages = self.array()
-            return view.reshape(shape), pages
-
-        return replace(self, shape=shape, array=array, decode=None)
 
     def tensor(self, name: str) -> Any:
         """The tensor as `name`, zero-copy: a Tensor or AffineWeight. Raises CheckpointError: a

@@ -71,6 +71,9 @@ FAMILIES = (
         attention_biases=(None, None),
         experts=Experts(
             _BLOCK,
+            gate="w1",
+            up="w3",
+            down="w2",
             router=Router("router.layer"),
             fused=(f"{_BLOCK}.input_linear.weight", f"{_BLOCK}.output_linear.weight"),
             aliases={

@@ -35,9 +35,12 @@ def test_names_are_the_librarys_both_ways(name):
         | {"num_key_value_heads": 2, "full_attn_idxs": [1, 2]}
     )
     shapes = config.tensor_shapes() if family.splits else config.stored_shapes()
-    for bare in (name for name in shapes if name.endswith(".sinks")):  # as the converter names it
-        assert names.gguf(bare) == theirs.get_name(f"{bare}.weight", (".weight",))
-        assert names.hugging_face(names.gguf(bare)) == bare
+    as_converted = {".sinks": ".sinks.weight", "correction_bias": "correction.bias"}
+    for suffix, converted in as_converted.items():
+        for bare in (name for name in shapes if name.endswith(suffix)):
+            wanted = theirs.get_name(bare.replace(suffix, converted), (".weight", ".bias"))
+            assert names.gguf(bare) == wanted
+            assert names.hugging_face(names.gguf(bare)) == bare
     suffixed = (name for name in shapes if name.endswith((".weight", ".bias")))
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in suffixed))
     stack_of = {module: stack for stack, modules in config.stacks().items() for module in modules}

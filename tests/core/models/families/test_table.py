@@ -39,7 +39,7 @@ def split_experts(
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
     tensors, block = {}, experts.block or mlp
     for key, shape in shapes.items():
-        layer, _, part = key.partition(f"{mlp}.")
+        layer, _, part = key.replace(".block_sparse_moe.", f".{mlp}.").partition(f"{mlp}.")
         part = experts.aliases.get(f"{mlp}.{part}", part)
         part = part.removeprefix(f"{mlp}.").removeprefix(f"{block}.")
         if part.startswith("experts."):
@@ -57,7 +57,8 @@ def split_experts(
                 for module in modules
             }
         else:
-            tensors[f"{layer}{block}.{part}" if part else key] = shape
+            module = f"{block}.{part}"
+            tensors[f"{layer}{experts.aliases.get(module, module)}" if part else key] = shape
     return tensors
 
 
