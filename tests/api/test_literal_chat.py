@@ -18,7 +18,8 @@ MODELS = {
     "gemma-4": (
         GEMMA,
         "<|channel>thought\nA sum.\n<channel|>",
-        '<|tool_call>call:add{a:3,b:4}<tool_call|><|tool_call>call:say{text:<|"|>a "b"\nc<|"|>}<tool_call|>',
+        "<|tool_call>call:add{a:3,b:4}<tool_call|>"
+        '<|tool_call>call:say{text:<|"|>a "b"\nc<|"|>}<tool_call|>',
         '<|tool_response>response:add{value:<|"|>7<|"|>}<tool_response|>',
     ),
     "lfm2.5-a1b": (
