@@ -52,7 +52,8 @@ float32, int32 = (partial(np.asarray, dtype=dtype) for dtype in (np.float32, np.
 to_bits, from_bits = methodcaller("view", np.int32), methodcaller("view", np.float32)
 largest = partial(np.maximum.reduce, axis=-1, keepdims=True)
 smallest = partial(np.minimum.reduce, axis=-1, keepdims=True)
-clip, tanh, expm1 = np.clip, np.tanh, np.expm1
+clip, tanh, expm1, exp = np.clip, np.tanh, np.expm1, np.exp
+softplus = partial(np.logaddexp, np.float32(0))
 
 
 def best(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

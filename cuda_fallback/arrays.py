@@ -41,6 +41,7 @@ largest, smallest, best = (
     partial(function, dim=-1, keepdim=True) for function in (torch.amax, torch.amin, torch.max)
 )
 clip, tanh, expm1, cast_as = torch.clamp, torch.tanh, torch.expm1, Tensor.type_as
+exp, softplus = torch.exp, torch.nn.functional.softplus
 halves, gelu = methodcaller("chunk", 2, -1), partial(F.gelu, approximate="tanh")
 sigmoid, softmax = torch.sigmoid, partial(torch.softmax, dim=-1)
 top, join = torch.topk, partial(torch.cat, dim=1)

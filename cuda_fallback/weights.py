@@ -60,6 +60,9 @@ class Weights(BlockWeights):
     def _ones(self, width: int) -> torch.Tensor:
         return torch.ones(width, dtype=self.dtype, device=self.device)
 
+    def _float32(self, numbers: np.ndarray) -> torch.Tensor:
+        return runtime.send(numbers, self.device)
+
     def _pack_adapters(self, a: np.ndarray, b: np.ndarray) -> ops.Adapters:
         return tuple(torch.from_numpy(part).to(self.device, self.dtype) for part in (a, b))
 

@@ -259,9 +259,11 @@ def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
     """float32 weights for a config, by Hugging Face names: std 0.1, norms around 1."""
     from mlx_llama.core.models.config import LlamaConfig
 
-    rng = np.random.default_rng(seed)
-    tensors = {}
-    for name, shape in LlamaConfig.from_dict(config).tensor_shapes().items():
+    rng, known = np.random.default_rng(seed), LlamaConfig.from_dict(config)
+    tensors, shapes = {}, known.tensor_shapes()
+    if any(name == whole for name, (whole, _) in known.fused_parts().items()):  # Qwen3.5's queries
+        shapes = known.stored_shapes()
+    for name, shape in shapes.items():
         noise = 0.1 * rng.standard_normal(shape, dtype=np.float32)
         tensors[name] = noise + np.float32(1.0) if "norm" in name else noise
     return tensors

@@ -56,8 +56,12 @@ class Normed(Symbol):
 
     weight: Buffer
     eps: float
-    packed: tuple[int, ActivationLayout] | None = None  # operation and layout of the packing
+    packed: tuple[int, ActivationLayout] | None = None  # operation and layout of the first packing
     marks: list[str] = field(default_factory=list)  # probes to mark when it is packed
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.trace.workspace.hidden
 
 
 @dataclass(eq=False)
@@ -192,9 +196,9 @@ class View(ops.View):
         if self.listener:
             self.trace.sums.append(f"{layer}.{name}")
 
-    def new_keys(self, layer: int) -> Columns:
+    def new_keys(self, spec: Attention) -> Columns:
         """The stored keys, in the buffer where they were rotated."""
-        return self.trace.head_columns(self.trace.config.attentions[layer])[1]
+        return self.trace.head_columns(spec)[1]
 
 
 class Trace:
@@ -288,6 +292,13 @@ class Trace:
         """Copy a norm's weight or a bias, padded with zeros."""
         buffer = Buffer(pad(len(values), WIDTH))
         buffer.array[: len(values)] = values
+        self.vectors.append(buffer)
+        return buffer
+
+    def copy_rows(self, values: np.ndarray) -> Buffer:
+        """Copy rows of numbers, each padded with zeros."""
+        buffer = Buffer(len(values), pad(values.shape[1], WIDTH))
+        buffer.array[:, : values.shape[1]] = values
         self.vectors.append(buffer)
         return buffer
 

@@ -1,10 +1,11 @@
 """Prompt cache files: the tokens, keys and values of one row, for another process to continue.
 
 A safetensors file in one layout for all backends: `tokens` int32 [n], `keys` and `values` [layers,
-G, n, D], keys after rope, in the cache's width (float16 where it has 8 bits). The metadata names
-the format, its version, the width, the checkpoint with its hash, and a checksum of the three
-arrays: with other weights, another width or damage the answer would differ from a cold start's.
-Files of earlier releases have no checksum; they are read as before.
+G, n, D], keys after rope, in the cache's width (float16 where it has 8 bits); `keys.1` and so on
+for layers of another shape; and `recurrent` float32 [m], the states after n tokens of a model that
+has such. The metadata names the format, its version, the width, the checkpoint with its hash, and a
+checksum of the arrays: with other weights, another width or damage the answer would differ from a
+cold start's. Files of earlier releases have no checksum; they are read as before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from mlx_llama.core.backends.positions import state_nbytes
 from mlx_llama.core.errors import CheckpointError, SessionError, show
 from mlx_llama.core.files.checkpoint import Checkpoint, checkpoint_hash
 from mlx_llama.core.files.tensor import encode
@@ -91,8 +93,10 @@ def write_cache(
     check_folder(path)
     number = "float16" if identity.width == EIGHT_BITS else identity.width
     tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
-    for name in ("keys", "values"):
+    for name in identity.config.state_shapes(0):
         tensors[name] = np.ascontiguousarray(encode(np.asarray(state[name]), number))
+    if "recurrent" in state:
+        tensors["recurrent"] = np.ascontiguousarray(state["recurrent"], np.float32)
     nbytes = sum(array.nbytes for array in tensors.values())
     metadata = {"format": FORMAT, "version": VERSION, "model": identity.model}
     metadata |= {"hash": identity.hash, "width": identity.width}
@@ -185,8 +189,11 @@ def _read_tensors(
     actual = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
     _, [*length] = actual.get("tokens", ("", []))
     c, code = identity.config, _CODES[identity.width]
-    stored = code, [c.key_value_layers, c.num_key_value_heads, *length, c.head_dim]
-    expected = {"tokens": ("I32", length), "keys": stored, "values": stored}
+    shapes = c.state_shapes(*length) if len(length) == 1 else {}
+    expected = {"tokens": ("I32", length)}
+    expected |= {name: (code, list(shape)) for name, shape in shapes.items()}
+    if size := state_nbytes(c) // 4:
+        expected["recurrent"] = "F32", [size]
     if actual != expected or len(length) != 1 or length == [0]:
         raise _damaged(path, f"holds {show(actual)}, expected {show(expected)}")
     tokens, digest = file.get_tensor("tokens"), hashlib.blake2b(digest_size=16)
@@ -194,12 +201,13 @@ def _read_tensors(
         raise _damaged(path, f"has token ids outside the vocabulary of {c.vocab_size}")
     _add(digest, tokens)
     state = {"tokens": tokens}
-    for name in ("keys", "values"):
+    names = [name for name in expected if name != "tokens"]
+    for name in names:
         array = file.get_tensor(name)
         _add(digest, array)
         state[name] = array.astype(np.float32)
-    if not all(np.isfinite(layer).all() for name in ("keys", "values") for layer in state[name]):
-        raise _damaged(path, "has keys or values that are not finite")
+    if not all(np.isfinite(layer).all() for name in names for layer in state[name]):
+        raise _damaged(path, "has keys, values or states that are not finite")
     if checksum not in (None, digest.hexdigest()):
         raise _damaged(path, "its checksum is another: the file was changed or damaged")
     return state

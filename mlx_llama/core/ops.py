@@ -9,11 +9,20 @@ model's dtype; norms, softmax and the sums of products accumulate in float32.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from .models.parts import Attention, Experts, Router, ShortConv
+from .models.parts import (
+    Attention,
+    Experts,
+    GatedDelta,
+    LayerInputs,
+    PerLayerInput,
+    Router,
+    ShortConv,
+)
 
 Array = Any  # the backend's own
 Probe = Callable[[str, Array], None]
@@ -33,6 +42,15 @@ class ExpertStacks(NamedTuple):
     router_bias: Array | None = None  # float32 [experts], as spec.router.bias
 
 
+class DeltaWeights(NamedTuple):
+    """What gated_delta multiplies beside its inputs."""
+
+    conv: Array  # [C, W]
+    rate: Array  # float32 [Hv]: -exp of the stored numbers, the decays per unit of time
+    bias: Array  # float32 [Hv], of the units of time
+    norm: Array  # [Dv]
+
+
 # numbers of the gate "clamped_swiglu"
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 LEAST_SUM = 1e-20  # added to the sum of a token's sigmoids that divides them, as in DeepSeek-V3
@@ -43,11 +61,10 @@ class View:
 
     count: int  # new positions of each sequence
     listener: Probe | None = None  # called with each probe
-    # the keys of the new positions as stored [B, G, T, D], by slot
-    new_keys: Callable[[int], Array]
+    new_keys: Callable[[Attention], Array]  # keys of the new positions as stored, [B, G, T, D]
     # the states of the rows before the new positions, float32 [B, *shape] each, by slot
     recurrent: Callable[[int], tuple[Array, ...]]
-    keep: Callable[[int, tuple[Array, ...]], None]  # those after them
+    keep: Callable[[int, tuple[Array, ...]], None]  # those after them, probed as `i.state`
 
     def probe(self, name: str, x: Array, layer: int | None = None) -> None:
         """Show x to the listener as `name`, in a layer as `layer.name`."""
@@ -60,16 +77,18 @@ class View:
             self.probe(name, ops.add(x, delta), layer)
 
     def probe_heads(self, heads: Array, spec: Attention, ops: Ops) -> None:
-        """Show query, key and value [B, H or G, T, D] of heads [B, T, (H + 2 G) D]."""
+        """Show query, key and value [B, H or G, T, D] of heads as split_heads takes them."""
         if self.listener is not None:
-            for name, part in zip(("query", "key", "value"), ops.split_heads(heads, spec)):
+            names = ("query", "key", "value")[: 3 if spec.new_heads else 1]
+            for name, part in zip(names, ops.split_heads(heads, spec)):
                 self.probe(name, part, spec.index)
 
     def probe_rotated(self, query: Array, spec: Attention) -> None:
         """Show the rotated query and the keys as they were stored."""
         if self.listener is not None:
             self.probe("query_rope", query, spec.index)
-            self.probe("key_rope", self.new_keys(spec.slot), spec.index)
+            if spec.new_heads:
+                self.probe("key_rope", self.new_keys(spec), spec.index)
 
 
 class Ops(Protocol):
@@ -108,9 +127,6 @@ class Ops(Protocol):
         Returns [B, T, E].
         """
 
-    def gate_output(self, x: Array, score: Array) -> Array:
-        """x * sigmoid(score). x: [B, T, E]; score: [B, T, 1]."""
-
     def adapt(self, product: Array, x: Array, adapters: Any, view: View) -> Array:
         """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
 
@@ -135,23 +151,27 @@ class Ops(Protocol):
         """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: any shape."""
 
     def norm_heads(
-        self, heads: Array, query_weight: Array, key_weight: Array, spec: Attention
+        self, heads: Array, query_weight: Array, key_weight: Array | None, spec: Attention
     ) -> Array:
         """RMS norms of queries and keys of heads [B, T, (H + 2 G) D]; returns the same shape.
 
-        Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
+        Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2);
+        None without new keys. `norms_values`: of each value head, too, without weights.
         """
 
     def scale_heads(self, query: Array, weight: Array, spec: Attention) -> Array:
         """Multiply each head by weights [D]. query: [B, H, T, D], which may change."""
 
     def split_heads(self, heads: Array, spec: Attention) -> tuple[Array, Array, Array]:
-        """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
+        """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]; G is the
+        number of new heads, 0 in a layer that reads another's keys.
+        """
 
     def rope_and_store(self, heads: Array, view: View, spec: Attention) -> Array:
         """Rotate queries and keys (Su et al. 2021, Hugging Face's layout); store keys and values.
 
-        heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D].
+        heads: [B, T, (H + 2 G) D], as of split_heads, without new heads also of the last position
+        alone; returns the queries [B, H, T, D].
         """
 
     def attend(
@@ -172,6 +192,31 @@ class Ops(Protocol):
         W - 1 inputs of a row are its state. Returns [B, T, E].
         """
 
+    def gated_delta(self, x: Array, view: View, spec: GatedDelta, weights: DeltaWeights) -> Array:
+        """The gated delta rule (Yang et al. 2024), as transformers' Qwen3NextGatedDeltaNet.
+
+        x: [B, T, C + Hv Dv + 2 Hv], of queries, keys and values before their convolution, the
+        gate, the strengths and the decays. Each value head has a matrix S [Dk, Dv], its state. For
+        each position, with unit vectors q / sqrt(Dk) and k: S *= exp(rate softplus(decay + bias)),
+        S += k (sigmoid(strength) (v - k S)), and q S is the output, normed, times silu(gate). All
+        in float32, position by position, so that bits do not depend on T. Returns [B, T, Hv Dv].
+        """
+
+    def gate_output(self, x: Array, score: Array) -> Array:
+        """x * sigmoid(score). x: [B, T, n]; score: the same shape, or [B, T, 1]."""
+
+    def layer_inputs(
+        self, embedded: Array, projected: Array, weight: Array, spec: LayerInputs
+    ) -> Array:
+        """(norm(projected / sqrt(E)) + embedded * sqrt(P)) / sqrt(2), with a norm of each layer's P
+        numbers (Gemma 3n). embedded, projected: [B, T, layers P]; weight: [P].
+        """
+
+    def gate_input(self, gate: Array, inputs: Array, spec: PerLayerInput) -> Array:
+        """activation(gate) * the layer's inputs. gate: [B, T, P], or of the last position; inputs:
+        [B, T, layers P]; returns gate's shape.
+        """
+
     def last_position(self, x: Array) -> Array:
         """The last position alone: [B, 1, E] of x [B, T, E], or [B, H, 1, D] of [B, H, T, D]."""
 
@@ -190,6 +235,8 @@ class Words(Protocol):
     expm1: Callable[[Array], Array]
     halves: Callable[[Array], tuple[Array, Array]]  # halves of the last axis
     swish: Callable[[Array, Array], Array]  # (x, z): x sigmoid(z)
+    exp: Callable[[Array], Array]
+    softplus: Callable[[Array], Array]  # log(1 + exp(x))
     gelu: Callable[[Array], Array]  # by the tanh approximation
     join: Callable[[Sequence[Array]], Array]  # along the positions of [B, T, n]
     # over the last axis of [T, n]:
@@ -219,7 +266,7 @@ def scale_heads(query: Array, weight: Array, spec: Attention) -> Array:
 
 
 def split_heads(heads: Array, spec: Attention) -> tuple[Array, Array, Array]:
-    H, G = spec.heads, spec.key_value_heads
+    H, G = spec.heads, spec.new_heads
     parts = heads.reshape(len(heads), -1, H + 2 * G, spec.head_dim).swapaxes(1, 2)
     return parts[:, :H], parts[:, H : H + G], parts[:, H + G :]
 
@@ -237,6 +284,21 @@ def gated_linear(
 ) -> Array:
     """`ops`: the vocabulary of `linear` and `gate`."""
     return ops.gate(ops.linear(x, weight, bias), activation)
+
+
+def layer_inputs(
+    ops: Any, embedded: Array, projected: Array, weight: Array, spec: LayerInputs
+) -> Array:
+    """`ops`: the vocabulary of `rms_norm`."""
+    layers = (projected * spec.hidden**-0.5).reshape((*projected.shape[:-1], -1, spec.size))
+    normed = ops.rms_norm(layers, weight, spec.eps).reshape(projected.shape)
+    return (normed + embedded * spec.size**0.5) * 2**-0.5
+
+
+def gate_input(words: Any, gate: Array, inputs: Array, spec: PerLayerInput) -> Array:
+    start = spec.index * spec.size
+    ours = inputs[..., -gate.shape[-2] :, start : start + spec.size]
+    return (words.swish(gate, gate) if spec.activation == "silu" else words.gelu(gate)) * ours
 
 
 def gate(words: Any, gate_up: Array, activation: str) -> Array:
@@ -289,6 +351,47 @@ def short_conv(
     view.keep(spec.slot, (history,))
     mixed = words.cast_as(mixed if bias is None else mixed + words.float32(bias), x)
     return after * mixed
+
+
+def gated_delta(words: Any, x: Array, view: View, spec: GatedDelta, weights: DeltaWeights) -> Array:
+    batch, count, ends = x.shape[0], x.shape[1], [0]
+    groups, shared = spec.key_heads, spec.value_heads // spec.key_heads
+    heads, key_heads = (
+        ((shared, groups), (1, groups)) if spec.tiled else ((groups, shared), (groups, 1))
+    )
+    keys, values = groups * spec.key_size, spec.value_heads * spec.value_size
+    for size in (keys, keys, values, values, spec.value_heads, spec.value_heads):
+        ends.append(ends[-1] + size)
+    wide = words.float32(x)
+    history, state = view.recurrent(spec.slot)
+    channels = wide[..., : ends[3]]
+    mixed, history = convolve(words, channels, history, words.float32(weights.conv))
+    mixed = words.swish(mixed, mixed)
+    spans = list(itertools.pairwise(ends))
+    query, key, value = (mixed[..., start:end] for start, end in spans[:3])
+    gate, strength, decay = (wide[..., start:end] for start, end in spans[3:])
+    query, key = (
+        unit * ((unit * unit).sum(-1)[..., None] + 1e-6) ** -0.5
+        for unit in (part.reshape(batch, count, *key_heads, -1) for part in (query, key))
+    )
+    query = query * spec.key_size**-0.5
+    value = value.reshape(batch, count, *heads, -1)
+    decay = words.exp(weights.rate * words.softplus(decay + weights.bias))
+    decay, strength = (
+        part.reshape(batch, count, *heads, 1) for part in (decay, words.sigmoid(strength))
+    )
+    state, outputs = state.reshape(batch, *heads, spec.key_size, -1), []
+    for t in range(count):
+        k, q = key[:, t, ..., None], query[:, t, ..., None]
+        state = state * decay[:, t, ..., None]
+        delta = (value[:, t] - (state * k).sum(-2)) * strength[:, t]
+        state = state + k * delta[..., None, :]
+        outputs.append((state * q).sum(-2)[:, None])
+    view.keep(spec.slot, (history, state.reshape(batch, spec.value_heads, spec.key_size, -1)))
+    mixed = words.join(outputs)
+    mixed = mixed * ((mixed * mixed).mean(-1)[..., None] + spec.eps) ** -0.5
+    mixed = (mixed * words.float32(weights.norm)).reshape(batch, count, -1)
+    return words.cast_as(mixed * words.swish(gate, gate), x)
 
 
 def choose_experts(

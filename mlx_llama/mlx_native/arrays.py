@@ -27,6 +27,7 @@ to_bits, from_bits = methodcaller("view", mx.int32), methodcaller("view", mx.flo
 largest, smallest = (partial(function, axis=-1, keepdims=True) for function in (mx.max, mx.min))
 gather = take = partial(mx.take_along_axis, axis=1)
 join = partial(mx.concatenate, axis=1)
+exp = mx.exp
 clip, tanh, expm1, halves = mx.clip, mx.tanh, mx.expm1, methodcaller("split", 2, axis=-1)
 sigmoid, softmax = mx.sigmoid, partial(mx.softmax, axis=-1)
 
@@ -113,6 +114,10 @@ def _noise_table() -> mx.array:
 
 def cast_as(x: mx.array, like: mx.array) -> mx.array:
     return x.astype(like.dtype)
+
+
+def softplus(x: mx.array) -> mx.array:
+    return mx.logaddexp(x, 0)
 
 
 def swish(x: mx.array, exponent: mx.array) -> mx.array:

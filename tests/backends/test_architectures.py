@@ -57,6 +57,21 @@ LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the
 MINISTRAL_YARN = YARN | dict(rope_theta=1e4, mscale=1.0, mscale_all_dim=1.0)
 PLAIN_ROPE = dict(rope_type="default", rope_theta=1e4)
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
+DELTA = dict(
+    head_dim=24,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=10,
+    linear_value_head_dim=10,
+)
+NEXT = dict(moe_intermediate_size=44, shared_expert_intermediate_size=60)
+GEMMA4 = dict(
+    head_dim=18,
+    global_head_dim=40,
+    sliding_window=7,
+    final_logit_softcapping=3.0,
+    vocab_size_per_layer_input=384,
+)
 HEADS_18 = dict(head_dim=18, query_pre_attn_scalar=18)
 # name: model type, fields of transformers' config
 FAMILIES: dict[str, dict] = {
@@ -144,6 +159,39 @@ FAMILIES: dict[str, dict] = {
             "sliding_attention": PLAIN_ROPE,
         },
     ),
+    # Layers that read others' keys, inputs of layers
+    "Gemma 4 E4B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_hidden_layers=6,
+        num_kv_shared_layers=2,
+        layer_types=ALTERNATING + ALTERNATING[:2],
+        hidden_size_per_layer_input=32,
+    ),
+    "Gemma 4 E2B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_kv_shared_layers=1,
+        use_double_wide_mlp=True,
+        layer_types=["full_attention", *ALTERNATING[:2], "full_attention"],
+        hidden_size_per_layer_input=64,
+    ),
+    # Values that are keys
+    "Gemma 4 31B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_hidden_layers=6,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+    ),
+    "Gemma 4 12B": dict(
+        kind="gemma4_unified_text",
+        **GEMMA4,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        layer_types=ALTERNATING,
+    ),
     "Seed-OSS": dict(kind="seed_oss", head_dim=18),
     "GLM-4": dict(kind="glm4", head_dim=20),
     "GLM-4, rotated as a whole": dict(
@@ -177,6 +225,38 @@ FAMILIES: dict[str, dict] = {
     ),
     "Apertus, rotated plainly": dict(
         kind="apertus", hidden_act="xielu", rope_parameters=PLAIN_ROPE
+    ),
+    "LFM2": dict(kind="lfm2", full_attn_idxs=[1, 3], block_multiple_of=16),
+    "LFM2 with biases": dict(
+        kind="lfm2",
+        conv_bias=True,
+        conv_L_cache=4,
+        num_hidden_layers=5,
+        layer_types=["full_attention", "conv", "conv", "full_attention", "conv"],
+        block_ff_dim=100,
+        block_ffn_dim_multiplier=1.3,
+        block_multiple_of=24,
+    ),
+    "LFM2 with attention alone, not tied": dict(
+        kind="lfm2", block_auto_adjust_ff_dim=False, tie_word_embeddings=False
+    ),
+    "LFM2-MoE": dict(
+        kind="lfm2_moe",
+        layer_types=["conv", "full_attention"] * 2,
+        num_dense_layers=1,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+    ),
+    "LFM2-MoE with shares as they are": dict(
+        kind="lfm2_moe",
+        layer_types=["full_attention", *["conv"] * 3],
+        num_dense_layers=2,
+        num_experts=5,
+        moe_intermediate_size=40,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
     ),
     "Mixtral": dict(kind="mixtral", num_local_experts=5),
     "Mixtral with windows": dict(
@@ -269,6 +349,20 @@ FAMILIES: dict[str, dict] = {
         norm_topk_prob=False,
         use_qk_norm=True,
     ),
+    "Qwen3.5": dict(kind="qwen3_5_text", **DELTA),
+    "Qwen3.5, tied": dict(
+        kind="qwen3_5_text",
+        **DELTA | dict(linear_num_value_heads=2),
+        layer_types=["full_attention", "linear_attention"] * 2,
+        tie_word_embeddings=True,
+    ),
+    "Qwen3.5 with biases": dict(kind="qwen3_5_text", **DELTA, attention_bias=True),
+    "Qwen3.5-MoE": dict(
+        kind="qwen3_5_moe_text", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
+    ),
+    "Qwen3-Next": dict(
+        kind="qwen3_next", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
+    ),
     # Angles that llama.cpp computes like the others, though it rounds the range of pairs.
     "gpt-oss": dict(kind="gpt_oss", **GPT_OSS, rope_parameters=GPT_OSS_YARN | {"rope_theta": 5.0}),
     "gpt-oss with yarn as published": dict(
@@ -304,8 +398,12 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     ).eval()
     with torch.no_grad():
         for key, value in model.state_dict().items():
-            # Gemma stores weights less one
-            offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0
+            # Gemma 2, Gemma 3 and Qwen3.5 store weights less one
+            is_less = kind.startswith(("gemma2", "gemma3")) or (
+                DELTA.keys() <= fields.keys() and "linear_attn" not in key
+            )
+            offset = 0.0 if "norm" not in key or is_less else 1.0
+            offset = 1.0 if key.endswith("layer_scalar") else offset
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
             if key.endswith("e_score_correction_bias"):
@@ -319,6 +417,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     # mlx-lm reads the rope where older transformers wrote it.
     rope = fields["rope_parameters"]
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
+    if kind == "lfm2":  # as in Liquid's files
+        fields["block_dim"] = fields["hidden_size"]
     if kind == "granitemoehybrid":
         fields["layer_types"] = ["attention"] * len(fields["layer_types"])
     if kind == "apertus":
@@ -339,6 +439,14 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
         }
     if kind == "gpt_oss":
         fields["rope_scaling"] = rope
+    if kind.startswith("qwen3_5"):
+        fields["model_type"] = kind.removesuffix("_text")
+    if kind == "qwen3_next":
+        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    if kind.startswith("gemma4"):  # as published; mlx-lm knows no `per_layer_config`
+        (first, *_) = fields.pop("per_layer_config").values()
+        fields["global_head_dim"] = first["head_dim"]
+        fields["num_global_key_value_heads"] = first.get("num_key_value_heads")
     if kind == "qwen3_moe":
         fields["num_experts"] = fields.pop("num_local_experts")  # as Qwen's own files spell it
     (folder / "config.json").write_text(json.dumps(fields))
@@ -378,16 +486,24 @@ def test_logits_are_those_of_transformers(name, compile, backend):
     "cuda-Ph",
     "cuda-Seed",
     "cuda-g",
-    "mlx-ERNIE",
+    "mlx-A",
+    "mlx-E",
     "mlx-G",
+    "mlx-H",
+    "mlx-L",
     "mlx-O",
+    "mlx-Qwen3",
     "mlx-Seed",
 )
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     seen = {}
     config = check_steps(backend, *made(name), seen.__setitem__)
-    assert len(seen) == 3 + 10 * config.num_hidden_layers
+    # of attention those of heads, of a convolution its state
+    counts = [10 if layer.attention else 6 for layer in config.layers]
+    mixers = [layer.attention for layer in config.layers if layer.attention]
+    shared = sum(mixer.keys_of is not None for mixer in mixers)
+    assert len(seen) == 3 + sum(counts) - 3 * shared
 
 
 IN_GGUF = [
@@ -408,13 +524,17 @@ _NOT_IN_MLX = (
     "OLMo 3, long",
     "Mixtral with windows",
     "Qwen3-MoE with shares as they are",
+    "Qwen3.5, tied",  # it takes each so-manyth layer for attention
+    "Qwen3.5 with biases",
     "Qwen2-MoE with windows",
     "GLM-4.5, larger",  # it ranks experts of other groups as 0
     # mlx-lm has it in models with images alone: see below
     "Llama 4",
     "Llama 4 with chunks",
     "Llama 4 without norms, tied",
+    "Gemma 4 12B",
     "gpt-oss with yarn as published",  # it rounds the range of pairs
+    "LFM2 with attention alone, not tied",  # its head is always tied
 )
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 
@@ -438,6 +558,15 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
     assert relative_error(logits, made(name)[1]) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5-MoE", "Qwen3-Next"])
+def test_a_gguf_file_becomes_a_folder_that_mlx_lm_reads(name, tmp_path):
+    pytest.importorskip("mlx.core")
+    write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
+    assert relative_error(mlx_lm_logits(tmp_path / "out", TOKENS), made(name)[1]) < 1e-4
+    again = run(select("cpu"), open_checkpoint(tmp_path / "out"), (0, 30))
+    assert relative_error(again, made(name)[1]) < 1e-4
+
+
 @pytest.mark.slow_for(
     "Apertus-Q8_0",
     "ERNIE 4.5-Q8_0",
@@ -451,11 +580,18 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
 def test_llama_cpp_reads_the_file(name, format):
     # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of
     # float16.
-    tolerance = 0.1 if format == "Q8_0" else 1e-3 if "Gemma" in name else 1e-5
+    tolerance = (
+        {"Qwen3.5-MoE": 0.2}.get(name, 0.1)
+        if format == "Q8_0"
+        else 1e-3
+        if "Gemma" in name
+        else 1e-5
+    )
     path = exported(name, format)
     wanted = llama_cpp_logits(path)
-    logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
-    if format == "Q8_0" and name.startswith(("Llama 4", "gpt-oss", *WITH_EXPERTS)):
+    checkpoint = open_checkpoint(path)
+    logits = run(select("cpu"), checkpoint, (0, 29, 30))[0]
+    if format == "Q8_0" and checkpoint.config.num_experts:
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
         errors = np.linalg.norm(logits - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
@@ -569,7 +705,7 @@ def quantized(folder: Path) -> tuple[Path, np.ndarray]:
 @functools.cache
 def quantized_family(name: str) -> tuple[Path, np.ndarray]:
     folder = made(name, wide=True)[0]
-    if name.startswith("gpt-oss"):  # of the plain matrices it reads stacks alone
+    if name.startswith(("gpt-oss", "Qwen3.5-MoE")):  # of the plain matrices it reads stacks alone
         write_mlx(open_checkpoint(folder), (folder := Path(tempfile.mkdtemp()) / "stacks"), None)
     return quantized(folder)
 

@@ -99,6 +99,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(compile, mlx, monkeypatch)
     assert relative_error(got[0], wanted[-1]) < 1e-5
 
 
+@pytest.mark.slow_for("mlx-float32-everything", "mlx-Q4_0")
 @pytest.mark.parametrize(
     "name, case", [*((name, "greedy") for name in MODELS), ("float32", "everything")]
 )

@@ -367,7 +367,7 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
     return tuple(results)
 
 
-@pytest.mark.slow_for("scaled")
+@pytest.mark.slow_for("low_bit", "scaled")
 @pytest.mark.parametrize(
     "path, dtype", [(low_bit, "bfloat16"), (folder, "float16"), (scaled, "float32")]
 )

@@ -261,6 +261,7 @@ def scalings_compiled() -> set[tuple[str, int]]:
     return {(launch["SCALES"], launch["EACH"]) for launch in launches if "SCALES" in launch.options}
 
 
+@pytest.mark.slow
 def test_products_compile_for_any_scales(compile_call):
     """The interpreter takes shifts of a float16, which are errors of the compiler."""
     assert compile_call(scalings_compiled) >= {

@@ -20,6 +20,7 @@ from mlx_llama.core.backends.positions import CallView, Positions, checked_token
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import NO_ROW, Request, Status
 from mlx_llama.core.errors import ContextError
+from mlx_llama.core.models.parts import KeyValues
 from mlx_llama.core.options import resolve
 from mlx_llama.core.sample import SamplingFeatures, pack_logprobs
 
@@ -53,6 +54,7 @@ class RowCache(Positions):
 
     def __init__(self, config, capacity, position_nbytes, rows, dtype, *shape):
         super().__init__(config, capacity, rows=rows)
+        self.runtime = SimpleNamespace(to_numpy=np.asarray)
         self.position_nbytes = position_nbytes
         self.keys = [np.zeros((0, *shape), dtype) for _ in range(rows)]
         self.tokens = [np.zeros(0, np.int32) for _ in range(rows)]
@@ -60,7 +62,7 @@ class RowCache(Positions):
 
     @property
     def nbytes(self):
-        return sum(self.allocated) * self.position_nbytes
+        return sum(self.allocated) * self.position_nbytes + self.states_nbytes()
 
     def _grow(self, ends):
         for row, end in ends.items():
@@ -74,37 +76,27 @@ class RowCache(Positions):
     def arrays(self):
         return []
 
-    def trim(self, length, row=0):
-        self.check_trim(length, row)
-        self.lengths[row] = length
+    def _free(self, rows, is_all):
+        for row in rows:
+            self.keys[row], self.tokens[row] = self.keys[row][:0], self.tokens[row][:0]
 
-    def reset(self, row=None):
-        for cleared in range(self.rows) if row is None else [row]:
-            self.lengths[cleared] = self.allocated[cleared] = 0
-            self.keys[cleared] = self.keys[cleared][:0]
-            self.tokens[cleared] = self.tokens[cleared][:0]
-
-    def copy_prefix(self, source, target, length):
-        self.check_copy(source, target, length)
+    def _copy(self, source, target, length):
         self.reserve({target: length})
         self.keys[target][:length] = self.keys[source][:length]
         self.tokens[target][:length] = self.tokens[source][:length]
-        self.lengths[target] = length
         self.copied += length
 
-    def state(self, row=0):
-        n = self.lengths[row]
-        return {"tokens": self.tokens[row][:n].copy()} | self.pack(self.keys[row][:n]) if n else {}
+    def _export(self, row, length):
+        return self.tokens[row][:length].copy(), *self.pack(self.keys[row][:length])
 
-    def restore(self, state, row=0):
-        self.reset(row)
-        self.check_state(state, row)
-        if not state:
-            return
-        n = len(state["tokens"])
-        self.reserve({row: n})
-        self.tokens[row][:n], self.keys[row][:n] = state["tokens"], self.unpack(state)
-        self.lengths[row] = n
+    def _load(self, row, tokens, keys, values):
+        count = len(tokens)
+        self.tokens[row][:count], self.keys[row][:count] = tokens, self.unpack(keys, values)
+
+    def _zeros(self, shape):
+        return np.zeros(shape, np.float32)
+
+    _send, _stack, _own = map(staticmethod, (np.asarray, np.stack, np.copy))
 
 
 class ToyCache(RowCache):
@@ -138,10 +130,10 @@ class ToyCache(RowCache):
 
     def pack(self, keys):
         keys = keys.view(np.float32).reshape(1, 1, len(keys), 2).copy()
-        return {"keys": keys, "values": keys}
+        return keys, keys
 
-    def unpack(self, state):
-        return np.ascontiguousarray(state["keys"]).view(np.int64).reshape(-1)
+    def unpack(self, keys, values):
+        return np.ascontiguousarray(keys).view(np.int64).reshape(-1)
 
 
 class ToySampling:
@@ -178,9 +170,18 @@ class ToyModel:
     cache_bits, dtype, notices, adapters = None, "float32", (), ()
     prefill_width, prefill_chunk, is_batch_invariant = 1 << 16, 512, False
 
-    def __init__(self, backend, salt=0, context=1000, verify_width=16, rope="default", period=0):
-        self.backend = backend
-        self.salt = salt
+    def __init__(
+        self,
+        backend,
+        salt=0,
+        context=1000,
+        verify_width=16,
+        rope="default",
+        period=0,
+        is_recurrent=False,
+    ):
+        """is_recurrent: the last key is a recurrent state, which alone decides on the logits."""
+        self.backend, self.salt, self.is_recurrent = backend, salt, is_recurrent
         self.verify_width = verify_width
         # the next token repeats the one so many positions before; 0: a hash of the text
         self.period = period
@@ -188,9 +189,9 @@ class ToyModel:
             rope=SimpleNamespace(type=rope, factor=4.0),
             max_position_embeddings=context,
             vocab_size=VOCABULARY,
-            num_hidden_layers=1,
-            num_key_value_heads=1,
-            head_dim=2,
+            kinds=(KeyValues(heads=1, head_dim=2, slots=(0,)),),
+            state_shapes=lambda length: dict.fromkeys(("keys", "values"), (1, 1, length, 2)),
+            recurrent=(SimpleNamespace(states=((2,),)),) if is_recurrent else (),
         )
 
     def make_cache(self, capacity, rows=1):
@@ -240,14 +241,25 @@ class ToyModel:
             backend.positions += view.batch * view.count
             backend.calls.append((view.batch, view.count))
             backend.check_fault(self, tokens, view)
-            return [
-                self._run_row(row_tokens, span, cache)
-                for row_tokens, span in zip(tokens, view.spans)
+            starts = [
+                int(cache.keys[span.row][span.start - 1]) if span.start else 12345 + self.salt
+                for span in view.spans
             ]
+            if self.is_recurrent:
+                (states,) = view.recurrent(0)
+                numbers = states.view(np.int64)[:, 0].tolist()
+                starts = [number or 12345 + self.salt for number in numbers]
+            logits = [
+                self._run_row(row_tokens, span, cache, start)
+                for row_tokens, span, start in zip(tokens, view.spans, starts)
+            ]
+            if self.is_recurrent:
+                keys = [[cache.keys[span.row][span.end - 1]] for span in view.spans]
+                view.keep(0, (np.array(keys, np.int64).view(np.float32),))
+            return logits
 
-    def _run_row(self, tokens, span, cache):
+    def _run_row(self, tokens, span, cache, key):
         keys = cache.keys[span.row]
-        key = int(keys[span.start - 1]) if span.start else 12345 + self.salt
         logits = []
         trained, dynamic = self.config.max_position_embeddings, self.config.rope.type == "dynamic"
         # dynamic rope: keys depend on the length at their time
@@ -260,9 +272,8 @@ class ToyModel:
                 + turn
             ) & _MASK
             keys[position], cache.tokens[span.row][position] = key, token
-            logits.append(
-                self._logits(keys[: position + 1], cache.tokens[span.row][: position + 1])
-            )
+            seen = slice(position if self.is_recurrent else 0, position + 1)
+            logits.append(self._logits(keys[seen], cache.tokens[span.row][: position + 1]))
         return logits
 
     def _logits(self, keys, tokens):

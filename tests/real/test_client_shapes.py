@@ -37,6 +37,7 @@ def server(smollm2, tmp_path_factory):
     assert "Traceback" not in live.text(), live.text()
 
 
+@pytest.mark.slow_for("/v1/chat")
 @pytest.mark.parametrize("area", AREAS)
 def test_what_llama_server_serves_is_served(area, server):
     shapes = [

@@ -97,7 +97,7 @@ def test_narrow_activations(name, golden, bits, most, distance):
         assert (logits.argmax(-1) == argmax).mean() > (0.97 if bits == 16 else 0.7)
 
 
-@pytest.mark.slow_for("cuda")
+@pytest.mark.slow_for("cuda", "mlx")
 def test_gemma_answers_in_its_own_dtype(backend):
     """Its activations exceed float16 (transformers' issue 36822)."""
     llm = load(fetch("gemma3"), backend=backend.name, device=device_of(backend))

@@ -280,6 +280,7 @@ def test_a_cut_answer_can_be_continued(page, tmp_path, llm):
     assert not page.all("[aria-label='Continue this answer']")
 
 
+@pytest.mark.slow
 def test_a_reload_takes_the_answer_up_again(endless, browse):
     asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6000}
     made = endless.ask("/v1/chat/completions", **asked)

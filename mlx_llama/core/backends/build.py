@@ -6,9 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlx_llama.core.llama import MLP, Attention, Block, Decoder, Experts, ShortConv, Unnormed
+import numpy as np
+
+from mlx_llama.core.llama import (
+    MLP,
+    Attention,
+    Block,
+    Decoder,
+    Experts,
+    GatedDelta,
+    LayerInputs,
+    PerLayerInput,
+    ShortConv,
+    Unnormed,
+)
 from mlx_llama.core.models import parts
-from mlx_llama.core.ops import ExpertStacks, Ops
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks, Ops
 
 from .weights import BaseWeights
 
@@ -20,13 +33,20 @@ def build_decoder(ops: Ops, weights: BaseWeights) -> Decoder:
     blocks = tuple(build_block(ops, layer, weights) for layer in config.layers)
     norm = weights.norm(config.final_norm)
     assert norm is not None
-    return Decoder(ops, config, embedding, blocks, norm, weights.linear([config.head_name]))
+    head, inputs = weights.linear([config.head_name]), None
+    if spec := config.inputs:
+        table, projection = weights.embedding(spec.embedding), weights.linear([spec.projection])
+        part_norm = weights.norm(spec.norm)
+        assert part_norm is not None
+        inputs = LayerInputs(ops, spec, table, projection, part_norm)
+    return Decoder(ops, config, embedding, blocks, norm, head, inputs)
 
 
 def build_block(ops: Ops, layer: parts.Layer, weights: BaseWeights) -> Block:
     """The layer as `layer` describes it."""
     mlp = build_mlp(ops, layer.mlp, weights) if layer.mlp else None
     experts = build_experts(ops, layer.experts, mlp, weights) if layer.experts else None
+    scalars = weights.numbers([layer.scalar]) if layer.scalar else (1.0,)
     return Block(
         ops,
         layer,
@@ -36,7 +56,16 @@ def build_block(ops: Ops, layer: parts.Layer, weights: BaseWeights) -> Block:
         mlp=experts or mlp,
         post_attention_norm=weights.norm(layer.post_attention_norm),
         post_ffn_norm=weights.norm(layer.post_ffn_norm),
+        input=build_input(ops, layer.input, weights) if layer.input else None,
+        scalar=scalars[0],
     )
+
+
+def build_input(ops: Ops, spec: parts.PerLayerInput, weights: BaseWeights) -> PerLayerInput:
+    norm = weights.norm(spec.norm)
+    assert norm is not None
+    gate, projection = weights.linear([spec.gate]), weights.linear([spec.projection])
+    return PerLayerInput(ops, spec, gate, projection, norm)
 
 
 def build_mlp(ops: Ops, mlp: parts.MLP, weights: BaseWeights) -> MLP:
@@ -60,9 +89,13 @@ def build_experts(
     return Experts(ops, router, stacks, shared, gate_of_shared)
 
 
-def build_mixer(ops: Ops, spec: parts.Mixer, weights: BaseWeights) -> Attention | ShortConv:
+def build_mixer(
+    ops: Ops, spec: parts.Mixer, weights: BaseWeights
+) -> Attention | ShortConv | GatedDelta:
     if isinstance(spec, parts.Attention):
         return build_attention(ops, spec, weights)
+    if isinstance(spec, parts.GatedDelta):
+        return build_delta(ops, spec, weights)
     return ShortConv(
         ops,
         spec,
@@ -71,6 +104,17 @@ def build_mixer(ops: Ops, spec: parts.Mixer, weights: BaseWeights) -> Attention 
         bias=weights.vector(f"{spec.conv}.bias" if spec.has_bias else None),
         out=weights.linear([spec.out]),
     )
+
+
+def build_delta(ops: Ops, spec: parts.GatedDelta, weights: BaseWeights) -> GatedDelta:
+    rate, bias = (weights.tensors[name].float32() for name in (spec.decay, spec.decay_bias))
+    numbers = DeltaWeights(
+        conv=weights.filter(spec.conv, spec.channels),
+        rate=weights.send(-np.exp(rate)),
+        bias=weights.send(bias),
+        norm=weights.vector(f"{spec.norm}.weight"),
+    )
+    return GatedDelta(ops, spec, weights.linear(spec.into), numbers, weights.linear([spec.out]))
 
 
 def build_attention(ops: Ops, spec: parts.Attention, weights: BaseWeights) -> Attention:
@@ -94,6 +138,7 @@ def build_attention(ops: Ops, spec: parts.Attention, weights: BaseWeights) -> At
         key_norm=key_norm,
         query_scale=query_scale,
         sinks=weights.vector(spec.sinks),
+        gate=weights.linear([spec.gate]) if spec.gate else None,
     )
 
 

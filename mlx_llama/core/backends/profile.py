@@ -12,6 +12,7 @@ from typing import Any
 
 EMBEDDING, ROPE, ATTENTION = "embedding", "rope, store keys and values", "attention"
 HEAD_NORMS, EXPERTS, ADAPTERS = "norm of heads", "experts", "adapters"
+CONVOLUTION, GATED_DELTA = "convolution", "gated delta rule"
 # {word of `ops`: its name in a profile}; a product has the name of its matrix
 _PRODUCTS = ("linear", "gated_linear")
 _WORDS = {
@@ -28,8 +29,10 @@ _WORDS = {
     "experts": EXPERTS,
     "adapt": ADAPTERS,
     "gate": "gate",
-    "gate_output": "gate",
     "xielu": "gate",
+    "gate_output": "gate",
+    "short_conv": CONVOLUTION,
+    "gated_delta": GATED_DELTA,
     **dict.fromkeys(_PRODUCTS, "product"),
 }
 
@@ -71,10 +74,12 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
     named: list[tuple[str, Any]] = []
     for block in model.decoder.blocks:
         if block.mixer:
-            kind = ("query, key, value", "attention output")
+            kinds = ["query, key, value", "attention output"]
             if not block.spec.attention:
-                kind = ("convolution input", "convolution output")
-            named += zip(kind, block.mixer.products)
+                kinds = ["convolution input", "convolution output"]
+            elif block.mixer.gate:
+                kinds.insert(1, "attention gate")
+            named += zip(kinds, block.mixer.products)
         if block.spec.experts:
             named.append(("router", block.mlp.router))
             if block.mlp.shared_gate:

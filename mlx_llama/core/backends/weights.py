@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from mlx_llama.core.errors import CheckpointError, OutOfMemoryError
 from mlx_llama.core.files.adapters import stack
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
@@ -37,6 +39,7 @@ class BaseWeights:
     _vector: Callable[[Sequence[str]], Array]
     _shift: Callable[[Array, float], Array]  # a vector plus an offset, rounded once
     _ones: Callable[[int], Array]  # a vector of a width
+    _float32: Callable[[np.ndarray], Array]  # on the device
     _stack: Callable[[Sequence[str]], Stack]
     _adapt: Callable[[Sequence[str]], Any]  # what adapters add to a product, or None
 
@@ -86,10 +89,14 @@ class BaseWeights:
         with self._allocating():
             return self._vector([name])
 
+    def send(self, numbers: np.ndarray) -> Array:
+        """float32 numbers on the device, not rounded."""
+        with self._allocating():
+            return self._float32(numbers)
+
     def float32(self, name: str) -> Array:
         """The vector of that name in float32, whatever the model's dtype."""
-        with self._allocating():
-            return self.ops.arrays.send(self.tensors[name].float32(), self.device)
+        return self.send(self.tensors[name].float32())
 
     def filter(self, name: str, size: int) -> Array:
         """The weights of a convolution of each of `size` channels: [size, positions]."""

@@ -17,6 +17,7 @@ import numpy as np
 from mlx_llama.core.answers.dry import write_columns
 from mlx_llama.core.backends.interface import Array, SamplingBatch
 from mlx_llama.core.backends.logprobs import unpack
+from mlx_llama.core.backends.positions import CHECKPOINT
 from mlx_llama.core.engine.builder import RequestBuilder
 from mlx_llama.core.errors import CheckpointError, ContextError
 from mlx_llama.core.system.interrupts import interruptible
@@ -304,6 +305,9 @@ class Scheduler:
         """Launch a chunk of a prompt, or the step of its first token. Returns its size."""
         start, tokens = self.cache.lengths[sequence.row], sequence.tokens
         end = min(start + self._choose_chunk(sequence, start), len(tokens))
+        border = end // CHECKPOINT * CHECKPOINT
+        if self.cache.state_nbytes and start < border:
+            end = border  # a recurrent state can be kept there
         rated = sequence.logprob_prompt_tokens
         if start < rated:
             end = min(end, start + LOGPROB_CHUNK, rated)
@@ -379,7 +383,9 @@ class Scheduler:
         for sequences in group(idle, self.runs_ahead):
             batch = []
             for sequence in sequences:
-                may_be_alone = sequence.constraint or sequence.speculation.drafter
+                # a recurrent state may have been cut further back than to the last token
+                lacks = self.cache.lengths[sequence.row] + 1 < len(sequence.tokens)
+                may_be_alone = lacks or sequence.speculation.drafter
                 is_alone = may_be_alone and self._launch_alone(sequence)
                 if sequence.status is Status.RUNNING and not is_alone:
                     batch.append(sequence)
@@ -451,10 +457,10 @@ class Scheduler:
         return masks
 
     def _launch_alone(self, sequence: Sequence) -> bool:
-        """Launch several positions of a row with drafts or forced tokens. False: it has none."""
+        """Launch several positions of a row: those that it lacks, or drafts. False: neither."""
         if not sequence.is_running:  # preempted for an earlier sequence
             return True
-        if sequence.constraint and self._launch_forced(sequence):
+        if self._launch_missing(sequence):
             return True
         return sequence.speculation.drafter is not None and self._launch_drafts(sequence)
 
@@ -478,8 +484,10 @@ class Scheduler:
             return sequence.status is Status.ENDED
         return True
 
-    def _launch_forced(self, sequence: Sequence) -> bool:
-        """Launch one step over the tokens that a grammar forced; False if there are none."""
+    def _launch_missing(self, sequence: Sequence) -> bool:
+        """Launch one step over the tokens that a grammar forced, or that a row was cut before;
+        False if it lacks the last one alone.
+        """
         start = self.cache.lengths[sequence.row]
         count = len(sequence.tokens) - start
         if count == 1:

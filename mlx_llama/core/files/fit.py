@@ -14,6 +14,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES, strip_wrapper
+from mlx_llama.core.models.parts import GatedDelta
 from mlx_llama.core.models.quantization import (
     Float8Quantization,
     PackedQuantization,
@@ -32,6 +33,7 @@ Weights = Mapping[str, Stored]  # by tensor name
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 _PARTS = (".weight", ".scales", ".biases")
 _LAYER = re.compile(r"\.\d+\.")
+PREDICTION = re.compile(r"(model\.)?mtp\.")
 
 
 def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
@@ -55,6 +57,45 @@ def skip_layers(weights: Weights, config: LlamaConfig) -> Weights:
     numbers = range(last, last + config.num_nextn_predict_layers)
     skipped = tuple(f"{name}.{i}." for i in numbers for name in ("model.layers", "blk"))
     return {name: stored for name, stored in weights.items() if not name.startswith(skipped)}
+
+
+def skip_prediction(weights: Weights) -> Weights:
+    """Leave out Qwen's module of multi-token prediction."""
+    return {name: x for name, x in weights.items() if not PREDICTION.match(name)}
+
+
+def describe_form(weights: Weights, config: LlamaConfig) -> LlamaConfig:
+    """The config of these `weights`: mlx_lm's converter adds `norm_offset` to the norms of models
+    with the delta rule, whose convolutions it turns; a notice of tensors that are not used.
+    """
+    notices = config.notices
+    if any(map(PREDICTION.match, weights)):
+        notices += ("the module of multi-token prediction (mtp) is left out",)
+    weights = resolve_tied(weights, config)
+    convs = (f"{mixer.conv}.weight" for mixer in config.recurrent if isinstance(mixer, GatedDelta))
+    shapes = [weights[name].shape for name in convs if name in weights]
+    is_turned = any(len(shape) == 3 and shape[1] > shape[2] == 1 for shape in shapes)
+    return replace(config, notices=notices, norm_offset=0.0 if is_turned else config.norm_offset)
+
+
+def shape_convolutions(weights: Weights, config: LlamaConfig) -> Weights:
+    """Give convolutions Hugging Face's shape [C, 1, W]: mlx_lm's [C, W, 1] and llama.cpp's [C, W]
+    have the same order.
+    """
+
+    def shaped(stored: Stored, shape: tuple[int, ...]) -> Stored:
+        def decode(name: str) -> Tensor:
+            return stored.tensor(name).reshape(shape)
+
+        return replace(stored, shape=shape, decode=decode)
+
+    result = dict(weights)
+    for mixer in config.recurrent:
+        channels, _, width = shape = mixer.shapes()[mixer.conv]
+        stored = weights.get(name := f"{mixer.conv}.weight")
+        if stored and stored.shape in ((channels, width), (channels, width, 1)):
+            result[name] = shaped(stored, shape)
+    return result
 
 
 def _take_part(whole: Stored, i: int, count: int, axes: int) -> Stored:
@@ -97,7 +138,8 @@ def unstack(weights: Weights, config: LlamaConfig) -> Weights:
 
 def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
     """`weights` by the names of `config.stored_shapes()`, other quantisers' modules as matrices."""
-    weights = unstack(skip_layers(resolve_tied(weights, config), config), config)
+    weights = skip_prediction(skip_layers(resolve_tied(weights, config), config))
+    weights = shape_convolutions(unstack(weights, config), config)
     if isinstance(config.quantization, PackedQuantization):
         return take_packed(weights, config, config.quantization)
     if isinstance(config.quantization, Float8Quantization):
@@ -199,11 +241,13 @@ def split(
     """Split fused tensors into those of `config.tensor_shapes()`, and give rows their order."""
     tensors, parts = {}, config.fused_parts()
     for name, shape in config.tensor_shapes().items():
-        if name in stored:
+        whole, rows = parts.get(name, (name, slice(None)))
+        if name not in parts or (name in stored and whole != name):
             tensor = stored[name]
+        elif isinstance(rows, slice):
+            tensor = stored[whole].part(name, rows.start, rows.stop)
         else:
-            whole, first, last = parts[name]
-            tensor = stored[whole].part(name, first, last)
+            tensor = stored[whole].part(name, 0, stored[whole].shape[0]).reorder(rows)
         order = config.row_order(name.rpartition(".")[0], shape[0] if shape else 1)
         tensors[name] = tensor if order is None else tensor.reorder(order)
     return tensors
@@ -343,7 +387,11 @@ def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[s
     if modules.fused_rows == "in turn":
         gates, ups = slice(0, None, 2), slice(1, None, 2)
     prefixes = [f"model.layers.{layer.index}." for layer in config.layers if layer.experts]
-    usual = {prefix + a: prefix + b for prefix in prefixes for a, b in modules.aliases.items()}
+    usual = {
+        f"model.layers.{layer.index}.{name}": f"model.layers.{layer.index}.{ours}"
+        for layer in config.layers
+        for name, ours in modules.aliases.items()
+    }
     weights = {usual.get(name, name): stored for name, stored in weights.items()}
     result = dict(weights)
     for prefix, experts in zip(prefixes, filter(None, (layer.experts for layer in config.layers))):

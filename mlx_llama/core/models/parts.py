@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # {LlamaConfig.norm_placement: modules of norms (before attention and MLP), (after them)}
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
     "before": (("input_layernorm", "post_attention_layernorm"), None),
@@ -41,12 +43,22 @@ class Window:
 
 
 @dataclass(frozen=True)
+class KeyValues:
+    """Layers whose keys and values have the same shape."""
+
+    heads: int  # G
+    head_dim: int  # D
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention (Ainslie et al. 2023) over keys and values by position."""
 
     index: int  # the layer's number, from 0
-    slot: int  # number among the layers that keep keys and values
-    qkv: tuple[str, str, str]
+    slot: int  # number among the layers that keep keys and values, or that of `keys_of`
+    # the query's alone with `keys_of`; the keys' twice where values are the keys before their norm
+    qkv: tuple[str, ...]
     out: str
     heads: int  # H
     key_value_heads: int  # G
@@ -65,13 +77,28 @@ class Attention:
     key_norm: str | None = None
     norms_rotated: bool = False  # these are of the rotated heads (Hunyuan)
     norms_heads: bool = False  # of each head, without weights (Llama 4)
+    norms_values: bool = False  # of each value head, too, without weights (Gemma 4)
+    # number of the layer whose keys and values it reads, which stores none; None: its own
+    keys_of: int | None = None
+    # its sigmoid multiplies the output before `out`, [H D] (Qwen3-Next)
+    gate: str | None = None
     # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]
     sinks: str | None = None
 
     @property
+    def new_heads(self) -> int:
+        """Key-value heads that it computes and stores."""
+        return 0 if self.keys_of is not None else self.key_value_heads
+
+    @property
     def modules(self) -> tuple[tuple[str, ...], ...]:
         """The modules of its products, grouped by input."""
-        return self.qkv, (self.out,)
+        return (self.qkv, (self.gate,), (self.out,)) if self.gate else (self.qkv, (self.out,))
+
+    def rows(self) -> tuple[int, ...]:
+        """Rows of the modules of `qkv`."""
+        groups = self.new_heads
+        return tuple(heads * self.head_dim for heads in (self.heads, groups, groups) if heads)
 
 
 @dataclass(frozen=True)
@@ -159,7 +186,110 @@ class Experts:
         return len(self.gate)
 
 
-Mixer = Attention | ShortConv
+@dataclass(frozen=True)
+class GatedDelta:
+    """The gated delta rule (Yang et al. 2024, arXiv 2412.06464) behind a convolution of each
+    channel, as in Qwen3-Next and Qwen3.5. State: the last inputs of the convolution, and a matrix
+    for each value head.
+    """
+
+    index: int
+    slot: int  # number among the layers with a recurrent state
+    # of queries, keys and values, then the output's gate, the strengths of updates, and the decays
+    into: tuple[str, str, str, str]
+    conv: str  # [C, 1, W], C = 2 Hk Dk + Hv Dv
+    decay: str  # tensor [Hv]: log of the rates
+    decay_bias: str  # tensor [Hv]
+    norm: str  # of each value head's output, [Dv]
+    out: str
+    key_heads: int  # Hk, each of which serves Hv / Hk value heads
+    value_heads: int  # Hv
+    key_size: int  # Dk
+    value_size: int  # Dv
+    hidden: int  # E
+    width: int  # of the convolution, W
+    eps: float  # of the norm
+    # Value head n has key head n % Hk, as in llama.cpp's files of Qwen3.5; else n // (Hv / Hk).
+    tiled: bool = False
+
+    @property
+    def channels(self) -> int:
+        """C: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+    @property
+    def states(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of a row's state, float32."""
+        matrices = self.value_heads, self.key_size, self.value_size
+        return (self.width - 1, self.channels), matrices
+
+    @property
+    def modules(self) -> tuple[tuple[str, ...], ...]:
+        return self.into, (self.out,)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the modules' weights, and of the two tensors that are no modules."""
+        values, heads = self.value_heads * self.value_size, self.value_heads
+        rows = self.channels, values, heads, heads
+        shapes: dict[str, tuple[int, ...]] = {
+            name: (count, self.hidden) for name, count in zip(self.into, rows)
+        }
+        shapes |= {self.conv: (self.channels, 1, self.width), self.norm: (self.value_size,)}
+        return shapes | {self.out: (self.hidden, values)}
+
+    def swaps(self) -> dict[str, tuple[np.ndarray | None, np.ndarray | None]]:
+        """{tensor: (its rows, its columns) in the other order of value heads, int64, None for all
+        as they are}.
+        """
+        sides = self.key_heads, self.value_heads // self.key_heads
+        heads = np.arange(self.value_heads).reshape(sides[::-1] if self.tiled else sides).T
+        values = np.arange(self.value_heads * self.value_size).reshape(self.value_heads, -1)
+        heads, values = heads.reshape(-1), values[heads.reshape(-1)].reshape(-1)
+        first = self.channels - len(values)
+        channels = np.concatenate([np.arange(first), first + values])
+        qkv, gate, strength, decay = (f"{name}.weight" for name in self.into)
+        rows = {qkv: channels, f"{self.conv}.weight": channels, gate: values}
+        rows |= dict.fromkeys((strength, decay, self.decay, self.decay_bias), heads)
+        swaps: dict[str, tuple[np.ndarray | None, np.ndarray | None]] = {
+            name: (order, None) for name, order in rows.items()
+        }
+        return swaps | {f"{self.out}.weight": (None, values)}
+
+
+@dataclass(frozen=True)
+class PerLayerInput:
+    """What a layer adds to the stream of its own input: the input, times a gate of the stream,
+    projected and normed (Gemma 3n, Gemma 4).
+    """
+
+    index: int  # the layer's number
+    gate: str  # [P, E]
+    projection: str  # [E, P]
+    norm: str  # of its output, [E]
+    size: int  # P
+    activation: str  # of the gate
+
+    @property
+    def modules(self) -> tuple[tuple[str, ...], ...]:
+        return (self.gate,), (self.projection,)
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """The inputs of all layers: of each token, an embedding and a projection of its own one."""
+
+    embedding: str  # [V', layers P]
+    projection: str  # [layers P, E]
+    norm: str  # of each layer's part of the projection, [P]
+    tokens: int  # V', at least the vocabulary
+    size: int  # P
+    hidden: int  # E
+    layers: int
+    eps: float
+
+
+Recurrent = ShortConv | GatedDelta  # mixers with a state that can be cut at checkpoints alone
+Mixer = Attention | Recurrent
 
 
 @dataclass(frozen=True)
@@ -177,12 +307,14 @@ class Layer:
     post_attention_norm: str | None = None
     post_ffn_norm: str | None = None
     residual_multiplier: float = 1.0  # on what is added to the stream (Granite)
+    input: PerLayerInput | None = None  # after the feed-forward network
+    scalar: str | None = None  # tensor of a number that multiplies the stream at the end (Gemma 4)
 
     @property
     def norms(self) -> list[str]:
         """The norms of the stream and of what is added to it."""
-        before, after = (self.attention_norm, self.ffn_norm), self.post_attention_norm
-        return [name for name in (*before, after, self.post_ffn_norm) if name]
+        after = self.post_attention_norm, self.post_ffn_norm, self.input and self.input.norm
+        return [name for name in (self.attention_norm, self.ffn_norm, *after) if name]
 
     @property
     def attention(self) -> Attention | None:
@@ -206,3 +338,5 @@ class Layer:
         if isinstance(self.ffn, MLP):
             yield self.ffn.gate_up
             yield (self.ffn.down,)
+        if self.input:
+            yield from self.input.modules

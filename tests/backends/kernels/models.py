@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from making import make_checkpoint
+from making import config_checkpoint, make_checkpoint
 from making_gguf import make_gguf, random_blocks
 
 from cpu_fallback.model import Llama
-from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.parts import GatedDelta, Mixer
 from mlx_llama.core.options import LoadOptions
 
 WIDE = dict(hidden_size=256, intermediate_size=512)
@@ -71,6 +74,29 @@ MODELS: dict[str, dict] = {
     "qwen3, head 64": dict(kinds="float32", architectures=["Qwen3ForCausalLM"], head_dim=64),
     "Q8_0 tied": dict(kinds="Q8_0", tie_word_embeddings=True, vocab_size=384, **WIDE),
 }
+# Models with recurrent states
+HYBRIDS: dict[str, dict] = {
+    "short convolutions": dict(
+        kinds="float32",
+        architectures=["Lfm2ForCausalLM"],
+        model_type="lfm2",
+        hidden_size=40,
+        intermediate_size=100,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        num_hidden_layers=4,
+        full_attn_idxs=[1],
+        block_auto_adjust_ff_dim=False,
+        conv_bias=True,
+    ),
+    # the last layer's mixer is attention, or a gated delta rule
+    "gated delta rules": dict(
+        kinds="bfloat16", architectures=["Qwen3ForCausalLM"], num_hidden_layers=4, **SIX_HEADS
+    ),
+    "gated delta rules, 3 layers": dict(
+        kinds="bfloat16", architectures=["Qwen3ForCausalLM"], num_hidden_layers=3, **SIX_HEADS
+    ),
+}
 LENGTH = 37
 TOKENS = np.random.default_rng(1).integers(0, 384, (3, LENGTH)).astype(np.int32)
 
@@ -78,7 +104,7 @@ TOKENS = np.random.default_rng(1).integers(0, 384, (3, LENGTH)).astype(np.int32)
 @functools.cache
 def files(case: str) -> Path:
     """Make the model's files; returns their path."""
-    fields = dict(MODELS[case])
+    fields = dict((MODELS | HYBRIDS)[case])
     kinds = fields.pop("kinds")
     home = Path(tempfile.mkdtemp())
     if isinstance(kinds, str) and kinds.startswith(("float", "bfloat")):
@@ -105,8 +131,56 @@ def centred_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator)
     return blocks
 
 
+class Gated(LlamaConfig):
+    """Qwen3 with a gate of attention's output, and gated delta rules in place of its other layers'
+    attention, of odd sizes.
+    """
+
+    def _mixer(self, i: int, layer: str) -> Mixer:
+        if i % 2:
+            return dataclasses.replace(super()._mixer(i, layer), gate=f"{layer}self_attn.gate")
+        names = f"{layer}linear_attn."
+        return GatedDelta(
+            index=i,
+            slot=0,
+            into=tuple(f"{names}in_{name}" for name in ("qkv", "z", "b", "a")),
+            conv=f"{names}conv1d",
+            decay=f"{names}A_log",
+            decay_bias=f"{names}dt_bias",
+            norm=f"{names}norm",
+            out=f"{names}out_proj",
+            key_heads=2,
+            value_heads=6,
+            key_size=11,
+            value_size=52,
+            hidden=self.hidden_size,
+            width=4,
+            eps=self.rms_norm_eps,
+        )
+
+
+@functools.cache
+def checkpoint(case: str) -> Checkpoint:
+    stored = open_checkpoint(files(case))
+    if not case.startswith("gated delta rules"):
+        return stored
+    config = Gated(
+        **{
+            field.name: getattr(stored.config, field.name)
+            for field in dataclasses.fields(LlamaConfig)
+        }
+    )
+    random, tensors = np.random.default_rng(5), {}
+    for name, shape in config.tensor_shapes().items():
+        numbers = random.normal(0, 1, shape).astype(np.float32)
+        if len(shape) == 2:
+            numbers /= shape[1] ** 0.5
+        tensors[name] = 1 + numbers / 4 if name.endswith("norm.weight") else numbers
+    return config_checkpoint(config, Path(tempfile.mkdtemp()), tensors, "bfloat16")
+
+
 def load(case: str, dtype: str = "float32", **options) -> Llama:
-    return Llama.load(open_checkpoint(files(case)), LoadOptions(dtype=dtype, **options))
+    return Llama.load(checkpoint(case), LoadOptions(dtype=dtype, **options))
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from .family import Family
 
 # Files of this folder. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
-    "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma exaone4 plain apertus gpt_oss "
-    "nemotron_nas lfm2 glm4_moe"
+    "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma gemma4 exaone4 plain apertus "
+    "gpt_oss nemotron_nas lfm2 glm4_moe qwen3_next"
 ).split()
 _ALL: tuple[Family, ...] = tuple(
     family for file in _FILES for family in import_module(f".{file}", __name__).FAMILIES
@@ -32,9 +32,7 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 # Well-known models that do not run: (how `general.architecture`, `model_type` or, in lower case,
 # the name in `architectures` begins, what they need, what runs in their place)
 _ABSENT = (
-    ("gemma4", "two sizes of heads, keys that layers share and an input for each layer", "Gemma 3"),
     ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
-    ("qwen35 qwen3_5 qwen3next qwen3_next", "layers with a recurrent state", "Qwen3"),
 )
 
 
@@ -64,6 +62,10 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     names, kind = read.get("architectures", None), read.get("model_type", None)
     is_single = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
     name = names[0] if is_single else None
+    flat = BY_SPELLING.get(name or "")
+    if flat and flat.wrapper and kind == flat.wrapper[1]:  # mlx_lm takes a text model so
+        text = read.raw | {"model_type": flat.model_type}
+        read, name = read.inner(read.raw | {"text_config": text}), flat.wrapper[0]
     wrappers = (
         wrapper
         for wrapper, model_type in WRAPPERS.items()
@@ -121,5 +123,14 @@ def strip_wrapper(name: str) -> str | None:
     for prefix, replacement in (("language_model.", ""), ("model.language_model.", "model.")):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
-    others = ("vision_tower.", "vision_model.", "multi_modal_projector.")
+    others = (
+        "vision_tower.",
+        "vision_model.",
+        "vision_embedder.",
+        "visual.",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
+        "multi_modal_projector.",
+    )
     return None if name.removeprefix("model.").startswith(others) else name

@@ -20,7 +20,10 @@ from mlx_llama.core.models.fields import Field, Reader
 from mlx_llama.core.models.parts import NORM_NAMES, Router
 from mlx_llama.core.system.forks import cached_property
 
-_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)\.(weight|bias)", re.ASCII)
+_NAME = re.compile(
+    r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.(?!(?:weight|bias)$)\w{1,16})?)(?:\.(weight|bias))?",
+    re.ASCII,
+)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
 _EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
 
@@ -38,7 +41,14 @@ _LAYERS = {
 _QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 # {tensor that is no module's: the suffix of its name in GGUF}
-_BARE = {"self_attn.sinks": "weight", "e_score_correction_bias": "bias"}
+_BARE = {
+    "self_attn.sinks": "weight",
+    "e_score_correction_bias": "bias",
+    "expert_bias": "bias",
+    "linear_attn.dt_bias": "bias",
+    "linear_attn.A_log": "",
+    "layer_scalar": "weight",
+}
 _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
@@ -89,6 +99,19 @@ def expert_fields(
         size("num_experts_per_tok", "expert_used_count", 12, default=used, placeholder=1),
         size("moe_intermediate_size", gguf_width, 22, width),
     )
+
+
+def skip_next_layers(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the layers of multi-token prediction, which GGUF counts too."""
+    skipped, count = values["num_nextn_predict_layers"], values["num_hidden_layers"]
+    if skipped:
+        layers = "1 layer" if skipped == 1 else f"{skipped} layers"
+        read.notices.append(f"{read.source}: {layers} of multi-token prediction left out")
+    if not read.is_gguf:
+        return {}
+    if skipped >= count:
+        read.fail("nextn_predict_layers", skipped, f"less than {count}")
+    return {"num_hidden_layers": count - skipped}
 
 
 @dataclass(frozen=True)
@@ -247,6 +270,8 @@ class Family:
     complete: Callable[[Reader, dict[str, Any]], dict[str, Any]] | None = None
     # LlamaConfig -> more fields of config.json
     write: Callable[[Any], dict[str, Any]] | None = None
+    # LlamaConfig -> more fields of GGUF metadata, some in place of the table's: numbers, and lists
+    write_gguf: Callable[[Any], dict[str, Any]] | None = None
 
     # None: config.json's `attention_bias` or `mlp_bias` decides
     attention_biases: tuple[bool | None, bool | None] = (False, False)  # qkv, output
@@ -260,8 +285,12 @@ class Family:
     mlp: str = "mlp"  # a layer's module with the MLP
     # {GGUF's name: module} where llama.cpp has another name for the module
     renamed: Mapping[str, str] = field(default_factory=dict)
+    model_names: Mapping[str, str] = field(default_factory=dict)  # the same, outside of layers
     # {stored module: modules whose rows it has}; of a single module, its name in the family
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # a layer's mixer -> {module: (stored module, its rows there, int64)}
+    scattered: Callable[[Any], dict[str, tuple[str, Any]]] | None = None
+    tiles: bool = False  # llama.cpp's converter reorders value heads, as parts.GatedDelta.tiled
     splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
     # All files have the two rows of a rotary pair side by side, as Meta's do.
@@ -271,6 +300,12 @@ class Family:
 
     # (config, number of a layer) -> its mixer, None for attention
     mixer: Callable[[Any, int], Any] | None = None
+    gate: str = ""  # module of the gate of attention's output
+    # (config, a layer as other families have it) -> the layer
+    layer: Callable[[Any, Any], Any] | None = None
+    inputs: Callable[[Any], Any] | None = None  # config -> parts.LayerInputs, or None
+    # (file, LlamaConfig's fields): report those that do not fit each other
+    check: Callable[[Reader, dict[str, Any]], None] | None = None
     norm: tuple[str, str] = "model.norm", "output_norm"  # before the head: its module, GGUF's name
     # key-value heads and hidden units of each layer, where layers differ
     layer_sizes: Callable[[Reader], tuple[tuple[int, int], ...]] | None = None
@@ -283,6 +318,8 @@ class Family:
     partial_rotation: bool = False  # `partial_rotary_factor`
     # yarn's `truncate` for GGUF files, which do not store it
     truncates_yarn: bool = True
+    # `mrope_section` is of positions in images: for text it is plain rope
+    has_sections: bool = False
     stretches_theta: bool = False  # by `alpha` of a rope of type "dynamic"
     scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
 
@@ -356,7 +393,7 @@ class GGUFNames:
         kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
         self.layers = kept | dict(family.renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
-        self.model = _MODEL | {family.norm[1]: family.norm[0]}
+        self.model = _MODEL | {family.norm[1]: family.norm[0]} | dict(family.model_names)
         pairs = (*self.layers.items(), *self.model.items(), *stacks)
         self._inverse = {module: name for name, module in pairs}
 
@@ -367,12 +404,14 @@ class GGUFNames:
             return None
         layer, module, suffix = match.groups()
         if layer is None:
-            return f"{self.model[module]}.{suffix}" if module in self.model else None
-        module, _, expert = module.partition(".")
-        theirs = self.experts.get(module) if expert else self.layers.get(module)
+            return f"{self.model[module]}.{suffix}" if suffix and module in self.model else None
+        part, _, expert = module.partition(".")
+        theirs = self.layers.get(module) or (expert.isdecimal() and self.experts.get(part))
         if theirs and theirs.endswith(tuple(_BARE)):
             return f"model.layers.{layer}.{theirs}"
-        return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
+        if not (theirs and suffix):
+            return None
+        return f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
         """The inverse of `hugging_face`; an expert's stack. Raises KeyError for unknown names."""
@@ -381,7 +420,11 @@ class GGUFNames:
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""
         ours = self._inverse[_EXPERT.sub(".experts.#.", match[2]) if match else module]
-        return f"{prefix}{ours}.{suffix}"
+        return f"{prefix}{ours}.{suffix}".removesuffix(".")
+
+    def is_logarithm(self, name: str) -> bool:
+        """True if llama.cpp's converter stores -exp of the tensor. name: Hugging Face's."""
+        return name.endswith(".A_log")
 
     def is_permuted(self, name: str) -> bool:
         """True if llama.cpp's converter reorders the tensor's rows. name: Hugging Face's."""

@@ -5,7 +5,7 @@ from typing import Any
 from mlx_llama.core.models.fields import Field, Reader
 from mlx_llama.core.models.parts import Router
 
-from .family import Experts, Family, expert_fields, factor, flag, size
+from .family import Experts, Family, expert_fields, factor, flag, size, skip_next_layers
 
 _ONE: dict[str, Any] = {"default": 1, "gguf_default": 1, "zero": True, "placeholder": 1}
 _NONE: dict[str, Any] = {"low": 0, "gguf_default": 0, "placeholder": 0}
@@ -15,7 +15,7 @@ _NEXT = "num_nextn_predict_layers"
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     """Check the groups; leave out the layers of multi-token prediction, which GGUF counts too."""
     experts, groups = values["num_experts"], values.get("n_group", 1)
-    used_groups, skipped = values.get("topk_group", 1), values[_NEXT]
+    used_groups = values.get("topk_group", 1)
     if experts % groups or experts < 2 * groups:
         name = "expert_group_count" if read.is_gguf else "n_group"
         read.fail(name, groups, f"a divisor of {experts} experts, with at least 2 in a group")
@@ -23,14 +23,7 @@ def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         name = "expert_group_used_count" if read.is_gguf else "topk_group"
         chosen = values["num_experts_per_tok"]
         read.fail(name, used_groups, f"at most {groups} groups, with at least {chosen} experts")
-    if skipped:
-        layers = "1 layer" if skipped == 1 else f"{skipped} layers"
-        read.notices.append(f"{read.source}: {layers} of multi-token prediction left out")
-    if not read.is_gguf:
-        return {}
-    if skipped >= values["num_hidden_layers"]:
-        read.fail("nextn_predict_layers", skipped, f"less than {values['num_hidden_layers']}")
-    return {"num_hidden_layers": values["num_hidden_layers"] - skipped}
+    return skip_next_layers(read, values)
 
 
 FAMILIES = (
