@@ -148,7 +148,8 @@ class Adjusted(Symbol):
             norm |= dict(factor=self.factor, width=self.trace.config.hidden_size)
             target = dict(target=buffer, accumulate=int(accumulate))
             program.add("adjust", 1, True, delta=source, groups=groups, **norm, **target)
-        self.columns = Columns(self.trace, buffer, 0, self.product.parts[0][1])
+        # for probes, of sums of products alone if it accumulates
+        self.columns = Columns(self.trace, source, 0, self.product.parts[0][1])
         for name in self.marks:
             self.trace.probe(name, self)
 
