@@ -130,7 +130,7 @@ class Batch:
     def trim(self, row: int, length: int) -> None:
         """A row of recurrent states is emptied unless both caches have a checkpoint there."""
         cuts = self.cache.trim(length, row), self.alone[row].trim(length)
-        if cuts[0] != cuts[1] or not cuts[0] and length:
+        if cuts[0] != cuts[1] or (not cuts[0] and length):
             self.reset(row)
 
     def copy(self, source: int, target: int, length: int) -> None:
