@@ -127,4 +127,5 @@ class Llama(BaseLlama):
             return super()._logits(tokens, index_pos, cache, rows, all_positions, probe)
         tokens = checked_tokens(tokens, self.config.vocab_size)
         with View(cache, tokens, index_pos, rows) as view:
+            view.listener = probe
             return self.runner.forward(tokens, view, all_positions, probe)

@@ -64,7 +64,7 @@ class View:
     new_keys: Callable[[Attention], Array]  # keys of the new positions as stored, [B, G, T, D]
     # the states of the rows before the new positions, float32 [B, *shape] each, by slot
     recurrent: Callable[[int], tuple[Array, ...]]
-    keep: Callable[[int, tuple[Array, ...]], None]  # those after them, probed as `i.state`
+    keep: Callable[[int, tuple[Array, ...]], None]  # those after them
 
     def probe(self, name: str, x: Array, layer: int | None = None) -> None:
         """Show x to the listener as `name`, in a layer as `layer.name`."""

@@ -102,6 +102,7 @@ class Cache(Buffers):
 
     runtime, view_type = runtime, View
     pace: Pace | None = None  # measures long prompts
+    _stack = staticmethod(mx.stack)
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:

@@ -14,8 +14,10 @@ import torch
 import transformers
 
 from backends.conftest import relative_error
+from mlx_llama.bench.measure import bytes_per_token
 from mlx_llama.core import options
 from mlx_llama.core.backends.positions import CHECKPOINT, KEPT_CHECKPOINTS
+from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
@@ -143,3 +145,11 @@ def test_the_state_of_another_model_is_refused(backend):
     with pytest.raises(ContextError, match=r"saved by another model"):
         cache.restore(state)
     assert cache.length == 20
+
+
+def test_a_token_reads_its_states():
+    """Of the layers' states, beside all weights and keys and values of two layers."""
+    backend = select("cpu")
+    model, checkpoint = loaded(backend, "lfm2"), open_checkpoint(made("lfm2")[0])
+    positions, state = 7 * model.make_cache(1).position_nbytes, 4 * 3 * 2 * 72
+    assert bytes_per_token(checkpoint, model, 7) == checkpoint.nbytes + positions + state

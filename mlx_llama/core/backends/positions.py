@@ -486,6 +486,15 @@ class CallView(View):
         if kind is None:
             for i, span in enumerate(self.spans):
                 self.cache.advance(span, self.states_after(i) if self.cache.state_nbytes else ())
+            if self.listener is not None:
+                self._probe_states()
+
+    def _probe_states(self) -> None:
+        """Show the last of each layer's states after the call, [B, 1, n]."""
+        for slot, mixer in enumerate(self.config.recurrent):
+            states = [self.cache.states[span.row][slot][-1] for span in self.spans]
+            rows = self.cache._stack([state.reshape(1, -1) for state in states])
+            self.probe("state", rows, mixer.index)
 
     def states_after(self, i: int) -> States:
         """The recurrent states of sequence `i` after this call."""
@@ -504,9 +513,6 @@ class CallView(View):
 
     def keep(self, slot: int, states: tuple[Any, ...]) -> None:
         self._kept[slot] = states
-        if self.listener is not None:  # the last of them, as a row of numbers
-            state = states[-1].reshape(self.batch, 1, -1)
-            self.probe("state", state, self.config.recurrent[slot].index)
 
     def mask(self, window: Window | None = None) -> list[Any]:
         """Positions that a sequence's queries see: bool [T, columns], "causal", or None for all."""

@@ -18,8 +18,9 @@ def read_layers(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     if read.is_gguf:
         groups = read.get("attention.head_count_kv")
         groups = groups if isinstance(groups, list) else [groups] * count
-        if len(groups) != count:
-            read.fail("attention.head_count_kv", groups, f"a number for each of {count} layers")
+        if len(groups) != count or not any(groups):
+            expected = f"a number for each of {count} layers, above 0 in one at least"
+            read.fail("attention.head_count_kv", groups, expected)
         attention = tuple(i for i in range(count) if groups[i])
         return {"attention_layers": attention, "conv_bias": False}
     kinds, chosen = read.get("layer_types", None), read.get("full_attn_idxs", None)
@@ -29,8 +30,9 @@ def read_layers(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
             read.fail("full_attn_idxs", chosen, f"numbers of layers from 0 to {count - 1}")
         kinds = [_ATTENTION if i in chosen else _CONV for i in range(count)]
     known = isinstance(kinds, list) and all(kind in (_ATTENTION, _CONV) for kind in kinds)
-    if not known or len(kinds) != count:
-        read.fail("layer_types", kinds, f"{count} times {_ATTENTION!r} or {_CONV!r}")
+    if not known or len(kinds) != count or _ATTENTION not in kinds:
+        expected = f"{count} times {_ATTENTION!r}, which one has at least, or {_CONV!r}"
+        read.fail("layer_types", kinds, expected)
     return {"attention_layers": tuple(i for i in range(count) if kinds[i] == _ATTENTION)}
 
 

@@ -76,15 +76,16 @@ def test_the_config_means_what_transformers_reads(name):
     raw = MODELS[name]
     ours = LlamaConfig.from_dict(raw)
     theirs = transformers.AutoConfig.for_model(**copy.deepcopy(raw))  # which it changes
-    is_llama4 = theirs.model_type == "llama4_text"
-    assert ours.intermediate_size == (
-        theirs.intermediate_size_mlp if is_llama4 else theirs.intermediate_size
-    )
+    is_llama4, is_lfm2 = theirs.model_type == "llama4_text", theirs.model_type.startswith("lfm2")
+    units = theirs.intermediate_size_mlp if is_llama4 else theirs.intermediate_size
+    # which LFM2's layers may adjust; test_lfm2.py
+    assert ours.intermediate_size == units or theirs.model_type == "lfm2"
     for field in (
         "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
-        "rms_norm_eps max_position_embeddings tie_word_embeddings bos_token_id"
+        "max_position_embeddings tie_word_embeddings bos_token_id"
     ).split():
         assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.rms_norm_eps == (theirs.norm_eps if is_lfm2 else theirs.rms_norm_eps)
     assert ours.architecture == theirs.architectures[0]
     assert ours.head_dim == (
         getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
@@ -104,8 +105,9 @@ def test_the_config_means_what_transformers_reads(name):
         "sliding_attention": lambda: Window(theirs.sliding_window),
         "chunked_attention": lambda: Window(theirs.attention_chunk_size, is_chunk=True),
     }
-    assert [layer.mixer.window for layer in ours.layers] == [
-        windows[kind]() if kind in windows else None for kind in kinds
+    assert [layer.attention is None for layer in ours.layers] == [k == "conv" for k in kinds]
+    assert [mixer.window for mixer in ours.attentions] == [
+        windows[kind]() if kind in windows else None for kind in kinds if kind != "conv"
     ]
     # only layers with a window rotate
     is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window

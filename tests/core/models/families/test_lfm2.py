@@ -2,7 +2,10 @@
 have them.
 """
 
+import json
+import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +36,6 @@ KINDS = ["conv", "full_attention", "conv", "full_attention"]
     [
         dict(layer_types=KINDS),
         dict(full_attn_idxs=[0, 2]),
-        dict(full_attn_idxs=[]),
         dict(),
         dict(layer_types=KINDS, full_attn_idxs=[0]),
         dict(intermediate_size=80, block_ff_dim=None),
@@ -61,9 +63,10 @@ def test_spellings_mean_what_transformers_reads(fields):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(layer_types=KINDS[1:]), "layer_types is .*, expected 4 times 'full_attention' or"),
+        (dict(layer_types=KINDS[1:]), "layer_types is .*, expected 4 times 'full_attention'"),
         (dict(layer_types=["mamba", *KINDS[1:]]), "'mamba'.*, expected 4 times 'full_attention'"),
         (dict(layer_types="conv"), "layer_types is 'conv', expected 4 times"),
+        (dict(full_attn_idxs=[]), "'full_attention', which one has at least, or 'conv'"),
         (dict(full_attn_idxs=3), "full_attn_idxs is 3, expected numbers of layers from 0 to 3"),
         (dict(full_attn_idxs=[4]), r"full_attn_idxs is \[4\], expected numbers of layers"),
         (dict(full_attn_idxs=["1"]), r"full_attn_idxs is \['1'\], expected numbers of layers"),
@@ -109,3 +112,20 @@ def test_a_convolution_has_the_same_numbers_in_each_layout(tmp_path):
             np.testing.assert_array_equal(other[name].bits, tensor.bits)
     words = ["model.layers.0.conv.conv.weight has shape [3, 48]", "calls for [48, 1, 3]"]
     refusal(open_checkpoint, make(tmp_path / "turned", 3, 48), words=words)
+
+
+# as the models' cards have them
+PARAMETERS = {
+    "LFM2-350M": 354_483_968,
+    "LFM2-700M": 742_489_344,
+    "LFM2-1.2B": 1_170_340_608,
+    "LFM2-2.6B": 2_569_272_320,
+    "LFM2.5-1.2B-Instruct": 1_170_340_608,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_models_have_the_parameters_of_their_cards(name):
+    file = Path(__file__).parents[3] / "data" / "configs.json"
+    config = LlamaConfig.from_dict(json.loads(file.read_text(encoding="utf-8"))[name])
+    assert sum(map(math.prod, config.tensor_shapes().values())) == PARAMETERS[name]
