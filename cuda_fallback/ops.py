@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core import ops as plain
-from mlx_llama.core.models.parts import Attention, Experts
+from mlx_llama.core.models.parts import Attention, Router
 from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays, kernels
@@ -33,7 +33,7 @@ Adapters = tuple[Tensor, Tensor]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
 scale_heads, short_conv = plain.scale_heads, partial(plain.short_conv, arrays)
-gated_delta, gate_output = partial(plain.gated_delta, arrays), partial(plain.gate_output, arrays)
+gated_delta = partial(plain.gated_delta, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -70,10 +70,10 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     """As in core.ops. Single positions are computed row by row, without waiting for the device. A
     prompt with few rows per expert takes three grouped products by kernels; any other waits for the
     experts' counts and multiplies expert by expert."""
-    spec = stacks.spec
+    spec, router = stacks.spec, stacks.spec.router
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
-    rows, shares = scale_inputs(rows, shares, spec)
+    chosen, shares = choose_experts(scores.reshape(len(rows), -1), router, stacks.router_bias)
+    rows, shares = scale_inputs(rows, shares, router)
     if x.shape[1] == 1:
         mixed = []
         for row, numbers, share in zip(rows.view(len(chosen), -1, rows.shape[-1]), chosen, shares):
@@ -95,8 +95,8 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     for expert, pairs in enumerate(order.split(counts)):
         if counts[expert]:
             # a new tensor would wait for its copy
-            number, tokens = numbers[expert : expert + 1], pairs // spec.used
-            inputs = rows[pairs if spec.scales_input else tokens]
+            number, tokens = numbers[expert : expert + 1], pairs // router.used
+            inputs = rows[pairs if router.scales_input else tokens]
             outputs = _run_experts(
                 lambda x, matrices: F.linear(x, matrices[0]), inputs, stacks, number
             )
@@ -106,11 +106,12 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
 
 
 choose_experts = partial(plain.choose_experts, arrays)
+gate_output = partial(plain.gate_output, arrays)
 
 
-def scale_inputs(rows: Tensor, shares: Tensor, spec: Experts) -> tuple[Tensor, Tensor]:
+def scale_inputs(rows: Tensor, shares: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """Inputs [T, E], or times shares [T used, E], and factors of their outputs, [T, used]."""
-    if not spec.scales_input:
+    if not router.scales_input:
         return rows, shares
     scaled = (rows[:, None] * shares[..., None]).to(rows.dtype)
     return scaled.view(-1, rows.shape[-1]), torch.ones_like(shares)

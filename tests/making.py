@@ -249,10 +249,10 @@ def shared_arithmetic(config: Any) -> tuple:
 
 def few_experts(count: int, used: int, normalises: bool = True, **more: Any) -> Any:
     """parts.Experts of `count` experts without names."""
-    from mlx_llama.core.models.parts import Experts
+    from mlx_llama.core.models.parts import Experts, Router
 
-    names = ("",) * count
-    return Experts("", names, names, names, ("", "", ""), 1, used, normalises, **more)
+    names, router = ("",) * count, Router("", used, normalises=normalises, **more)
+    return Experts(router, names, names, names, ("", "", ""), 1)
 
 
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:

@@ -35,6 +35,7 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
         for x_layout, source in packed:
             writers[kind_of("gather", source, x_layout)] = _gather, x_layout, source
         writers |= {"route": (routing.route, tile_sizes), "combine": (routing.combine,)}
+        writers["gate_output"] = (routing.gate_output,)
     simple = norms.adjust, norms.softcap, norms.select, norms.norm_heads, norms.scale_heads
     writers |= {write.__name__: (write,) for write in simple}
     writers["rotate"] = _rotate, head_dim, bits, recipe.rotary_dim or head_dim

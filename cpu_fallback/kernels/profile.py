@@ -36,6 +36,7 @@ _NAMES = {
     "route": "choice of experts",
     "gather": "packing for experts",
     "combine": "sum of experts",
+    "gate_output": "gate",
     "select": common.ADAPTERS,
     "convolve": common.CONVOLUTION,
     "gated_delta": common.GATED_DELTA,

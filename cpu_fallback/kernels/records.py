@@ -44,7 +44,8 @@ OPERANDS = {
     "rotate": f"qkv qkv_bytes heads key_heads keys_at values_at {_CACHED} rotates table_at"
     " query_table_at",
     # items: 1. scores -> chosen experts of each token, their shares, tiles of their rows
-    "route": "scores scores_bytes experts used sharing chosen shares counts tiles order rows",
+    "route": "scores scores_bytes experts used sharing bias groups used_groups ranks scale chosen"
+    " shares counts tiles order rows",
     # items: parts of the groups of each tile, for as many tiles as there may be. is_sorted: 1: rows
     # of a are the tiles' rows; 0: tokens. shares: of the assignments, to multiply by; or 0
     "gather": f"{_PACKED} tiles order used is_sorted shares",
@@ -54,11 +55,13 @@ OPERANDS = {
     " bias_bytes",
     # items: tokens. The sum of outputs times shares -> out (+ out)
     "combine": "outputs outputs_bytes rows shares used vectors out out_bytes accumulate",
+    # items: tokens. x times the sigmoid of the token's score -> out (+ out)
+    "gate_output": "x x_bytes score score_bytes vectors out out_bytes accumulate",
     # items: vectors of channels, for all tokens. weights: by position, those of `history` earlier
     # ones first; state: offset in a row's block, in bytes
     "convolve": "x x_bytes channels history weights weights_bytes bias state out out_bytes",
-    # items: value heads, for all tokens. x: queries, keys and values; shared: value heads of a key
-    # head; norm: weights of the output's; state: as of convolve
+    # items: value heads, for all tokens. x: queries, keys and values; shared: value heads in a row
+    # that have one key head; norm: weights of the output's; state: as of convolve
     "gated_delta": "x x_bytes strengths strengths_bytes decays decays_bytes rates biases norm"
     " key_heads shared key_size value_size state out out_bytes eps scale",
     # items: key heads of tokens. is_chunk: 1: the window begins at a multiple of its size

@@ -45,6 +45,9 @@ class Routing:
         experts, assignments = config.num_experts, CHUNK * config.num_experts_per_tok
         self.rows = max_rows(assignments, experts, full)  # rows in tiles
         self.scores = Buffer(CHUNK, pad(experts, WIDTH))  # the router's
+        self.ranks = Buffer(pad(experts, WIDTH) + experts)  # of a token's experts and groups
+        self.shared_scores = Buffer(CHUNK, WIDTH)  # of the shared expert's gate
+        self.shared = Buffer(CHUNK, pad(config.hidden_size, WIDTH))  # its output
         self.chosen, self.row_of, self.counts, self.order = (
             Buffer(size, dtype=np.int64) for size in (assignments, assignments, experts, self.rows)
         )

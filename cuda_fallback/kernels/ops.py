@@ -19,6 +19,7 @@ from .state import StateView
 
 embed, add, scale, softcap = plain.embed, plain.add, plain.scale, plain.softcap
 last_position, scale_heads, split_heads = plain.last_position, plain.scale_heads, plain.split_heads
+gate_output = plain.gate_output
 add_rms_norm, gate, xielu = decode.add_rms_norm, decode.gate, decode.xielu
 
 
@@ -42,8 +43,9 @@ def gated_linear(
 
 def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), stacks.spec)
-    rows, shares = plain.scale_inputs(rows, shares, stacks.spec)
+    router, scores = stacks.spec.router, scores.reshape(len(rows), -1)
+    chosen, shares = plain.choose_experts(scores, router, stacks.router_bias)
+    rows, shares = plain.scale_inputs(rows, shares, router)
     return decode.experts(rows, chosen, shares, stacks).view(x.shape)
 
 

@@ -178,16 +178,24 @@ class MLP:
 
 @dataclass(frozen=True)
 class Experts:
-    """Experts in place of an MLP. router: [experts, E]; shared: an MLP for all tokens."""
+    """Experts in place of an MLP. router: [experts, E]; shared: an MLP for all tokens, whose output
+    shared_gate [1, E] may gate.
+    """
 
     ops: Ops
     router: Linear
     stacks: ExpertStacks
     shared: MLP | None = None
+    shared_gate: Linear | None = None
 
     def __call__(self, x: Array, view: View) -> Array:
         mixed = self.ops.experts(x, self.router(x, view), self.stacks)
-        return mixed if self.shared is None else self.ops.add(mixed, self.shared(x, view))
+        if self.shared is None:
+            return mixed
+        shared = self.shared(x, view)
+        if self.shared_gate is not None:
+            shared = self.ops.gate_output(shared, self.shared_gate(x, view))
+        return self.ops.add(mixed, shared)
 
 
 @dataclass(frozen=True)

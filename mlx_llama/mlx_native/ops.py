@@ -74,18 +74,20 @@ def linear(x: mx.array, weight: Matrices, bias: mx.array | None = None) -> mx.ar
 
 gate, xielu = partial(plain.gate, arrays), partial(plain.xielu, arrays)
 short_conv = partial(plain.short_conv, arrays)
-gated_delta, gate_output = partial(plain.gated_delta, arrays), partial(plain.gate_output, arrays)
+gated_delta = partial(plain.gated_delta, arrays)
 softcap, choose_experts = partial(plain.softcap, arrays), partial(plain.choose_experts, arrays)
+gate_output = partial(plain.gate_output, arrays)
 
 
 def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
-    spec, (gate_bias, up_bias, down_bias) = stacks.spec, stacks.biases
-    chosen, shares = choose_experts(scores.reshape(-1, spec.count), spec)
+    router, (gate_bias, up_bias, down_bias) = stacks.spec.router, stacks.biases
+    scores = scores.reshape(-1, stacks.spec.count)
+    chosen, shares = choose_experts(scores, router, stacks.router_bias)
     rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
-    if spec.scales_input:  # a row for each expert of a token
+    if router.scales_input:  # a row for each expert of a token
         rows, shares = (rows * shares[..., None, None]).astype(x.dtype), mx.ones_like(shares)
     if is_sorted:
-        order, per_row = mx.argsort(chosen.reshape(-1)), spec.used // rows.shape[1]
+        order, per_row = mx.argsort(chosen.reshape(-1)), router.used // rows.shape[1]
         rows = rows.reshape(-1, 1, x.shape[-1])[order // per_row]
         chosen = chosen.reshape(-1)[order]
     gate_up = [
@@ -96,7 +98,7 @@ def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
     outputs = _multiply_stack(hidden, stacks.down, chosen, is_sorted, down_bias)
     if is_sorted:
         outputs = outputs[mx.argsort(order)]
-    outputs = outputs.reshape(-1, spec.used, x.shape[-1])
+    outputs = outputs.reshape(-1, router.used, x.shape[-1])
     return (outputs * shares[..., None]).sum(axis=-2).astype(x.dtype).reshape(x.shape)
 
 

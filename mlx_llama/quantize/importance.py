@@ -278,7 +278,9 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
                 add(modules, linear.weight)
         mlp = block.mlp
         if experts := layer.experts:
-            add((experts.router,), mlp.router.weight)
+            add((experts.router.module,), mlp.router.weight)
+            if experts.shared_gate:
+                add((experts.shared_gate,), mlp.shared_gate.weight)
             for modules, stack in zip((experts.gate, experts.up, experts.down), mlp.stacks):
                 add(modules, stack, experts.count)
             mlp = mlp.shared

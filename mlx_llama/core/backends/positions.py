@@ -476,6 +476,9 @@ class CallView(View):
 
     def keep(self, slot: int, states: tuple[Any, ...]) -> None:
         self._kept[slot] = states
+        if self.listener is not None:  # the last of them, as a row of numbers
+            state = states[-1].reshape(self.batch, 1, -1)
+            self.probe("state", state, self.config.recurrent[slot].index)
 
     def mask(self, window: Window | None = None) -> list[Any]:
         """Positions that a sequence's queries see: bool [T, columns], "causal", or None for all."""

@@ -29,8 +29,8 @@ _WORDS = {
     "experts": EXPERTS,
     "adapt": ADAPTERS,
     "gate": "gate",
-    "xielu": "gate",
     "gate_output": "gate",
+    "xielu": "gate",
     "short_conv": CONVOLUTION,
     "gated_delta": GATED_DELTA,
     **dict.fromkeys(_PRODUCTS, "product"),
@@ -77,11 +77,13 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
             kinds = ["query, key, value", "attention output"]
             if not block.spec.attention:
                 kinds = ["convolution input", "convolution output"]
-            elif block.mixer.gate:
-                kinds.insert(1, "attention gate")
+            if len(block.mixer.products) == 3:
+                kinds.insert(1, "gate of attention")
             named += zip(kinds, block.mixer.products)
         if block.spec.experts:
             named.append(("router", block.mlp.router))
+            if block.mlp.shared_gate:
+                named.append(("gate of the shared expert", block.mlp.shared_gate))
         mlp = block.mlp.shared if block.spec.experts else block.mlp
         if mlp is not None:
             named += [("gate, up", mlp.gate_up), ("down", mlp.down)]

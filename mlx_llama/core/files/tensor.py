@@ -166,6 +166,11 @@ class Tensor(Mapped):
         order = order if self.order is None else self.order[order]
         return replace(self, order=order, shape=(len(order), *self.shape[1:]))
 
+    def reshape(self, shape: tuple[int, ...]) -> Tensor:
+        """The same rows with other axes. shape: [rows, ...]."""
+        stored = self.stored
+        return replace(self, values=stored.reshape((len(stored), *shape[1:])), shape=shape)
+
     def flat(self) -> Tensor:
         """View a stack of matrices [X, N, K] as a matrix [X N, K]; of vectors, as a vector."""
         view = self.stored.reshape((-1, *self.shape[2:]))
