@@ -25,7 +25,7 @@ from mlx_llama.core.files.tensor import Tensor, encode
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.families.family import choose_layers
-from mlx_llama.core.models.parts import NUMBERS_OF_XIELU, GatedDelta
+from mlx_llama.core.models.parts import NUMBERS_OF_XIELU
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, replace_when_done
@@ -94,9 +94,7 @@ def write_gguf(
     plan = {}
     numbers = {name for layer in config.layers if layer.mlp for name in layer.mlp.xielu}
     convolutions = {f"{mixer.conv}.weight" for mixer in config.recurrent}
-    deltas = [mixer for mixer in config.recurrent if isinstance(mixer, GatedDelta)]
-    is_tiled = not family.tiles or all(mixer.tiled for mixer in deltas)
-    swaps = {} if is_tiled else writing.swap_heads(config)
+    swaps = writing.swap_heads(config, family.tiles)
     for name, parts in writing.stack_experts(checkpoint).items():
         if name in numbers:
             continue
