@@ -46,8 +46,8 @@ _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 _SPLITS = {
     (PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
     for name in (
-        "llama-bpe smaug-bpe qwen2 tekken gpt-4o smollm gpt-2 falcon deepseek-llm deepseek-coder "
-        "deepseek-v3 seed-coder"
+        "llama-bpe smaug-bpe qwen2 qwen35 tekken gpt-4o smollm gpt-2 falcon deepseek-llm "
+        "deepseek-coder deepseek-v3 seed-coder"
     ).split()
 }
 
