@@ -143,8 +143,12 @@ class Tensor(Mapped):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
-        return self.stored.nbytes if self.file_bytes is None else self.file_bytes
+        """Bytes in the file, of those rows that `order` has."""
+        if self.file_bytes is not None:
+            return self.file_bytes
+        stored = self.stored
+        rows = None if self.order is None else len(self.order)
+        return stored.nbytes if rows is None else stored.nbytes * rows // max(len(stored), 1)
 
     def float32(self) -> np.ndarray:
         """A new, writable float32 array [shape]; bfloat16 and float16 widen exactly."""
