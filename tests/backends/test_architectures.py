@@ -441,8 +441,8 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_llama_cpp_reads_the_file(name, format):
     # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of
-    # float16.
-    tolerance = 0.1 if format == "Q8_0" else 1e-3 if "Gemma" in name else 1e-5
+    # float16, in Gemma 4 twice a layer.
+    tolerance = 0.1 if format == "Q8_0" else 2e-3 if "Gemma" in name else 1e-5
     path = exported(name, format)
     wanted = llama_cpp_logits(path)
     logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
