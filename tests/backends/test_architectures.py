@@ -422,7 +422,17 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
 
 @pytest.mark.slow_for("A", "G", "H", "S")
 @pytest.mark.parametrize(
-    "name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5", "Hunyuan", "Apertus, rotated plainly"]
+    "name",
+    [
+        "Granite 3",
+        "Seed-OSS",
+        "GLM-4",
+        "ERNIE 4.5",
+        "Gemma 4 E2B",
+        "Gemma 4 31B",
+        "Hunyuan",
+        "Apertus, rotated plainly",
+    ],
 )
 def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
     write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
