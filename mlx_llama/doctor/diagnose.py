@@ -40,11 +40,7 @@ from .fits import fit_backends
 
 # else norms
 _GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "lm_head": "head"}
-<<<<<<< HEAD
 _GROUPS |= dict.fromkeys(("conv", "linear_attn"), "recurrent")
-=======
-_GROUPS |= {"linear_attn": "delta rule", "conv": "convolution"}
->>>>>>> qwen
 _GROUPS |= dict.fromkeys(("mlp", "block_sparse_moe", "feed_forward"), "mlp")
 # figures of a model: field of its config
 _FIELDS = {
