@@ -10,7 +10,7 @@ from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 from .. import ops
 from .emit import LANES
 from .layouts import ROWS
-from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Trace, View
+from .lowering import Adjusted, Columns, Gated, Normed, Product, State, Symbol, Trace, View
 from .panels import Panels
 from .routing import share_kind
 from .workspace import Buffer, pad
@@ -135,14 +135,13 @@ def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
     return Product(trace, scores.first, [operation], [(0, width)])
 
 
-def gate_output(x: Columns | Product, score: Product) -> Gated | Product:
+def gate_output(x: Product | Columns, score: Product) -> Product | Gated:
     trace = x.trace
-    if isinstance(x, Columns):  # attention's output, a score for each number
-        buffer = trace.workspace.gates[x.width]
-        score.place(buffer)
-        return Gated(trace, "sigmoid", buffer, x.buffer)
-    _, width = x.parts[0]
-    r = trace.workspace.routing
+    if isinstance(x, Columns):  # a mixer's output, gated when it is packed
+        gate = trace.workspace.gates[x.width]
+        score.place(gate)
+        return Gated(trace, "sigmoid", gate, x.buffer)
+    r, (_, width) = trace.workspace.routing, x.parts[0]
     x.place(r.shared)
     score.place(r.shared_scores)
     sources = dict(x=r.shared, score=r.shared_scores, vectors=pad(width, ROWS) // ROWS)
@@ -219,6 +218,7 @@ def short_conv(
     x.place(w.recurrence.channels)
     bias = np.zeros(spec.size, np.float32) if bias is None else bias
     _convolve(trace, spec, weight, bias, w.mixed[spec.size])
+    view.probe("state", State(trace, spec.slot), spec.index)
     return Columns(trace, w.mixed[spec.size], 0, spec.size)
 
 
@@ -244,11 +244,13 @@ def gated_delta(x: Product, view: View, spec: GatedDelta, weights: DeltaWeights)
     vectors = dict(rates=weights.rate, biases=weights.bias, norm=weights.norm)
     operands = {name: trace.copy_vector(values) for name, values in vectors.items()}
     operands |= dict(x=r.channels, strengths=r.strengths, decays=r.decays, out=out)
-    sizes = dict(key_heads=spec.key_heads, shared=spec.value_heads // spec.key_heads)
+    shared = 1 if spec.tiled else spec.value_heads // spec.key_heads
+    sizes = dict(key_heads=spec.key_heads, shared=shared)
     sizes |= dict(key_size=spec.key_size, value_size=spec.value_size)
     sizes["state"] = 4 * r.places[spec.slot][1][0]
     numbers = dict(eps=spec.eps, scale=spec.key_size**-0.5)
     trace.program.add("gated_delta", spec.value_heads, **operands, **sizes, **numbers)
+    view.probe("state", State(trace, spec.slot), spec.index)
     return Gated(trace, "silu", gate, out)
 
 

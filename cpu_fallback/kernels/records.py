@@ -60,8 +60,8 @@ OPERANDS = {
     # items: vectors of channels, for all tokens. weights: by position, those of `history` earlier
     # ones first; state: offset in a row's block, in bytes
     "convolve": "x x_bytes channels history weights weights_bytes bias state out out_bytes",
-    # items: value heads, for all tokens. x: queries, keys and values; shared: value heads of a key
-    # head; norm: weights of the output's; state: as of convolve
+    # items: value heads, for all tokens. x: queries, keys and values; shared: value heads in a row
+    # that have one key head; norm: weights of the output's; state: as of convolve
     "gated_delta": "x x_bytes strengths strengths_bytes decays decays_bytes rates biases norm"
     " key_heads shared key_size value_size state out out_bytes eps scale",
     # items: key heads of tokens. is_chunk: 1: the window begins at a multiple of its size

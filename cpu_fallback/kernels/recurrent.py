@@ -66,7 +66,7 @@ def gated_delta(f: Operation) -> None:
     key_bytes, value_bytes, tokens = key_size * 4, value_size * 4, f.load_context("tokens")
     numbers = f.allocate_stack(4 * len(_NUMBERS) * CHUNK)
     with f.loop(f.hi, f.lo) as head:
-        queries = x + head // shared * key_bytes
+        queries = x + head // shared % key_heads * key_bytes
         keys = queries + key_heads * key_bytes
         values = x + key_heads * key_bytes * 2 + head * value_bytes
         matrix, results = state + head * key_size * value_bytes, out + head * value_bytes

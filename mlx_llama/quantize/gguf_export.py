@@ -25,7 +25,7 @@ from mlx_llama.core.files.tensor import Tensor, encode
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.families.family import choose_layers
-from mlx_llama.core.models.parts import NUMBERS_OF_XIELU, GatedDelta
+from mlx_llama.core.models.parts import NUMBERS_OF_XIELU
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.models.rope_fields import UNROTATED
 from mlx_llama.core.system import progress
@@ -47,8 +47,8 @@ _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 _SPLITS = {
     (PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
     for name in (
-        "llama-bpe smaug-bpe qwen2 tekken gpt-4o smollm gpt-2 falcon deepseek-llm deepseek-coder "
-        "deepseek-v3 seed-coder"
+        "llama-bpe smaug-bpe qwen2 qwen35 tekken gpt-4o smollm gpt-2 falcon deepseek-llm "
+        "deepseek-coder deepseek-v3 seed-coder"
     ).split()
 }
 
@@ -95,9 +95,7 @@ def write_gguf(
     plan = {}
     numbers = {name for layer in config.layers if layer.mlp for name in layer.mlp.xielu}
     convolutions = {f"{mixer.conv}.weight" for mixer in config.recurrent}
-    deltas = [mixer for mixer in config.recurrent if isinstance(mixer, GatedDelta)]
-    is_tiled = not family.tiles or all(mixer.tiled for mixer in deltas)
-    swaps = {} if is_tiled else writing.swap_heads(config)
+    swaps = writing.swap_heads(config, family.tiles)
     for name, parts in writing.stack_experts(checkpoint).items():
         if name in numbers:
             continue

@@ -21,6 +21,8 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.system.files import read_file, reading, write_file, writing
 
+from .writing import swap_heads
+
 _LIMIT = 1 << 30  # bytes of a file
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
@@ -218,6 +220,10 @@ def measure_importance(
     finally:
         model.decoder = decoder
     sums = {name: total.astype(np.float32) for name, total in recorder.sums.items()}
+    family = FAMILIES[llm.checkpoint.config.architecture]
+    for name, (_, columns) in swap_heads(llm.checkpoint.config, family.tiles).items():
+        if columns is not None:
+            sums[family.names.gguf(name)] = sums[family.names.gguf(name)][:, columns]
     return Importance(sums, recorder.counts, (dataset,), count, window)
 
 

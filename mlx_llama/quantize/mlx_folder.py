@@ -147,9 +147,9 @@ def write_mlx(
     offset = 0.0
     if checkpoint.gguf_metadata is not None:  # already added in GGUF files
         offset = FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset
-    if deltas := [x for x in checkpoint.config.recurrent if isinstance(x, GatedDelta)]:
+    if any(isinstance(mixer, GatedDelta) for mixer in checkpoint.config.recurrent):
         offset = -checkpoint.config.norm_offset  # mlx_lm stores the sum
-    swaps = writing.swap_heads(checkpoint.config) if any(x.tiled for x in deltas) else {}
+    swaps = writing.swap_heads(checkpoint.config, tiled=False)
     convolutions = {f"{mixer.conv}.weight" for mixer in checkpoint.config.recurrent}
     tensors = writing.stack_experts(checkpoint)
     packing = None if bits is None else Packing(bits, group_size, mode)

@@ -121,10 +121,15 @@ def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeig
     return {name: (tensor,) for name, tensor in stored.items() if name not in in_stacks} | stacks
 
 
-def swap_heads(config: LlamaConfig) -> dict[str, tuple[np.ndarray | None, np.ndarray | None]]:
-    """{tensor of the delta rule: (its rows, its columns) in the other order of value heads}."""
+def swap_heads(
+    config: LlamaConfig, tiled: bool
+) -> dict[str, tuple[np.ndarray | None, np.ndarray | None]]:
+    """{tensor of the delta rule: (its rows, its columns), None for all as they are} where value
+    heads are in another order than `tiled`, as of parts.GatedDelta.
+    """
     mixers = (mixer for mixer in config.recurrent if isinstance(mixer, GatedDelta))
-    return {name: order for mixer in mixers for name, order in mixer.swaps().items()}
+    others = (mixer for mixer in mixers if mixer.tiled != tiled)
+    return {name: order for mixer in others for name, order in mixer.swaps().items()}
 
 
 def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> list[str]:

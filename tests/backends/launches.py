@@ -113,6 +113,7 @@ MODELS = {  # fields of a config.json
         sliding_window=4,
     ),
     "windows and softcaps": dict(dtype="bfloat16"),
+    "recurrent": {},  # as make_hybrid makes it
     "8 bits": dict(dtype="bfloat16", architectures=["Qwen3ForCausalLM"], head_dim=128),
 }
 GEMMA = dict(
@@ -131,9 +132,13 @@ GEMMA = dict(
 
 def load(name: str):
     """One of MODELS on the meta device."""
+    from cases.recurrent import make_hybrid
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if name == "low-bit":
+        if name == "recurrent":
+            checkpoint = make_hybrid("bfloat16")
+        elif name == "low-bit":
             make_gguf(folder / "m.gguf", **MODELS[name])
             checkpoint = open_checkpoint(folder / "m.gguf")
         elif name == "windows and softcaps":

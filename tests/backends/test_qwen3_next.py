@@ -17,10 +17,12 @@ from making import make_tokenizer
 from safetensors.numpy import load_file, save_file
 
 from backends.conftest import relative_error
+from mlx_llama.api.llm import load
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.quantize.gguf_export import write_gguf
+from mlx_llama.quantize.importance import measure_importance
 from mlx_llama.quantize.mlx_folder import write_mlx
 
 HEADS = dict(
@@ -220,3 +222,16 @@ def test_a_convolution_of_another_width_is_refused(tmp_path):
     save_file(load_file(folder / "model.safetensors"), tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"conv1d.weight has shape \[160, 1, 4\], config.js"):
         open_checkpoint(tmp_path)
+
+
+def test_the_importance_of_inputs_is_that_of_the_gguf_file(tmp_path):
+    """In llama.cpp's order of value heads."""
+    folder, _ = made("qwen3_5_text")
+    write_gguf(open_checkpoint(folder), tmp_path / "m.gguf", "F32")
+    folder_sums, file_sums = (
+        measure_importance(load(str(path), backend="cpu", compile=False), TOKENS[0], "a", 15).sums
+        for path in (folder, tmp_path / "m.gguf")
+    )
+    assert folder_sums.keys() == file_sums.keys() >= {"blk.0.ssm_out.weight", "blk.3.attn_q.weight"}
+    for name, sums in folder_sums.items():
+        np.testing.assert_allclose(sums, file_sums[name], rtol=1e-3, err_msg=name)

@@ -6,17 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import tempfile
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from making import config_checkpoint, config_fields
 
 from backends.conftest import relative_error, same_state
-from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.parts import GatedDelta, ShortConv
 from mlx_llama.core.ops import DeltaWeights
 from mlx_llama.core.options import resolve
@@ -24,7 +20,7 @@ from mlx_llama.core.options import resolve
 torch = pytest.importorskip("torch")
 
 from cases.captured import loaded
-from cases.recurrent import conv, delta
+from cases.recurrent import conv, delta, make_hybrid
 
 from backends.launches import META, compile_launch, machine_code, recorded
 from backends.triton_process import (
@@ -176,7 +172,7 @@ def delta_error(sizes: tuple[int, ...], dtype) -> float:
     return checked(decode.gated_delta, ops.gated_delta, spec, x, spec, weights)
 
 
-@pytest.mark.slow_for("(2", "*float16")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, bound", [(torch.float32, 2e-6), (torch.float16, 2e-3)], ids=["float32", "float16"]
 )
@@ -222,7 +218,7 @@ def randomise(module) -> dict:
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             numbers = 0.3 * torch.randn(parameter.shape, generator=made)
-            parameter.copy_(numbers + (1 if name == "norm.weight" else 0))
+            parameter.copy_(numbers + ("norm" in name))
     return {name: tensor.detach() for name, tensor in module.state_dict().items()}
 
 
@@ -260,26 +256,6 @@ def test_short_conv_is_that_of_transformers(call):
 # Models
 
 
-def hybrid(bits: int | None = None, **fields):
-    """The Checkpoint of a model of three layers: gated delta, a short convolution, attention."""
-    mixers = (delta(1, 2, 8, 12), conv(36, has_bias=True))
-    family = dataclasses.replace(
-        FAMILIES["LlamaForCausalLM"], mixer=lambda config, i: mixers[i] if i < 2 else None
-    )
-    FAMILIES["LlamaForCausalLM"] = family  # in a process of its own
-    fields = (
-        dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=1, head_dim=12) | fields
-    )
-    fields |= dict(vocab_size=67, num_hidden_layers=3, intermediate_size=40)
-    config = LlamaConfig.from_dict(config_fields(max_position_embeddings=1024, **fields))
-    rng = np.random.default_rng(0)
-    tensors = {
-        name: (0.3 * rng.standard_normal(shape) + ("norm" in name)).astype(np.float32)
-        for name, shape in config.tensor_shapes().items()
-    }
-    return config_checkpoint(config, Path(tempfile.mkdtemp()), tensors)
-
-
 def sampler(*seeds: int):
     return SamplingBatch([resolve(dict(temperature=1.0, seed=s)).options for s in seeds], DEVICE)
 
@@ -292,7 +268,7 @@ def life_of_states() -> list[tuple]:
     """Tokens and states by kernels, replayed, and by torch's own operations, while a cache is cut,
     copied, saved and restored.
     """
-    runs, checkpoint = [], hybrid()
+    runs, checkpoint = [], make_hybrid()
     for by_kernels in (True, False):
         model, draw, tokens = loaded(checkpoint, by_kernels=by_kernels), sampler(1), []
         cache = model.make_cache(300, rows=3)
@@ -361,7 +337,7 @@ def bits_of_rows() -> None:
     """
     from cuda_fallback.kernels import cuda_graph
 
-    model, text = loaded(hybrid(), compile=False, batch_invariant=True), ids(11)
+    model, text = loaded(make_hybrid(), compile=False, batch_invariant=True), ids(11)
     with computing(True), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_graph, "MAX_ROWS", 4)  # six positions take two steps
         single = model.make_cache(30)
@@ -412,6 +388,31 @@ def bits_of_rows() -> None:
 @pytest.mark.slow
 def test_states_have_the_same_bits_in_any_chunks_and_company(call):
     call(bits_of_rows)
+
+
+def logits_by_kernels(folder: Path, tokens: list[int]) -> np.ndarray:
+    """Logits after each token, half of them read as a prompt, float32 [T, V]."""
+    model, half = loaded(folder, dtype="float32"), len(tokens) // 2
+    with computing(True):
+        cache = model.make_cache(len(tokens))
+        logits = [*model.forward([tokens[:half]], 0, cache, all_positions=True)[0]]
+        for token in tokens[half:]:
+            logits.append(model.forward([[token]], cache.length, cache)[0])
+    return torch.stack(logits).float().cpu().numpy()
+
+
+@pytest.mark.slow
+def test_lfm2_is_that_of_transformers(call, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    fields = dict(vocab_size=67, hidden_size=36, intermediate_size=48, num_hidden_layers=3)
+    fields |= dict(num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=64)
+    kinds = ["conv", "full_attention", "conv"]
+    config = transformers.Lfm2Config(**fields, layer_types=kinds, conv_bias=True)
+    judge, tokens = transformers.Lfm2ForCausalLM(config).eval(), ids(8)
+    randomise(judge)
+    judge.save_pretrained(tmp_path)
+    wanted = judge(torch.tensor([tokens])).logits[0].detach().numpy()
+    assert relative_error(call(logits_by_kernels, tmp_path, tokens), wanted) < 1e-5
 
 
 # The compiler
@@ -492,9 +493,8 @@ def test_prompts_share_machine_code_with_decoded_tokens(compile_call):
 
 def test_a_batch_of_prompts_that_fails_leaves_the_states(monkeypatch):
     """Rows are computed one by one: those before the one that fails, too."""
-    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", FAMILIES["LlamaForCausalLM"])
     with computing(by_kernels=False):
-        model = Llama.load(hybrid(), device=torch.device("cpu"))
+        model = Llama.load(make_hybrid(), device=torch.device("cpu"))
         cache = model.make_cache(30, rows=2)
         model.forward([ids(4), ids(4, seed=1)], 0, cache)
         states, logits = [cache.state(row) for row in range(2)], model._logits

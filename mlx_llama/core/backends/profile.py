@@ -29,8 +29,8 @@ _WORDS = {
     "experts": EXPERTS,
     "adapt": ADAPTERS,
     "gate": "gate",
-    "xielu": "gate",
     "gate_output": "gate",
+    "xielu": "gate",
     "short_conv": CONVOLUTION,
     "gated_delta": GATED_DELTA,
     **dict.fromkeys(_PRODUCTS, "product"),
@@ -78,7 +78,7 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
             if not block.spec.attention:
                 kinds = ["convolution input", "convolution output"]
             elif block.mixer.gate:
-                kinds.insert(1, "attention gate")
+                kinds.insert(1, "gate of attention")
             named += zip(kinds, block.mixer.products)
         if block.spec.experts:
             named.append(("router", block.mlp.router))

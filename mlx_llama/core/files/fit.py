@@ -140,6 +140,16 @@ def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
     """`weights` by the names of `config.stored_shapes()`, other quantisers' modules as matrices."""
     weights = skip_prediction(skip_layers(resolve_tied(weights, config), config))
     weights = shape_convolutions(unstack(weights, config), config)
+    # Published files hold these of layers that read another's keys and values.
+    unused = {
+        mixer.qkv[0].replace("q_proj", part)
+        for layer in config.layers
+        if (mixer := layer.attention) and not mixer.new_heads
+        for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+    }
+    weights = {
+        name: stored for name, stored in weights.items() if name.rpartition(".")[0] not in unused
+    }
     if isinstance(config.quantization, PackedQuantization):
         return take_packed(weights, config, config.quantization)
     if isinstance(config.quantization, Float8Quantization):

@@ -44,7 +44,7 @@ def inverse_frequencies(
     if rope.type == "proportional":
         frequencies[int(rope.share * dim / 2 + 1e-9) :] = 0
     if rope.type in ("linear", "proportional"):
-        return frequencies / rope.factor, 1.0
+        return frequencies / (rope.factor or 1), 1.0
     if rope.type == "llama3":
         return _llama3(frequencies, rope), 1.0
     if rope.type == "yarn":

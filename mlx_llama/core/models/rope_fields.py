@@ -152,7 +152,7 @@ def _read_rope(
         return RopeConfig(**values)
     if kind == "proportional":
         share = rope.number("partial_rotary_factor", 1.0, high=1.0)
-        return RopeConfig(**values, share=share, factor=rope.number("factor", 1.0))
+        return RopeConfig(**values, share=share, factor=rope.number("factor", None))
     if kind in ("llama3", "yarn", "longrope"):
         # The outer field has precedence in transformers.
         trained = holder("original_max_position_embeddings", read).integer(
@@ -228,7 +228,7 @@ def read_gguf_ropes(
     factors = divisors.get("", ())
     kept = factors.count(1.0)
     if kept < len(factors) and min(factors[kept:]) > 0.99 * UNROTATED:
-        values |= {"type": "proportional", "share": 2 * kept / dim, "divisors": None, "factor": 1.0}
+        values |= {"type": "proportional", "share": 2 * kept / dim, "divisors": None}
     local = None
     if family.local_theta is not None:
         theta = family.local_theta[1] or values["theta"]

@@ -9,13 +9,12 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from making import config_checkpoint, make_checkpoint
+from making import config_fields, make_checkpoint
 from making_gguf import make_gguf, random_blocks
 
 from cpu_fallback.model import Llama
 from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.parts import GatedDelta, Mixer
 from mlx_llama.core.options import LoadOptions
 
 WIDE = dict(hidden_size=256, intermediate_size=512)
@@ -74,6 +73,17 @@ MODELS: dict[str, dict] = {
     "qwen3, head 64": dict(kinds="float32", architectures=["Qwen3ForCausalLM"], head_dim=64),
     "Q8_0 tied": dict(kinds="Q8_0", tie_word_embeddings=True, vocab_size=384, **WIDE),
 }
+DELTAS = dict(
+    kinds="bfloat16",
+    architectures=["Qwen3_5ForCausalLM"],
+    model_type="qwen3_5_text",
+    partial_rotary_factor=0.4,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=11,
+    linear_value_head_dim=52,
+    **SIX_HEADS,
+)
 # Models with recurrent states
 HYBRIDS: dict[str, dict] = {
     "short convolutions": dict(
@@ -84,17 +94,14 @@ HYBRIDS: dict[str, dict] = {
         intermediate_size=100,
         num_attention_heads=5,
         num_key_value_heads=1,
-        num_hidden_layers=4,
-        full_attn_idxs=[1],
+        layer_types=["conv", "full_attention", "conv", "conv"],
         block_auto_adjust_ff_dim=False,
         conv_bias=True,
     ),
     # the last layer's mixer is attention, or a gated delta rule
-    "gated delta rules": dict(
-        kinds="bfloat16", architectures=["Qwen3ForCausalLM"], num_hidden_layers=4, **SIX_HEADS
-    ),
-    "gated delta rules, 3 layers": dict(
-        kinds="bfloat16", architectures=["Qwen3ForCausalLM"], num_hidden_layers=3, **SIX_HEADS
+    "gated delta rules": dict(DELTAS, layer_types=["linear_attention", "full_attention"] * 2),
+    "gated delta rules, tiled": dict(
+        DELTAS, layer_types=["linear_attention", "full_attention", "linear_attention"]
     ),
 }
 LENGTH = 37
@@ -106,6 +113,12 @@ def files(case: str) -> Path:
     """Make the model's files; returns their path."""
     fields = dict((MODELS | HYBRIDS)[case])
     kinds = fields.pop("kinds")
+    if case in HYBRIDS:
+        fields |= dict(num_hidden_layers=len(fields["layer_types"]), tensors={})
+        config, random = LlamaConfig.from_dict(config_fields(**fields)), np.random.default_rng(0)
+        for name, shape in config.stored_shapes().items():  # as transformers reads them
+            numbers = random.normal("norm" in name, 0.1, shape)
+            fields["tensors"][name] = numbers.astype(np.float32)
     home = Path(tempfile.mkdtemp())
     if isinstance(kinds, str) and kinds.startswith(("float", "bfloat")):
         return make_checkpoint(home / "model", dtype=kinds, tokenizer=False, **fields)
@@ -131,52 +144,13 @@ def centred_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator)
     return blocks
 
 
-class Gated(LlamaConfig):
-    """Qwen3 with a gate of attention's output, and gated delta rules in place of its other layers'
-    attention, of odd sizes.
-    """
-
-    def _mixer(self, i: int, layer: str) -> Mixer:
-        if i % 2:
-            return dataclasses.replace(super()._mixer(i, layer), gate=f"{layer}self_attn.gate")
-        names = f"{layer}linear_attn."
-        return GatedDelta(
-            index=i,
-            slot=0,
-            into=tuple(f"{names}in_{name}" for name in ("qkv", "z", "b", "a")),
-            conv=f"{names}conv1d",
-            decay=f"{names}A_log",
-            decay_bias=f"{names}dt_bias",
-            norm=f"{names}norm",
-            out=f"{names}out_proj",
-            key_heads=2,
-            value_heads=6,
-            key_size=11,
-            value_size=52,
-            hidden=self.hidden_size,
-            width=4,
-            eps=self.rms_norm_eps,
-        )
-
-
 @functools.cache
 def checkpoint(case: str) -> Checkpoint:
     stored = open_checkpoint(files(case))
-    if not case.startswith("gated delta rules"):
+    if case != "gated delta rules, tiled":
         return stored
-    config = Gated(
-        **{
-            field.name: getattr(stored.config, field.name)
-            for field in dataclasses.fields(LlamaConfig)
-        }
-    )
-    random, tensors = np.random.default_rng(5), {}
-    for name, shape in config.tensor_shapes().items():
-        numbers = random.normal(0, 1, shape).astype(np.float32)
-        if len(shape) == 2:
-            numbers /= shape[1] ** 0.5
-        tensors[name] = 1 + numbers / 4 if name.endswith("norm.weight") else numbers
-    return config_checkpoint(config, Path(tempfile.mkdtemp()), tensors, "bfloat16")
+    config = dataclasses.replace(stored.config, own={**stored.config.own, "tiled": True})
+    return dataclasses.replace(stored, config=config)
 
 
 def load(case: str, dtype: str = "float32", **options) -> Llama:

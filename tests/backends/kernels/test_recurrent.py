@@ -9,16 +9,14 @@ import pytest
 from making_adapters import write_random
 
 from backends.conftest import relative_error, transformers_logits
-from backends.kernels.models import HYBRIDS, LENGTH, TOKENS, answer, checkpoint, load, model
+from backends.kernels.models import HYBRIDS, LENGTH, TOKENS, answer, checkpoint, files, load, model
 from backends.kernels.test_lowering import probed
 from cpu_fallback import states
+from cpu_fallback.kernels.workspace import CHUNK
 from cpu_fallback.model import Llama
 from mlx_llama.core.backends.profile import CONVOLUTION, GATED_DELTA
 from mlx_llama.core.files.adapters import open_adapters
-from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.options import LoadOptions
-
-torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
 
 CONVOLUTIONS, DELTAS = "short convolutions", "gated delta rules"
 
@@ -41,58 +39,12 @@ def test_probes_are_those_of_plain_arrays(case, cuts):
     np.testing.assert_array_equal(last[:, -1], logits[:, -1])
 
 
-def test_short_convolutions_are_those_of_transformers(tmp_path):
-    config = transformers.Lfm2Config(
-        vocab_size=384,
-        hidden_size=40,
-        intermediate_size=100,
-        num_hidden_layers=4,
-        num_attention_heads=5,
-        num_key_value_heads=1,
-        full_attn_idxs=[1],
-        conv_bias=True,
-        block_multiple_of=16,
-    )
-    torch.manual_seed(0)
-    judge = transformers.Lfm2ForCausalLM(config)
-    for name, weight in judge.named_parameters():
-        torch.nn.init.normal_(weight.data, "norm" in name, 0.1)
-    judge.save_pretrained(tmp_path)
-    wanted, stored = transformers_logits(tmp_path, TOKENS), open_checkpoint(tmp_path)
+@pytest.mark.slow_for("gated")
+@pytest.mark.parametrize("case", [CONVOLUTIONS, DELTAS])
+def test_logits_are_those_of_transformers(case):
+    wanted = transformers_logits(files(case), TOKENS)
     for threads in (1, 2):
-        options = LoadOptions(dtype="float32", threads=threads, compile=True)
-        assert relative_error(answer(Llama.load(stored, options))[0], wanted) < 2e-6
-
-
-def test_gated_delta_rules_are_those_of_transformers():
-    from transformers import Qwen3_5TextConfig
-    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
-
-    llama, tensors = model(DELTAS, 2), checkpoint(DELTAS).tensors
-    mixer = llama.config.recurrent[0]
-    config = Qwen3_5TextConfig(
-        hidden_size=mixer.hidden,
-        num_hidden_layers=1,
-        linear_num_key_heads=mixer.key_heads,
-        linear_num_value_heads=mixer.value_heads,
-        linear_key_head_dim=mixer.key_size,
-        linear_value_head_dim=mixer.value_size,
-        linear_conv_kernel_dim=mixer.width,
-        rms_norm_eps=mixer.eps,
-        layer_types=["linear_attention"],
-    )
-    module = Qwen3_5GatedDeltaNet(config, 0).float()
-    names = dict(zip((f"in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")), mixer.into))
-    names |= {"conv1d.weight": mixer.conv, "norm.weight": mixer.norm, "out_proj.weight": mixer.out}
-    names = {name: f"{stored}.weight" for name, stored in names.items()}
-    names |= {"A_log": mixer.decay, "dt_bias": mixer.decay_bias}
-    module.load_state_dict(
-        {name: torch.tensor(tensors[stored].float32()) for name, stored in names.items()}
-    )
-    _, seen = probed(llama)
-    with torch.inference_mode():
-        wanted = module(torch.tensor(seen["0.attention_norm"]))
-    assert relative_error(seen["0.attention"], wanted.numpy()) < 2e-6
+        assert relative_error(answer(model(case, threads))[0], wanted) < 1e-5
 
 
 @pytest.mark.parametrize("case", HYBRIDS)
@@ -117,10 +69,20 @@ def test_states_go_from_one_vocabulary_to_the_other():
             assert relative_error(logits, wanted[:, 0]) < 1e-5
 
 
+def test_probes_of_several_chunks_are_those_of_one():
+    tokens = np.random.default_rng(2).integers(0, 384, (2, CHUNK + 20)).astype(np.int32)
+    for case in HYBRIDS:
+        llama, seen, rest = model(case), {}, {}
+        answer(llama, tokens, probe=seen.__setitem__)
+        answer(llama, tokens, (CHUNK + 10,), probe=rest.__setitem__)
+        for name, array in rest.items():
+            np.testing.assert_array_equal(seen[name][..., -array.shape[-2] :, :], array)
+
+
 @pytest.mark.parametrize("case", HYBRIDS)
 def test_adapters_change_the_inputs_and_outputs_of_mixers(case, tmp_path):
     stored = checkpoint(case)
-    folder = write_random(stored.config, tmp_path / "adapter")
+    folder = write_random(files(case), tmp_path / "adapter")
     adapters = open_adapters([folder], stored.config, stored.tensors)
     adapted, logits = dataclasses.replace(stored, adapters=adapters), []
     for compile_ in (True, False):

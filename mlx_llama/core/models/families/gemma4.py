@@ -9,7 +9,7 @@ from typing import Any
 from mlx_llama.core.models.fields import Field, Reader
 from mlx_llama.core.models.parts import Layer, LayerInputs, PerLayerInput
 
-from .family import Family, Windows, size
+from .family import Family, Windows, choose_layers, size
 from .gemma import softcap
 
 _ROPES = {
@@ -54,7 +54,9 @@ def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete_json(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
-    groups, more = values["num_key_value_heads"], {"input_size": values.get("input_size") or 0}
+    groups = values["num_key_value_heads"]
+    more = {"input_size": 0, "input_tokens": values["vocab_size"]}
+    more |= {name: values[name] for name in more if name in values}
     its_groups = values.get("global_key_value_heads")
     if not values["values_are_keys"] and read.get("model_type", "") == "gemma4_text":
         its_groups = None  # as in transformers, which had the field for these models
@@ -84,10 +86,17 @@ def check(read: Reader, values: dict[str, Any]) -> None:
         expected = f"at least vocab_size, {values['vocab_size']}"
         read.fail("vocab_size_per_layer_input", values["input_tokens"], expected)
     kinds = [_slides(values["sliding_window"], values["sliding_layers"], i) for i in range(count)]
+    if kinds[-1] and not read.is_gguf:
+        read.fail("layer_types[-1]", "sliding_attention", "'full_attention'")
     if shared and not {*kinds[count - shared :]} <= {*kinds[: max(count - shared, 0)]}:
         name = "attention.shared_kv_layers" if read.is_gguf else "num_kv_shared_layers"
         expected = "fewer, so that layers of each kind before them have keys and values"
         read.fail(name, shared, expected)
+
+
+def _choose_sliding(read: Reader, values: dict[str, Any]) -> tuple[int, ...]:
+    """Layers with a window, by default: five of six, but not the last."""
+    return choose_layers(values["num_hidden_layers"] - 1, 6)
 
 
 def _slides(window: int | None, layers: tuple[int, ...] | None, i: int) -> bool:
@@ -165,6 +174,7 @@ def write_gguf(config: Any) -> dict[str, Any]:
         "attention.value_length": own["global_head_dim"],
         "attention.value_length_swa": config.head_dim,
         "rope.dimension_count_swa": config.head_dim,
+        "embedding_length_per_layer_input": own["input_size"],
         "attention.head_count_kv": [mixer.key_value_heads for mixer in mixers],
         "feed_forward_length": [layer.mlp.size for layer in config.layers],
         "attention.sliding_window_pattern": [mixer.window is not None for mixer in mixers],
@@ -172,28 +182,38 @@ def write_gguf(config: Any) -> dict[str, Any]:
     return fields
 
 
-# fields of config.json, their names here, and GGUF's
 def _fields(has_inputs: bool) -> tuple[Field, ...]:
-    groups = {"default": None, "nullable": True}
-    json = dict(gguf_default=0, default=0, low=0)
+    groups, none = {"default": None, "nullable": True}, dict(gguf_default=0, low=0)
+    inputs = (
+        size(
+            "input_size",
+            "embedding_length_per_layer_input",
+            14,
+            "hidden_size_per_layer_input",
+            default=256,
+            nullable=True,
+            **none,
+        ),
+        size("input_tokens", "", 24, "vocab_size_per_layer_input", default=262144),
+    )
     return (
         size("head_dim", "attention.key_length_swa", 14, default=256),
         size("global_head_dim", "attention.key_length", 14, default=512),
         size("num_key_value_heads", "attention.head_count_kv", 14, takes_first=True, default=4),
         size("intermediate_size", "feed_forward_length", 22, takes_first=True),
         size("global_key_value_heads", "", 14, "num_global_key_value_heads", **groups),
-        size("shared_layers", "attention.shared_kv_layers", 12, "num_kv_shared_layers", **json),
         size(
-            "input_size",
-            "embedding_length_per_layer_input",
-            14,
-            "hidden_size_per_layer_input" if has_inputs else "",
-            **json | dict(default=256 if has_inputs else 0, nullable=True),
+            "shared_layers",
+            "attention.shared_kv_layers",
+            12,
+            "num_kv_shared_layers",
+            default=0,
+            **none,
         ),
-        size("input_tokens", "", 24, "vocab_size_per_layer_input", default=262144),
         Field("values_are_keys", "attention_k_eq_v", kind=bool, default=False),
         Field("widens_shared", "use_double_wide_mlp", kind=bool, default=False),
         softcap("logits_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
+        *(inputs if has_inputs else ()),
     )
 
 
@@ -205,11 +225,12 @@ def _family(name: str, kind: str, wrapper: tuple[str, str], has_inputs: bool) ->
         wrapper=wrapper,
         fields=_fields(has_inputs),
         defaults={
-            "max_position_embeddings": 131072,
+            "max_position_embeddings": 131072 if has_inputs else 262144,
             "bos_token_id": 2,
             "eos_token_id": 1,
             "tie_word_embeddings": True,
             "vocab_size": 262144,
+            "final_logit_softcapping": None,
             "rope_parameters": _ROPES,
         },
         neutral={
@@ -218,7 +239,13 @@ def _family(name: str, kind: str, wrapper: tuple[str, str], has_inputs: bool) ->
         },
         activation=("hidden_activation", "gelu_pytorch_tanh"),
         exceeds_float16=True,
-        windows=Windows(512 if has_inputs else 1024, is_free=True, is_required=True, pattern=6),
+        windows=Windows(
+            512 if has_inputs else 1024,
+            layers=_choose_sliding,
+            is_free=True,
+            is_required=True,
+            pattern=6,
+        ),
         fixed={"norm_placement": "both", "query_key_norm": "head", "attention_multiplier": 1.0},
         complete=complete,
         check=check,
