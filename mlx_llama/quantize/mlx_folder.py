@@ -150,7 +150,9 @@ def write_mlx(
     if any(isinstance(mixer, GatedDelta) for mixer in checkpoint.config.recurrent):
         offset = -checkpoint.config.norm_offset  # mlx_lm stores the sum
     swaps = writing.swap_heads(checkpoint.config, tiled=False)
-    convolutions = {f"{mixer.conv}.weight" for mixer in checkpoint.config.recurrent}
+    # mlx_lm reads LFM2's in transformers' shape, too
+    deltas = (mixer for mixer in checkpoint.config.recurrent if isinstance(mixer, GatedDelta))
+    convolutions = {f"{mixer.conv}.weight" for mixer in deltas}
     tensors = writing.stack_experts(checkpoint)
     packing = None if bits is None else Packing(bits, group_size, mode)
     packings: Mapping[str, Packing | None]
@@ -162,9 +164,12 @@ def write_mlx(
         packing = used.most_common(1)[0][0] if used else None
     else:
         packings = _router_packings(checkpoint) if packing else {}
-    plan = {}
+    plan, experts = {}, filter(None, (layer.experts for layer in checkpoint.config.layers))
+    biases = {part.router.bias for part in experts}
     for name, parts in tensors.items():
         dtype = _pick_dtype(parts[0], checkpoint, config)
+        if name in biases:  # mlx_lm keeps their width
+            dtype = parts[0].dtype
         chosen = packings.get(name.removesuffix(".weight"), packing)
         shift = offset if checkpoint.config.is_shifted(name) else 0.0
         rows, columns = swaps.get(name, (None, None))

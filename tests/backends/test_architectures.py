@@ -560,6 +560,7 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
         "Gemma 4 E2B",
         "Gemma 4 31B",
         "Hunyuan",
+        "LFM2",
         "Apertus, rotated plainly",
     ],
 )
@@ -743,6 +744,20 @@ def test_mlx_lm_reads_the_low_bit_folder(name, tmp_path):
     assert router.description == ("float32" if name == "GLM-4.5" else router.description)
     logits = run(select("cpu"), checkpoint, (0, 29, 30), compile=False)
     assert relative_error(logits, wanted) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("name", ["LFM2", "LFM2-MoE"])
+def test_mlx_lm_reads_the_folder_that_we_write(name, bits, tmp_path):
+    """Of transformers' folder, whose leading MLPs and convolutions mlx-lm has by other names and
+    shapes, and of a GGUF file.
+    """
+    write_mlx(open_checkpoint(made(name, wide=True)[0]), tmp_path / "out", bits, 32)
+    logits = run(select("cpu"), open_checkpoint(tmp_path / "out"), (0, 29, 30), compile=False)
+    assert relative_error(logits, mlx_lm_logits(tmp_path / "out", TOKENS)) < 1e-5
+    write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "again", None)
+    assert relative_error(mlx_lm_logits(tmp_path / "again", TOKENS), made(name)[1]) < 1e-5
 
 
 def with_images(name: str):

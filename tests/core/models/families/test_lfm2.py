@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from making import make_checkpoint, refusal
+from making import config_fields, make_checkpoint, refusal, stored_tensors
 from safetensors.numpy import load_file, save_file
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.parts import ShortConv
+from mlx_llama.quantize.gguf_export import write_gguf
 
 LFM2 = dict(
     architectures=["Lfm2ForCausalLM"],
@@ -129,3 +130,25 @@ def test_models_have_the_parameters_of_their_cards(name):
     file = Path(__file__).parents[3] / "data" / "configs.json"
     config = LlamaConfig.from_dict(json.loads(file.read_text(encoding="utf-8"))[name])
     assert sum(map(math.prod, config.tensor_shapes().values())) == PARAMETERS[name]
+
+
+MOE = dict(architectures=["Lfm2MoeForCausalLM"], model_type="lfm2_moe", moe_intermediate_size=32)
+MOE |= dict(num_experts=3, num_experts_per_tok=2, layer_types=KINDS)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(conv_bias=True), "conv_bias is True, where a GGUF file means False to llama.cpp"),
+        (MOE | dict(use_expert_bias=False), "use_expert_bias is False, where a GGUF file means"),
+        (MOE | dict(routed_scaling_factor=2.0), "routed_scaling_factor is 2.0, where a GGUF"),
+        (MOE | dict(norm_topk_prob=False), "norm_topk_prob is False, where a GGUF file means"),
+    ],
+)
+def test_a_gguf_file_cannot_express(fields, message, tmp_path):
+    fields = LFM2 | dict(layer_types=KINDS) | fields
+    folder = make_checkpoint(
+        tmp_path / "m", tensors=stored_tensors(config_fields(**fields)), **fields
+    )
+    said = refusal(write_gguf, open_checkpoint(folder), tmp_path / "m.gguf", kind=ConfigError)
+    assert re.search(message, said) and "write the MLX form" in said
