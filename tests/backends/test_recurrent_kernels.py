@@ -31,6 +31,7 @@ from backends.triton_process import (
 )
 from cuda_fallback import ops
 from cuda_fallback.arrays import SamplingBatch
+from cuda_fallback.cache import Cache
 from cuda_fallback.kernels.state import (
     AFTER,
     BEFORE,
@@ -388,6 +389,27 @@ def bits_of_rows() -> None:
 @pytest.mark.slow
 def test_states_have_the_same_bits_in_any_chunks_and_company(call):
     call(bits_of_rows)
+
+
+def many_rows() -> float:
+    """Error of a prompt of more rows than a state has."""
+    config, outs = make_hybrid().config, []
+    x, weight = made(MAX_ROWS + 1, 2, 108), made(36, 3, seed=1)
+    tokens = torch.zeros(x.shape[:2], dtype=torch.int32, device=DEVICE)
+    for by_kernels in (True, False):
+        with computing(by_kernels), torch.inference_mode():
+            cache = Cache(config, 4, torch.float32, DEVICE, len(x))
+            nbytes = cache.nbytes_for(1) - 4 * cache.position_nbytes
+            assert nbytes == (1 + by_kernels) * cache.state_nbytes
+            with cache.view(tokens, 0) as view:
+                outs.append(ops.short_conv(x, view, config.recurrent[1], weight))
+                view.keep(0, view.recurrent(0))
+    return worst(*outs)
+
+
+@pytest.mark.slow
+def test_a_prompt_of_many_rows(call):
+    assert call(many_rows) < 1e-6
 
 
 def logits_by_kernels(folder: Path, tokens: list[int]) -> np.ndarray:
