@@ -29,7 +29,7 @@ from backends.triton_process import (
     compile_call,  # noqa: F401
     computing,
 )
-from cuda_fallback import ops
+from cuda_fallback import ops, runtime
 from cuda_fallback.arrays import SamplingBatch
 from cuda_fallback.cache import Cache
 from cuda_fallback.kernels.state import (
@@ -410,6 +410,24 @@ def many_rows() -> float:
 @pytest.mark.slow
 def test_a_prompt_of_many_rows(call):
     assert call(many_rows) < 1e-6
+
+
+def probes_of_a_step(by_kernels: bool) -> dict[str, np.ndarray]:
+    model, seen = loaded(make_hybrid(), compile=False, by_kernels=by_kernels), {}
+    with computing(by_kernels):
+        cache = model.make_cache(9)
+        model.forward([ids(5)], 0, cache)
+        note = lambda name, array: seen.__setitem__(name, runtime.to_numpy(array))  # noqa: E731
+        model.forward([[7]], 5, cache, probe=note)
+    return seen
+
+
+@pytest.mark.slow
+def test_states_are_probed_after_a_step(call):
+    seen, wanted = (call(probes_of_a_step, by_kernels) for by_kernels in (True, False))
+    assert seen.keys() == wanted.keys() >= {"0.state", "1.state"}
+    for name, array in wanted.items():
+        assert relative_error(seen[name], array) < 1e-5, name
 
 
 def logits_by_kernels(folder: Path, tokens: list[int]) -> np.ndarray:
