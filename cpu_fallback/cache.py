@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlx_llama.core.backends.positions import CallView, Positions
+from mlx_llama.core.backends.positions import CallView, Layers, Positions, States
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.parts import Window
+from mlx_llama.core.models.parts import Attention, Window
 from mlx_llama.core.system.forks import cached_property
 
 from . import runtime
 from .pages import PAGE, Page, PageLayout, Pages, Row, dequantise, pieces, quantise
+from .states import Block, Blocks
 
 
 class Tables(NamedTuple):
@@ -78,6 +79,27 @@ class View(CallView):
         (cosines, sines), at = self._shared.addresses, self.spans[0].start * self._shared.row_bytes
         return cosines + at, sines + at
 
+    @cached_property
+    def blocks(self) -> list[tuple[int, Block]]:
+        """By sequence: address of its recurrent states before the call, and those after it, for
+        kernels to write. A new row has zeros in both.
+        """
+        blocks, former = [], self.cache.states
+        self.cache.blocks.keep(max(sum(map(bool, former)), len(self.spans)))
+        for span in self.spans:
+            block = self.cache.blocks.take()
+            if not (before := former[span.row]):
+                before = block
+                block.array.fill(0)
+            blocks.append((before.address, block))
+        return blocks
+
+    def states_after(self, i: int) -> States:
+        if "blocks" in vars(self):
+            return self.blocks[i][1]
+        states = super().states_after(i)
+        return states and self.cache.blocks.copy(part for parts in states for part in parts)
+
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
         """Store a layer's new rows. key, value: float32 [B, G, T, D]."""
         for span, pages, keys, values in zip(self.spans, self.pages, key, value):
@@ -92,9 +114,9 @@ class View(CallView):
             tuple(read(part, layer, span.first_visible(window), span.end)) for span, part in rows
         ]
 
-    def new_keys(self, layer: int) -> np.ndarray:
+    def new_keys(self, spec: Attention) -> np.ndarray:
         rows, read = zip(self.spans, self.pages), self.cache.read
-        return np.stack([read(pages, layer, span.start, span.end)[0] for span, pages in rows])
+        return np.stack([read(pages, spec.slot, span.start, span.end)[0] for span, pages in rows])
 
     def mask(self, window: Window | None = None) -> list[np.ndarray | None]:
         """As in CallView, without "causal"."""
@@ -114,10 +136,12 @@ class Cache(Positions):
         self.position_nbytes = layout.tokens // PAGE
         self.pages = Pages(layout)
         self.page_rows = [Row() for _ in self.lengths]
+        self.blocks = Blocks(self.config.recurrent)
         # for all positions of any row; None where they depend on a row's length
         self.tables: Tables | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
+        self.blocks.keep(sum(map(bool, self.states)))
         if is_all:
             self.page_rows = [Row() for _ in rows]
             self.pages, self.tables = Pages(self.pages.layout), None
@@ -152,7 +176,7 @@ class Cache(Positions):
 
     _send = staticmethod(np.asarray)
     _stack = staticmethod(np.stack)
-    _own = staticmethod(np.copy)
+    _own = staticmethod(np.asarray)  # `blocks` copies
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> np.ndarray:
         recent = np.full((len(parts), window), -1, np.int32)
@@ -177,43 +201,46 @@ class Cache(Positions):
         self.page_rows[target].append(shared + last)
         self.allocated[target] = self.storage_for(length)
 
-    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
-        storage, layers = self.page_rows[row], range(self.config.key_value_layers)
-        parts = np.stack([self.read(storage.pages, layer, 0, length) for layer in layers], axis=1)
-        return {"tokens": storage.tokens(0, length), "keys": parts[0], "values": parts[1]}
+    def _export(self, row: int, length: int) -> tuple[np.ndarray, Layers, Layers]:
+        storage, slots = self.page_rows[row], range(self.config.key_value_layers)
+        parts = [self.read(storage.pages, slot, 0, length) for slot in slots]
+        keys, values = ([layer[part] for layer in parts] for part in (0, 1))
+        return storage.tokens(0, length), keys, values
 
-    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
+    def _load(self, row: int, tokens: np.ndarray, keys: Layers, values: Layers) -> None:
         pages = self.page_rows[row].pages
-        for page, within, new in pieces(pages, 0, length):
-            page.tokens[within] = state["tokens"][new]
-        for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
-            keys, values = np.asarray(keys, np.float32), np.asarray(values, np.float32)
-            self.write(pages, layer, first=0, keys=keys, values=values)
+        for page, within, new in pieces(pages, 0, len(tokens)):
+            page.tokens[within] = tokens[new]
+        for layer, both in enumerate(zip(keys, values)):
+            self.write(pages, layer, 0, *(np.asarray(part, np.float32) for part in both))
+
+    def _split_states(self, numbers: np.ndarray) -> Block:
+        return self.blocks.copy([numbers])
 
     def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
-        size, (start, stop) = self.config.head_dim, (first // PAGE, -(-end // PAGE))
+        start, stop = first // PAGE, -(-end // PAGE)
         within = slice(first - start * PAGE, end - start * PAGE)
-        parts = [page.numbers[layer] for page in pages[start:stop]]
+        parts, scales = zip(*(page.layer(layer) for page in pages[start:stop]))
         numbers = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
-        numbers = numbers[:, :, within, :size]
+        numbers = numbers[:, :, within, : self.config.attentions[layer].head_dim]
         if self.bits != 8:
             return numbers.astype(np.float32, copy=False)
-        scales = np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)
-        return dequantise(numbers, scales[:, :, within])
+        return dequantise(numbers, np.concatenate(scales, axis=2)[:, :, within])
 
     def write(
         self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray
     ) -> None:
         """Store keys and values, float32 [G, count, D], from position `first` on."""
-        size, end = self.config.head_dim, first + keys.shape[1]
+        size, end = keys.shape[2], first + keys.shape[1]
         for part, numbers in enumerate((keys, values)):
             if self.bits == 8:
                 numbers, scales = quantise(numbers)
             for page, within, new in pieces(pages, first, end):
-                page.numbers[layer, part, :, within, :size] = numbers[:, new]
+                stored, stored_scales = page.layer(layer)
+                stored[part, :, within, :size] = numbers[:, new]
                 if self.bits == 8:
-                    page.scales[layer, part, :, within] = scales[:, new]
+                    stored_scales[part, :, within] = scales[:, new]
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         end = max(map(self.storage_for, ends.values()))

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlx_llama.core import ops as plain
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.models.parts import Attention, Router
+from mlx_llama.core.models.parts import Attention, PerLayerInput, Router
 from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays
@@ -34,6 +34,7 @@ BLOCK_BYTES = 1 << 19
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
 scale_heads, split_heads = plain.scale_heads, plain.split_heads
+layer_inputs = partial(plain.layer_inputs, sys.modules[__name__])
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -83,6 +84,11 @@ def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
     return plain.gate(arrays, gate_up, activation)
 
 
+@np.errstate(over="ignore")  # as for `gate`
+def gate_input(gate: np.ndarray, inputs: np.ndarray, spec: PerLayerInput) -> np.ndarray:
+    return plain.gate_input(arrays, gate, inputs, spec)
+
+
 xielu, softcap = partial(plain.xielu, arrays), partial(plain.softcap, arrays)
 short_conv = partial(plain.short_conv, arrays)
 gated_delta = partial(plain.gated_delta, arrays)
@@ -130,15 +136,16 @@ def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) ->
 
 
 def norm_heads(
-    heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: Attention
+    heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray | None, spec: Attention
 ) -> np.ndarray:
-    ends = spec.heads * spec.head_dim, (spec.heads + spec.key_value_heads) * spec.head_dim
-    query, key, value = np.split(heads, ends, axis=-1)
-    normed = []
-    for part, weight in ((query, query_weight), (key, key_weight)):
-        units = part.reshape((*part.shape[:-1], -1, len(weight)))
-        normed.append(rms_norm(units, weight, spec.eps).reshape(part.shape))
-    return np.concatenate([*normed, value], axis=-1)
+    ends = spec.heads * spec.head_dim, (spec.heads + spec.new_heads) * spec.head_dim
+    parts = np.split(heads, ends, axis=-1)
+    ones = np.ones(spec.head_dim, np.float32) if spec.norms_values else None
+    for i, weight in enumerate((query_weight, key_weight, ones)):
+        if weight is not None:
+            units = parts[i].reshape((*parts[i].shape[:-1], -1, len(weight)))
+            parts[i] = rms_norm(units, weight, spec.eps).reshape(parts[i].shape)
+    return np.concatenate(parts, axis=-1)
 
 
 def rope_and_store(heads: np.ndarray, view: View, spec: Attention) -> np.ndarray:
@@ -146,10 +153,11 @@ def rope_and_store(heads: np.ndarray, view: View, spec: Attention) -> np.ndarray
     if spec.rotates:
         # the same for all heads
         query, key = (
-            rope(part, tuple(table[:, None, :, columns] for table in view.tables))
+            rope(part, tuple(table[:, None, -part.shape[2] :, columns] for table in view.tables))
             for part, columns in ((query, spec.query_angles), (key, spec.angles))
         )
-    view.append(spec.slot, key, value)
+    if spec.new_heads:
+        view.append(spec.slot, key, value)
     return query
 
 

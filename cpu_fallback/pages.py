@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system import machine
+from mlx_llama.core.system.forks import cached_property
 
 PAGE = 64  # positions
 SPARE_BYTES = 32 << 20  # free pages that are kept for the next row
@@ -35,23 +37,11 @@ def allocate(nbytes: int, align: int = 64, huge: bool = False) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class PageLayout:
-    """Layout of a page.
+class HeadLayout:
+    """Layout of the keys or values of a head at one position."""
 
-    Numbers come first, by layer, keys before values, head, position, padded with zeros to `width`.
-    Scales follow in the same order, float16, for each CACHE_GROUP codes; then int32 token ids.
-    Offsets are in bytes.
-    """
-
-    layers: int
-    heads: int
     head_dim: int
     bits: int | None = None  # None: numbers are float32; 16: float16; 8: int8 codes
-
-    @classmethod
-    def of(cls, config: LlamaConfig, bits: int | None = None) -> PageLayout:
-        """The layout for a model's keys and values."""
-        return cls(config.key_value_layers, config.num_key_value_heads, config.head_dim, bits)
 
     @property
     def width(self) -> int:
@@ -72,18 +62,47 @@ class PageLayout:
         """Scales of a head and position."""
         return -(-self.head_dim // CACHE_GROUP) if self.bits == 8 else 0
 
-    def numbers(self, layer: int, part: int) -> int:
-        """Offset of a layer's keys (part 0) or values (part 1)."""
-        return (2 * layer + part) * self.heads * PAGE * self.row_bytes
 
-    def scales(self, layer: int, part: int) -> int:
+@dataclass(frozen=True)
+class PageLayout:
+    """Layout of a page.
+
+    Numbers come first, by layer, keys before values, head, position, padded with zeros to `width`.
+    Scales follow in the same order, float16, for each CACHE_GROUP codes; then int32 token ids.
+    Offsets are in bytes.
+    """
+
+    layers: tuple[tuple[int, HeadLayout], ...]  # by slot: number of heads, and layout of each
+
+    @classmethod
+    def of(cls, config: LlamaConfig, bits: int | None = None) -> PageLayout:
+        """The layout for a model's keys and values."""
+        mixers = config.attentions
+        return cls(tuple((m.key_value_heads, HeadLayout(m.head_dim, bits)) for m in mixers))
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Offsets of keys and values by slot, of their scales, and of the tokens."""
+        numbers, scales = (
+            [heads * PAGE * size for heads, size in sizes for _ in range(2)]
+            for sizes in (
+                [(heads, head.row_bytes) for heads, head in self.layers],
+                [(heads, 2 * head.groups) for heads, head in self.layers],
+            )
+        )
+        return list(itertools.accumulate(numbers + scales, initial=0))
+
+    def numbers(self, slot: int, part: int) -> int:
+        """Offset of a layer's keys (part 0) or values (part 1)."""
+        return self._starts[2 * slot + part]
+
+    def scales(self, slot: int, part: int) -> int:
         """Offset of the scales of a layer's keys or values."""
-        first, nbytes = self.numbers(self.layers, 0), self.heads * PAGE * 2 * self.groups
-        return first + (2 * layer + part) * nbytes
+        return self._starts[2 * (len(self.layers) + slot) + part]
 
     @property
     def tokens(self) -> int:
-        return self.scales(self.layers, 0)
+        return self._starts[-1]
 
     @property
     def nbytes(self) -> int:
@@ -97,15 +116,22 @@ class Page:
         large = layout.nbytes >= HUGE_PAGE
         memory = map_huge(layout.nbytes) if large else allocate(layout.nbytes)
         self.memory = np.frombuffer(memory, np.uint8)
-        self.address = self.memory.ctypes.data
-        shape = layout.layers, 2, layout.heads, PAGE
-        first, last = layout.numbers(layout.layers, 0), layout.tokens
-        # [layers, 2, G, PAGE, width]
-        self.numbers = self.memory[:first].view(layout.dtype).reshape((*shape, layout.width))
-        # [layers, 2, G, PAGE, groups]
-        self.scales = self.memory[first:last].view(np.float16).reshape((*shape, layout.groups))
-        self.tokens = self.memory[last:].view(np.int32)  # [PAGE]
+        self.address, self.layout = self.memory.ctypes.data, layout
+        self.tokens = self.memory[layout.tokens :].view(np.int32)  # [PAGE]
         self.holders = 0  # number of rows that have the page
+
+    def layer(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        """A layer's keys and values [2, G, PAGE, width], and their scales [2, G, PAGE, groups]."""
+        heads, head = self.layout.layers[slot]
+
+        def part(start: int, width: int, dtype: np.dtype) -> np.ndarray:
+            shape = 2, heads, PAGE, width
+            return np.ndarray(shape, dtype, self.memory, start)
+
+        return (
+            part(self.layout.numbers(slot, 0), head.width, head.dtype),
+            part(self.layout.scales(slot, 0), head.groups, np.dtype(np.float16)),
+        )
 
 
 class Pages:
@@ -131,8 +157,9 @@ class Pages:
     def copy(self, page: Page, count: int) -> Page:
         """Take a page for one row, and copy the first `count` positions of `page` to it."""
         new = self.take()
-        new.numbers[:, :, :, :count] = page.numbers[:, :, :, :count]
-        new.scales[:, :, :, :count] = page.scales[:, :, :, :count]
+        for slot in range(len(self.layout.layers)):
+            for target, source in zip(new.layer(slot), page.layer(slot)):
+                target[:, :, :count] = source[:, :, :count]
         new.tokens[:count] = page.tokens[:count]
         return new
 

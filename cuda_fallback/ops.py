@@ -1,5 +1,5 @@
-"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates and
-experts where those run.
+"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates,
+experts and recurrences where those run.
 
 kernels/ops.py has the vocabulary of decoded tokens.
 """
@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core import ops as plain
-from mlx_llama.core.models.parts import Attention, Router
-from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.core.models.parts import Attention, GatedDelta, Router, ShortConv
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from . import arrays, kernels
 from .cache import View
+from .kernels.state import MAX_ROWS, describe
 from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
@@ -32,8 +33,9 @@ Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 Adapters = tuple[Tensor, Tensor]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
-scale_heads, short_conv = plain.scale_heads, partial(plain.short_conv, arrays)
-gated_delta = partial(plain.gated_delta, arrays)
+scale_heads = plain.scale_heads
+layer_inputs = partial(plain.layer_inputs, sys.modules[__name__])
+gate_input = partial(plain.gate_input, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -64,6 +66,37 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
     by_kernel = kernels.find_kernels(x.device).decode
     apply = by_kernel.xielu if by_kernel else partial(plain.xielu, arrays)
     return apply(x, positive, negative, beta, eps)
+
+
+def gate_output(x: Tensor, score: Tensor) -> Tensor:
+    by_kernel = kernels.find_kernels(x.device).decode
+    if by_kernel and x.shape == score.shape:  # not a score for a whole token
+        return by_kernel.gate_output(x, score)
+    return plain.gate_output(arrays, x, score)
+
+
+def short_conv(
+    x: Tensor, view: View, spec: ShortConv, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    if by_kernel := kernels.find_kernels(x.device).decode:
+        return _by_states(by_kernel.short_conv, x, view, spec.slot, weight, bias)
+    return plain.short_conv(arrays, x, view, spec, weight, bias)
+
+
+def gated_delta(x: Tensor, view: View, spec: GatedDelta, weights: DeltaWeights) -> Tensor:
+    if by_kernel := kernels.find_kernels(x.device).decode:
+        return _by_states(by_kernel.gated_delta, x, view, spec.slot, spec, weights)
+    return plain.gated_delta(arrays, x, view, spec, weights)
+
+
+def _by_states(
+    kernel: Callable[..., Tensor], x: Tensor, view: View, slot: int, *weights: Any
+) -> Tensor:
+    """A kernel's results for all rows."""
+    view.states = view.states or describe(view.cache, view.spans)
+    parts, place = zip(view.states, x.split(MAX_ROWS)), view.cache.places[slot]
+    results = [kernel(state, place, part, *weights) for state, part in parts]
+    return results[0] if len(results) == 1 else torch.cat(results)
 
 
 def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
@@ -106,7 +139,6 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
 
 
 choose_experts = partial(plain.choose_experts, arrays)
-gate_output = partial(plain.gate_output, arrays)
 
 
 def scale_inputs(rows: Tensor, shares: Tensor, router: Router) -> tuple[Tensor, Tensor]:
@@ -155,19 +187,24 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return plain.softcap(arrays, x.float(), cap).to(x.dtype)
 
 
-def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: Attention) -> Tensor:
-    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
-    query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
-    if len(query_weight) == D:
-        query, key = query.unflatten(-1, (H, D)), key.unflatten(-1, (G, D))
-    query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
-    query = query.reshape((*value.shape[:-1], H * D))
-    return torch.cat([query, key.reshape(value.shape), value], dim=-1)
+def norm_heads(
+    heads: Tensor, query_weight: Tensor, key_weight: Tensor | None, spec: Attention
+) -> Tensor:
+    H, G, D = spec.heads, spec.new_heads, spec.head_dim
+    parts = list(heads.split((H * D, G * D, G * D), dim=-1))
+    for i, weight in enumerate((query_weight, key_weight)):
+        if weight is not None:
+            units = parts[i].unflatten(-1, (-1, len(weight)))
+            parts[i] = rms_norm(units, weight, spec.eps).reshape(parts[i].shape)
+    if G and spec.norms_values:
+        units = parts[2].unflatten(-1, (G, D))
+        parts[2] = F.rms_norm(units, (D,), None, spec.eps).reshape(parts[2].shape)
+    return torch.cat(parts, dim=-1)
 
 
 def split_heads(heads: Tensor, spec: Attention) -> tuple[Tensor, Tensor, Tensor]:
     # one call in place of plain's three slices
-    H, G = spec.heads, spec.key_value_heads
+    H, G = spec.heads, spec.new_heads
     B, T, _ = heads.shape
     parts = heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2)
     return parts.split_with_sizes((H, G, G), dim=1)
@@ -177,10 +214,11 @@ def rope_and_store(heads: Tensor, view: View, spec: Attention) -> Tensor:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = (
-            rope(part, tuple(table[..., columns] for table in view.tables))
+            rope(part, tuple(table[..., -heads.shape[1] :, columns] for table in view.tables))
             for part, columns in ((query, spec.query_angles), (key, spec.angles))
         )
-    view.append(spec.slot, key, value)
+    if spec.new_heads:
+        view.append(spec.slot, key, value)
     return query
 
 

@@ -35,10 +35,10 @@ class ToyCache(RowCache):
 
     def pack(self, keys):
         keys, values = np.moveaxis(keys, 0, 3)
-        return {"keys": keys.copy(), "values": values.copy()}
+        return keys.copy(), values.copy()
 
-    def unpack(self, state):
-        return np.moveaxis(np.stack([state["keys"], state["values"]]), 3, 0)
+    def unpack(self, keys, values):
+        return np.moveaxis(np.stack([keys, values]), 3, 0)
 
 
 class ToyModel:

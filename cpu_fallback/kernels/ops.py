@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_llama.core.models.parts import Attention, Window
-from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.core.models.parts import Attention, GatedDelta, Recurrent, ShortConv, Window
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from .. import ops
+from .emit import LANES
 from .layouts import ROWS
-from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Trace, View
+from .lowering import Adjusted, Columns, Gated, Normed, Product, State, Symbol, Trace, View
 from .panels import Panels
 from .routing import share_kind
 from .workspace import Buffer, pad
@@ -134,9 +135,13 @@ def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
     return Product(trace, scores.first, [operation], [(0, width)])
 
 
-def gate_output(x: Product, score: Product) -> Product:
-    trace, (_, width) = x.trace, x.parts[0]
-    r = trace.workspace.routing
+def gate_output(x: Product | Columns, score: Product) -> Product | Gated:
+    trace = x.trace
+    if isinstance(x, Columns):  # a mixer's output, gated when it is packed
+        gate = trace.workspace.gates[x.width]
+        score.place(gate)
+        return Gated(trace, "sigmoid", gate, x.buffer)
+    r, (_, width) = trace.workspace.routing, x.parts[0]
     x.place(r.shared)
     score.place(r.shared_scores)
     sources = dict(x=r.shared, score=r.shared_scores, vectors=pad(width, ROWS) // ROWS)
@@ -194,16 +199,63 @@ def _page_offsets(trace: Trace, spec: Attention) -> dict[str, int]:
 
 
 def attend(query: Columns, view: View, spec: Attention, sinks: np.ndarray | None = None) -> Columns:
-    out = query.trace.workspace.mixed
+    width = spec.heads * spec.head_dim
+    out = query.trace.workspace.mixed[width]
     operands = _page_offsets(query.trace, spec) | dict(qkv=query.buffer, out=out, scale=spec.scale)
     operands["shared"] = spec.heads // spec.key_value_heads
     operands["sinks"] = 0 if sinks is None else query.trace.copy_vector(sinks)
     window = spec.window or Window(NO_WINDOW)
     operands |= dict(window=window.size, is_chunk=int(window.is_chunk))
     query.trace.program.add("attend", spec.key_value_heads, True, **operands)
-    return Columns(query.trace, out, 0, spec.heads * spec.head_dim)
+    return Columns(query.trace, out, 0, width)
 
 
-def last_position(x: Columns) -> Columns:
-    x.trace.narrow(x.buffer)
+def short_conv(
+    x: Product, view: View, spec: ShortConv, weight: np.ndarray, bias: np.ndarray | None = None
+) -> Columns:
+    trace = x.trace
+    w = trace.workspace
+    x.place(w.recurrence.channels)
+    bias = np.zeros(spec.size, np.float32) if bias is None else bias
+    _convolve(trace, spec, weight, bias, w.mixed[spec.size])
+    view.probe("state", State(trace, spec.slot), spec.index)
+    return Columns(trace, w.mixed[spec.size], 0, spec.size)
+
+
+def _convolve(
+    trace: Trace, spec: Recurrent, weight: np.ndarray, bias: np.ndarray, out: Buffer
+) -> None:
+    """Append the convolution of weights [C, W]."""
+    r, channels = trace.workspace.recurrence, len(weight)
+    operands = dict(x=r.channels, channels=channels, history=spec.width - 1, out=out)
+    operands |= dict(weights=trace.copy_rows(weight.T), bias=trace.copy_vector(bias))
+    items = -(-channels // LANES)
+    operands["portion"] = min(16, -(-items // (2 * trace.threads)))
+    kind = "convolve gated" if isinstance(spec, ShortConv) else "convolve silu"
+    trace.program.add(kind, items, state=4 * r.places[spec.slot][0][0], **operands)
+
+
+def gated_delta(x: Product, view: View, spec: GatedDelta, weights: DeltaWeights) -> Gated:
+    trace, width = x.trace, spec.value_heads * spec.value_size
+    w, r = trace.workspace, trace.workspace.recurrence
+    gate, out = w.gates[width], w.mixed[width]
+    _direct(x, (r.channels, gate, r.strengths, r.decays))
+    _convolve(trace, spec, weights.conv, np.zeros(spec.channels, np.float32), r.channels)
+    vectors = dict(rates=weights.rate, biases=weights.bias, norm=weights.norm)
+    operands = {name: trace.copy_vector(values) for name, values in vectors.items()}
+    operands |= dict(x=r.channels, strengths=r.strengths, decays=r.decays, out=out)
+    shared = 1 if spec.tiled else spec.value_heads // spec.key_heads
+    sizes = dict(key_heads=spec.key_heads, shared=shared)
+    sizes |= dict(key_size=spec.key_size, value_size=spec.value_size)
+    sizes["state"] = 4 * r.places[spec.slot][1][0]
+    numbers = dict(eps=spec.eps, scale=spec.key_size**-0.5)
+    trace.program.add("gated_delta", spec.value_heads, **operands, **sizes, **numbers)
+    view.probe("state", State(trace, spec.slot), spec.index)
+    return Gated(trace, "silu", gate, out)
+
+
+def last_position(x: Columns | Normed | Gated) -> Columns | Normed | Gated:
+    buffers = (x.gate, x.up) if isinstance(x, Gated) else (x.buffer,)
+    for buffer in buffers:
+        x.trace.narrow(buffer)
     return x

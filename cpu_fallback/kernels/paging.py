@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..pages import CACHE_GROUP, PageLayout
+from ..pages import CACHE_GROUP, HeadLayout
 from .emit import LANES, Function, Value, f16, f32, f32s, i8, i32s, kernel, vector
 
 
-def page_layout(head_dim: int, cache_bits: int | None) -> PageLayout:
+def page_layout(head_dim: int, cache_bits: int | None) -> HeadLayout:
     """The layout of a head's rows in a page, the same for any layers and heads."""
-    return PageLayout(1, 1, head_dim, cache_bits)
+    return HeadLayout(head_dim, cache_bits)
 
 
 @kernel
@@ -62,7 +62,7 @@ def load_part(f: Function, address: Value, d: int, head_dim: int) -> Value:
 
 
 @kernel
-def widen_rows(f: Function, codes, scales, count, out, *, layout: PageLayout) -> None:
+def widen_rows(f: Function, codes, scales, count, out, *, layout: HeadLayout) -> None:
     """`count` rows of a page as float32 [count][width]: numbers, or codes times scales."""
     per_group = CACHE_GROUP // LANES
     with f.loop(count) as i:

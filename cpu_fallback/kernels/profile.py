@@ -38,6 +38,8 @@ _NAMES = {
     "combine": "sum of experts",
     "gate_output": "gate",
     "select": common.ADAPTERS,
+    "convolve": common.CONVOLUTION,
+    "gated_delta": common.GATED_DELTA,
 }
 _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
 

@@ -1,8 +1,13 @@
-"""Storage of a row of a cache: tokens, keys and values, as numbers or as 8-bit codes."""
+"""Storage of a row of a cache: tokens, keys and values, as numbers or as 8-bit codes; recurrent
+states where kernels change them.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +18,7 @@ from mlx_llama.core.system.forks import cached_property
 
 # largest scale of 8-bit codes: 127 times that is finite in float16, in which they are multiplied
 LARGEST_SCALE = 515.0
+ALIGNED = 16  # numbers between the parts of recurrent states, so that kernels load 16 bytes at once
 
 
 @dataclass(frozen=True)
@@ -21,8 +27,9 @@ class Storage:
 
     # int32 [allocated + 1]: the step at the last position stores the next token there
     tokens: Tensor
-    numbers: Tensor  # keys and values, [layers, 2, G, allocated, D], of stored_dtype
-    scales: Tensor | None  # for 8-bit codes, float16 [layers, 2, G, allocated, groups]
+    numbers: Tensor  # of stored_dtype: keys and values [2, G, allocated, D] of each layer in turn
+    scales: Tensor | None  # for 8-bit codes, float16: [2, G, allocated, groups] of each layer
+    shapes: tuple[tuple[int, int], ...] = ()  # (G, D) of each layer that stores any
 
     @classmethod
     def allocate(
@@ -34,18 +41,32 @@ class Storage:
         device: torch.device,
     ) -> Storage:
         """Zeros. dtype: of the activations; bits: as in stored_dtype."""
-        c, scales = config, None
-        shape = (c.key_value_layers, 2, c.num_key_value_heads, allocated)
-        numbers = torch.zeros((*shape, c.head_dim), dtype=stored_dtype(dtype, bits), device=device)
+        shapes = tuple((mixer.key_value_heads, mixer.head_dim) for mixer in config.attentions)
+        scales, zeros = None, partial(torch.zeros, device=device)
+        count = 2 * allocated * sum(heads * size for heads, size in shapes)
+        numbers = zeros(count, dtype=stored_dtype(dtype, bits))
         if bits == 8:
-            groups = -(-c.head_dim // CACHE_GROUP)
-            scales = torch.zeros((*shape, groups), dtype=torch.float16, device=device)
-        return cls(torch.zeros(allocated + 1, dtype=torch.int32, device=device), numbers, scales)
+            groups = sum(heads * count_groups(size) for heads, size in shapes)
+            scales = zeros(2 * allocated * groups, dtype=torch.float16)
+        return cls(zeros(allocated + 1, dtype=torch.int32), numbers, scales, shapes)
 
     @cached_property
     def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values by layer: views [1, G, allocated, D] of the numbers, made once."""
-        return [(layer[:1], layer[1:]) for layer in self.numbers]
+        """Keys and values by slot: views [1, G, allocated, D] of the numbers, made once."""
+        return [(layer[:1], layer[1:]) for layer in self._split(self.numbers)]
+
+    @cached_property
+    def layer_scales(self) -> list[Tensor]:
+        """Scales by slot: views [2, G, allocated, groups]."""
+        return self._split(self.scales, count_groups)
+
+    def _split(
+        self, memory: Tensor, width: Callable[[int], int] = lambda size: size
+    ) -> list[Tensor]:
+        """Views [2, G, allocated, width(D)] of memory, by slot."""
+        shapes = [(2, heads, len(self.tokens) - 1, width(size)) for heads, size in self.shapes]
+        parts = memory.view(-1).split([*map(math.prod, shapes)])
+        return [part.view(shape) for part, shape in zip(parts, shapes)]
 
     def arrays(self) -> list[Tensor]:
         """All arrays."""
@@ -54,29 +75,85 @@ class Storage:
     def copy_from(self, source: Storage, length: int) -> None:
         """Copy the first `length` positions."""
         self.tokens[:length] = source.tokens[:length]
-        self.numbers[..., :length, :] = source.numbers[..., :length, :]
+        pairs = [(to, of) for both in zip(self.layers, source.layers) for to, of in zip(*both)]
         if self.scales is not None:
-            self.scales[..., :length, :] = source.scales[..., :length, :]
+            pairs += zip(self.layer_scales, source.layer_scales)
+        for target, stored in pairs:
+            target[:, :, :length] = stored[:, :, :length]
 
     def write(self, layer: int, part: int, start: int, new: Tensor) -> None:
         """Store a layer's keys (part 0) or values (1) from `start` on. new: [1, G, T, D]."""
         end = start + new.shape[2]
+        target = self.layers[layer][part][:, :, start:end]
         if self.scales is None:
-            self.layers[layer][part][:, :, start:end] = new
+            target[:] = new
         else:
-            target = (layer, part, slice(None), slice(start, end))
-            self.numbers[target], self.scales[target] = quantize(new[0])
+            target[0], self.layer_scales[layer][part, :, start:end] = quantize(new[0])
 
-    def read(
-        self, layers: int | slice, part: int, start: int, end: int, dtype: torch.dtype
-    ) -> Tensor:
-        """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D];
-        a view of numbers of `dtype`.
+    def read(self, layer: int, part: int, start: int, end: int, dtype: torch.dtype) -> Tensor:
+        """A layer's keys (part 0) or values (1) of positions `start` .. `end` - 1: [G, end - start,
+        D]; a view of numbers of `dtype`.
         """
-        source = (layers, part, slice(None), slice(start, end))
+        numbers = self.layers[layer][part][0, :, start:end]
         if self.scales is None:
-            return self.numbers[source].to(dtype)
-        return dequantize(self.numbers[source], self.scales[source], dtype)
+            return numbers.to(dtype)
+        return dequantize(numbers, self.layer_scales[layer][part, :, start:end], dtype)
+
+
+def count_groups(head_dim: int) -> int:
+    """Scales of a head's codes at one position."""
+    return -(-head_dim // CACHE_GROUP)
+
+
+def state_places(config: LlamaConfig) -> list[tuple[int, ...]]:
+    """Where the parts of each recurrent state begin in a row's numbers, by slot, and behind them
+    the count of all numbers. Multiples of ALIGNED.
+    """
+    places, end = [], 0
+    for mixer in config.recurrent:
+        starts = []
+        for shape in mixer.states:
+            starts.append(end)
+            end += -(-math.prod(shape) // ALIGNED) * ALIGNED
+        places.append(starts)
+    return [(*starts, end) for starts in places]
+
+
+class LiveSlot(tuple):
+    """States, as of Positions, that a later call overwrites; their numbers in one array."""
+
+    numbers: Tensor
+
+    @classmethod
+    def split(cls, config: LlamaConfig, numbers: Tensor) -> LiveSlot:
+        """Views of numbers, float32 [n]."""
+        slot = cls(
+            tuple(
+                numbers[start : start + math.prod(shape)].view(shape)
+                for start, shape in zip(place, mixer.states)
+            )
+            for place, mixer in zip(state_places(config), config.recurrent)
+        )
+        slot.numbers = numbers
+        return slot
+
+
+class LiveStates:
+    """A row's recurrent states at a fixed address. A call reads `slot` and writes the other one, so
+    that what a call that fails has written is never read.
+    """
+
+    def __init__(self, config: LlamaConfig, device: torch.device):
+        self.numbers = torch.zeros((2, state_places(config)[0][-1]), device=device)
+        self.slots = [LiveSlot.split(config, numbers) for numbers in self.numbers]
+        self.slot = 0
+
+    def load(self, states: tuple) -> None:
+        """Set the slot to be read; it is not, where there are no states yet."""
+        if states and states is not (slot := self.slots[self.slot]):
+            torch._foreach_copy_(
+                *([part for parts in each for part in parts] for each in (slot, states))
+            )
 
 
 def stored_dtype(dtype: torch.dtype, bits: int | None) -> torch.dtype:

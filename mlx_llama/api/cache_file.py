@@ -1,11 +1,11 @@
 """Prompt cache files: the tokens, keys and values of one row, for another process to continue.
 
 A safetensors file in one layout for all backends: `tokens` int32 [n], `keys` and `values` [layers,
-G, n, D], keys after rope, in the cache's width (float16 where it has 8 bits), and `recurrent`
-float32 [m], the states after n tokens of a model that has such. The metadata names the format, its
-version, the width, the checkpoint with its hash, and a checksum of the arrays: with other weights,
-another width or damage the answer would differ from a cold start's. Files of earlier releases have
-no checksum; they are read as before.
+G, n, D], keys after rope, in the cache's width (float16 where it has 8 bits); `keys.1` and so on
+for layers of another shape; and `recurrent` float32 [m], the states after n tokens of a model that
+has such. The metadata names the format, its version, the width, the checkpoint with its hash, and a
+checksum of the arrays: with other weights, another width or damage the answer would differ from a
+cold start's. Files of earlier releases have no checksum; they are read as before.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def write_cache(
     check_folder(path)
     number = "float16" if identity.width == EIGHT_BITS else identity.width
     tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
-    for name in ("keys", "values"):
+    for name in identity.config.state_shapes(0):
         tensors[name] = np.ascontiguousarray(encode(np.asarray(state[name]), number))
     if "recurrent" in state:
         tensors["recurrent"] = np.ascontiguousarray(state["recurrent"], np.float32)
@@ -189,8 +189,9 @@ def _read_tensors(
     actual = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
     _, [*length] = actual.get("tokens", ("", []))
     c, code = identity.config, _CODES[identity.width]
-    stored = code, [c.key_value_layers, c.num_key_value_heads, *length, c.head_dim]
-    expected = {"tokens": ("I32", length), "keys": stored, "values": stored}
+    shapes = c.state_shapes(*length) if len(length) == 1 else {}
+    expected = {"tokens": ("I32", length)}
+    expected |= {name: (code, list(shape)) for name, shape in shapes.items()}
     if size := state_nbytes(c) // 4:
         expected["recurrent"] = "F32", [size]
     if actual != expected or len(length) != 1 or length == [0]:

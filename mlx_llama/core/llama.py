@@ -80,7 +80,7 @@ class Attention:
 
     ops: Ops
     spec: parts.Attention
-    qkv: Linear  # [(H + 2 G) D, E], the three projections as one matrix
+    qkv: Linear  # [(H + 2 G) D, E], the projections as one matrix; G = 0 with another's keys
     out: Linear  # [E, H D]
     query_norm: RMSNorm | None = None  # [D], or [H D] and [G D]
     key_norm: RMSNorm | None = None
@@ -97,14 +97,14 @@ class Attention:
         ops, spec = self.ops, self.spec
         heads = self.qkv(x, view)
         if self.query_norm is not None:
-            assert self.key_norm is not None
-            heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
+            key_weight = self.key_norm.weight if self.key_norm else None
+            heads = ops.norm_heads(heads, self.query_norm.weight, key_weight, spec)
         view.probe_heads(heads, spec, ops)
         query = ops.rope_and_store(heads, view, spec)
         if self.query_scale is not None:
             query = ops.scale_heads(query, self.query_scale, spec)
         view.probe_rotated(query, spec)
-        if last_only:
+        if last_only:  # a layer that reads another's keys may have it alone
             query = ops.last_position(query)
         mixed = ops.attend(query, view, spec, self.sinks)
         if self.gate is not None:
@@ -199,6 +199,37 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class LayerInputs:
+    """The inputs that layers have beside the stream (Gemma 3n, Gemma 4)."""
+
+    ops: Ops
+    spec: parts.LayerInputs
+    embedding: Embedding  # [V', layers P]
+    projection: Linear  # [layers P, E]
+    norm: RMSNorm  # [P]
+
+    def __call__(self, tokens: Array, x: Array, view: View) -> Array:
+        """x: the embedded tokens [B, T, E]; returns [B, T, layers P]."""
+        embedded, projected = self.embedding(tokens), self.projection(x, view)
+        return self.ops.layer_inputs(embedded, projected, self.norm.weight, self.spec)
+
+
+@dataclass(frozen=True)
+class PerLayerInput:
+    """A layer's input times a gate of the stream, projected and normed."""
+
+    ops: Ops
+    spec: parts.PerLayerInput
+    gate: Linear  # [P, E]
+    projection: Linear  # [E, P]
+    norm: RMSNorm
+
+    def __call__(self, x: Array, inputs: Array, view: View) -> Array:
+        gated = self.ops.gate_input(self.gate(x, view), inputs, self.spec)
+        return self.ops.rms_norm(self.projection(gated, view), self.norm.weight, self.norm.eps)
+
+
+@dataclass(frozen=True)
 class Block:
     """Mixer and MLP, with norms before or after each; a layer may lack either (None)."""
 
@@ -210,11 +241,15 @@ class Block:
     mlp: MLP | Experts | None
     post_attention_norm: RMSNorm | None = None
     post_ffn_norm: RMSNorm | None = None
+    input: PerLayerInput | None = None
+    scalar: float = 1.0  # multiplies the stream
 
     def __call__(
-        self, x: Array, delta: Array | None, view: View, last_only: bool = False
+        self, x: Array, delta: Array | None, view: View, last_only: bool, inputs: Array | None
     ) -> tuple[Array, Array | None]:
-        """x: the stream [B, T, E]; delta: what the next norm adds, None for zero. Returns both."""
+        """x: the stream [B, T, E]; delta: what the next norm adds, None for zero. Returns both.
+        inputs: of all layers, see LayerInputs.
+        """
         i = self.spec.index
         if self.mixer is not None:
             x, normed = self.attention_norm(x, delta)
@@ -232,6 +267,11 @@ class Block:
             ffn = self.mlp(normed, view)
             view.probe("ffn", ffn, i)
             delta = self._adjust(ffn, self.post_ffn_norm)
+        if self.input is not None:
+            x = self.ops.add(x, delta)
+            delta = self.input(x, inputs, view)
+        if self.scalar != 1:
+            x, delta = self.ops.scale(self.ops.add(x, delta), self.scalar), None
         view.probe_sum("block", x, delta, i, self.ops)
         return x, delta
 
@@ -253,6 +293,7 @@ class Decoder:
     blocks: tuple[Block, ...]
     norm: RMSNorm
     head: Linear
+    inputs: LayerInputs | None = None
 
     def over(self, ops: Ops) -> Decoder:
         """The same layers and weights over another implementation of the vocabulary."""
@@ -265,10 +306,12 @@ class Decoder:
         if c.embedding_multiplier != 1:
             x = ops.scale(x, c.embedding_multiplier)
         view.probe("embedding", x)
-        # The last layer stores all keys and values, but computes only the output that is asked for.
-        narrow = view.count > 1 and not all_positions
-        for block in self.blocks:
-            x, delta = block(x, delta, view, last_only=narrow and block is self.blocks[-1])
+        inputs = self.inputs(tokens, x, view) if self.inputs else None
+        # The last layer that has a state keeps all positions', but computes only the output that is
+        # asked for; so do those after it.
+        last = len(self.blocks) if view.count == 1 or all_positions else c.last_state
+        for i, block in enumerate(self.blocks):
+            x, delta = block(x, delta, view, i == last, inputs)
         _, normed = self.norm(x, delta)
         logits = self.head(normed, view)
         if c.logits_multiplier != 1:

@@ -14,7 +14,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from .models.parts import Attention, Experts, GatedDelta, Router, ShortConv
+from .models.parts import (
+    Attention,
+    Experts,
+    GatedDelta,
+    LayerInputs,
+    PerLayerInput,
+    Router,
+    ShortConv,
+)
 
 Array = Any  # the backend's own
 Probe = Callable[[str, Array], None]
@@ -53,8 +61,7 @@ class View:
 
     count: int  # new positions of each sequence
     listener: Probe | None = None  # called with each probe
-    # the keys of the new positions as stored [B, G, T, D], by slot
-    new_keys: Callable[[int], Array]
+    new_keys: Callable[[Attention], Array]  # keys of the new positions as stored, [B, G, T, D]
     # the states of the rows before the new positions, float32 [B, *shape] each, by slot
     recurrent: Callable[[int], tuple[Array, ...]]
     keep: Callable[[int, tuple[Array, ...]], None]  # those after them
@@ -70,16 +77,18 @@ class View:
             self.probe(name, ops.add(x, delta), layer)
 
     def probe_heads(self, heads: Array, spec: Attention, ops: Ops) -> None:
-        """Show query, key and value [B, H or G, T, D] of heads [B, T, (H + 2 G) D]."""
+        """Show query, key and value [B, H or G, T, D] of heads as split_heads takes them."""
         if self.listener is not None:
-            for name, part in zip(("query", "key", "value"), ops.split_heads(heads, spec)):
+            names = ("query", "key", "value")[: 3 if spec.new_heads else 1]
+            for name, part in zip(names, ops.split_heads(heads, spec)):
                 self.probe(name, part, spec.index)
 
     def probe_rotated(self, query: Array, spec: Attention) -> None:
         """Show the rotated query and the keys as they were stored."""
         if self.listener is not None:
             self.probe("query_rope", query, spec.index)
-            self.probe("key_rope", self.new_keys(spec.slot), spec.index)
+            if spec.new_heads:
+                self.probe("key_rope", self.new_keys(spec), spec.index)
 
 
 class Ops(Protocol):
@@ -142,23 +151,27 @@ class Ops(Protocol):
         """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: any shape."""
 
     def norm_heads(
-        self, heads: Array, query_weight: Array, key_weight: Array, spec: Attention
+        self, heads: Array, query_weight: Array, key_weight: Array | None, spec: Attention
     ) -> Array:
         """RMS norms of queries and keys of heads [B, T, (H + 2 G) D]; returns the same shape.
 
-        Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
+        Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2);
+        None without new keys. `norms_values`: of each value head, too, without weights.
         """
 
     def scale_heads(self, query: Array, weight: Array, spec: Attention) -> Array:
         """Multiply each head by weights [D]. query: [B, H, T, D], which may change."""
 
     def split_heads(self, heads: Array, spec: Attention) -> tuple[Array, Array, Array]:
-        """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
+        """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]; G is the
+        number of new heads, 0 in a layer that reads another's keys.
+        """
 
     def rope_and_store(self, heads: Array, view: View, spec: Attention) -> Array:
         """Rotate queries and keys (Su et al. 2021, Hugging Face's layout); store keys and values.
 
-        heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D].
+        heads: [B, T, (H + 2 G) D], as of split_heads, without new heads also of the last position
+        alone; returns the queries [B, H, T, D].
         """
 
     def attend(
@@ -191,6 +204,18 @@ class Ops(Protocol):
 
     def gate_output(self, x: Array, score: Array) -> Array:
         """x * sigmoid(score). x: [B, T, n]; score: the same shape, or [B, T, 1]."""
+
+    def layer_inputs(
+        self, embedded: Array, projected: Array, weight: Array, spec: LayerInputs
+    ) -> Array:
+        """(norm(projected / sqrt(E)) + embedded * sqrt(P)) / sqrt(2), with a norm of each layer's P
+        numbers (Gemma 3n). embedded, projected: [B, T, layers P]; weight: [P].
+        """
+
+    def gate_input(self, gate: Array, inputs: Array, spec: PerLayerInput) -> Array:
+        """activation(gate) * the layer's inputs. gate: [B, T, P], or of the last position; inputs:
+        [B, T, layers P]; returns gate's shape.
+        """
 
     def last_position(self, x: Array) -> Array:
         """The last position alone: [B, 1, E] of x [B, T, E], or [B, H, 1, D] of [B, H, T, D]."""
@@ -241,7 +266,7 @@ def scale_heads(query: Array, weight: Array, spec: Attention) -> Array:
 
 
 def split_heads(heads: Array, spec: Attention) -> tuple[Array, Array, Array]:
-    H, G = spec.heads, spec.key_value_heads
+    H, G = spec.heads, spec.new_heads
     parts = heads.reshape(len(heads), -1, H + 2 * G, spec.head_dim).swapaxes(1, 2)
     return parts[:, :H], parts[:, H : H + G], parts[:, H + G :]
 
@@ -259,6 +284,21 @@ def gated_linear(
 ) -> Array:
     """`ops`: the vocabulary of `linear` and `gate`."""
     return ops.gate(ops.linear(x, weight, bias), activation)
+
+
+def layer_inputs(
+    ops: Any, embedded: Array, projected: Array, weight: Array, spec: LayerInputs
+) -> Array:
+    """`ops`: the vocabulary of `rms_norm`."""
+    layers = (projected * spec.hidden**-0.5).reshape((*projected.shape[:-1], -1, spec.size))
+    normed = ops.rms_norm(layers, weight, spec.eps).reshape(projected.shape)
+    return (normed + embedded * spec.size**0.5) * 2**-0.5
+
+
+def gate_input(words: Any, gate: Array, inputs: Array, spec: PerLayerInput) -> Array:
+    start = spec.index * spec.size
+    ours = inputs[..., -gate.shape[-2] :, start : start + spec.size]
+    return (words.swish(gate, gate) if spec.activation == "silu" else words.gelu(gate)) * ours
 
 
 def gate(words: Any, gate_up: Array, activation: str) -> Array:

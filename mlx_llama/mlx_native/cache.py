@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import CallView, Span
+from mlx_llama.core.backends.positions import CallView, Layers, Span, States
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.parts import Window
+from mlx_llama.core.models.parts import Attention, Window
 
 from . import runtime
-from .kernels.buffers import Buffer, Buffers, Parts, make_angles, make_periods
+from .kernels.buffers import Buffer, Buffers, Parts, RowStates, make_angles, make_periods
 from .kernels.pace import Pace
 
 
@@ -30,6 +30,8 @@ class View(CallView):
     ):
         batch, count = tokens.shape
         super().__init__(cache, batch, count, index_pos, rows)
+        self._states = cache.gather_states([span.row for span in self.spans])
+        self.states: list[tuple[mx.array, ...]] = []  # recurrent ones after this call, by slot
         # [B]; None: no row has one
         self.adapters = mx.array(self.adapters, mx.int32) if any(self.adapters) else None
         self.buffers = [cache.buffer_of(span.row, span.end) for span in self.spans]
@@ -64,11 +66,22 @@ class View(CallView):
             stored.append(tuple(tuple(part[:, :, seen] for part in parts[layer]) for parts in both))
         return stored
 
-    def new_keys(self, layer: int) -> mx.array:
+    def recurrent(self, slot: int) -> tuple[mx.array, ...]:
+        return self._states[slot]
+
+    def keep(self, slot: int, states: tuple[mx.array, ...]) -> None:
+        if self.count > 1 and self.cache.pace:
+            self.cache.pace(states[-1], self.batch * self.count)
+        self.states.append(states)
+
+    def states_after(self, i: int) -> States:
+        return RowStates(self.states, i)
+
+    def new_keys(self, spec: Attention) -> mx.array:
         keys = []
         for span, buffer in zip(self.spans, self.buffers):
-            parts = tuple(part[:, :, span.start : span.end] for part in buffer.keys[layer])
-            keys.append(self.cache.packing.unpack(parts))
+            parts = tuple(part[:, :, span.start : span.end] for part in buffer.keys[spec.slot])
+            keys.append(self.cache.packing.unpack(parts, spec.head_dim))
         return mx.concatenate(keys)
 
     def _make_mask(self, span: Span, window: Window) -> mx.array:
@@ -89,6 +102,7 @@ class Cache(Buffers):
 
     runtime, view_type = runtime, View
     pace: Pace | None = None  # measures long prompts
+    _stack = staticmethod(mx.stack)
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:
@@ -101,14 +115,11 @@ class Cache(Buffers):
         stored = [array for buffer in self.buffers() for array in buffer.arrays()]
         return stored + self.state_arrays()
 
-    def _zeros(self, shape: tuple[int, ...]) -> mx.array:
-        return mx.zeros(shape, mx.float32)
-
     _send = staticmethod(mx.array)
-    _stack = staticmethod(mx.stack)
 
-    def _own(self, array: mx.array) -> mx.array:
-        return array
+    def state(self, row: int = 0, length: int | None = None) -> dict[str, np.ndarray]:
+        with mx.stream(self.device):
+            return super().state(row, length)
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> mx.array:
         recent = []
@@ -130,25 +141,25 @@ class Cache(Buffers):
             # A pending slice would hold the source's arrays, and its next step would copy them.
             mx.eval(buffer.arrays())
 
-    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
+    def _export(self, row: int, length: int) -> tuple[np.ndarray, Layers, Layers]:
         buffer, number = self.slots[row]
 
-        def unpack(parts: Parts) -> np.ndarray:
+        def unpack(parts: Parts, mixer: Attention) -> np.ndarray:
             visible = tuple(part[number, :, :length] for part in parts)
-            return runtime.to_numpy(self.packing.unpack(visible))
+            return runtime.to_numpy(self.packing.unpack(visible, mixer.head_dim))
 
         with mx.stream(self.device):
-            return {
-                "tokens": runtime.to_numpy(buffer.tokens[number, :length]),
-                "keys": np.stack([*map(unpack, buffer.keys)]),
-                "values": np.stack([*map(unpack, buffer.values)]),
-            }
+            keys, values = (
+                [*map(unpack, stored, self.config.attentions)]
+                for stored in (buffer.keys, buffer.values)
+            )
+            return runtime.to_numpy(buffer.tokens[number, :length]), keys, values
 
-    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
+    def _load(self, row: int, tokens: np.ndarray, keys: Layers, values: Layers) -> None:
         with mx.stream(self.device):
-            buffer = self.slots[row].buffer
-            buffer.tokens[:, :length] = mx.array(state["tokens"])
-            for stored, layers in ((buffer.keys, state["keys"]), (buffer.values, state["values"])):
+            buffer, length = self.slots[row].buffer, len(tokens)
+            buffer.tokens[:, :length] = mx.array(tokens)
+            for stored, layers in ((buffer.keys, keys), (buffer.values, values)):
                 for parts, numbers in zip(stored, layers):
                     packed = self.packing.pack(mx.array(numbers).astype(self.dtype))
                     for part, new in zip(parts, packed):

@@ -14,11 +14,12 @@ import mlx.core as mx
 
 from mlx_llama.core import ops as plain
 from mlx_llama.core.backends.positions import CACHE_GROUP
-from mlx_llama.core.models.parts import Attention
-from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.core.models.parts import Attention, GatedDelta, ShortConv
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from . import arrays
 from .cache import View
+from .kernels import delta
 from .kernels.buffers import Parts
 from .quantized import LowBitMatrix, QuantizedStack
 
@@ -44,6 +45,7 @@ class DenseMatrix:
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
 Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
+Filter = tuple[mx.array, ...]  # of a convolution: float32 [C] of each position, the new one last
 Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
 
 SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm
@@ -52,6 +54,8 @@ Adapters = tuple[mx.array, mx.array]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
 scale_heads, split_heads = plain.scale_heads, plain.split_heads
+layer_inputs = partial(plain.layer_inputs, sys.modules[__name__])
+gate_input = partial(plain.gate_input, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -73,8 +77,6 @@ def linear(x: mx.array, weight: Matrices, bias: mx.array | None = None) -> mx.ar
 
 
 gate, xielu = partial(plain.gate, arrays), partial(plain.xielu, arrays)
-short_conv = partial(plain.short_conv, arrays)
-gated_delta = partial(plain.gated_delta, arrays)
 softcap, choose_experts = partial(plain.softcap, arrays), partial(plain.choose_experts, arrays)
 gate_output = partial(plain.gate_output, arrays)
 
@@ -126,19 +128,26 @@ def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.
 
 
 def norm_heads(
-    heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: Attention
+    heads: mx.array, query_weight: mx.array, key_weight: mx.array | None, spec: Attention
 ) -> mx.array:
-    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
+    H, G, D = spec.heads, spec.new_heads, spec.head_dim
     shape, parts, axis, unit = heads.shape, heads, -1, D
     if query_weight.size == D:
         parts, axis, unit = heads.reshape((*shape[:-1], H + 2 * G, D)), -2, 1
+    if not G:
+        return rms_norm(parts, query_weight, spec.eps).reshape(shape)
     query, key, value = mx.split(parts, [H * unit, (H + G) * unit], axis=axis)
+    value = rms_norm(value, None, spec.eps) if spec.norms_values else value
     normed = [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value]
     return mx.concatenate(normed, axis=axis).reshape(shape)
 
 
 def rope_and_store(heads: mx.array, view: View, spec: Attention) -> mx.array:
-    H, G = spec.heads, spec.key_value_heads
+    H, G = spec.heads, spec.new_heads
+    if not G:
+        query = _heads_first(heads, spec)
+        tables = _last_angles(view.tables, view.count - query.shape[2])
+        return rope(query, _find_angles(tables, spec.query_angles)) if spec.rotates else query
     # queries and keys together
     rotated, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)
     has_shared_angles = spec.angles == spec.query_angles
@@ -173,7 +182,54 @@ def attend(query: mx.array, view: View, spec: Attention, sinks: mx.array | None 
     return mixed.reshape((B, H * D) if view.flat else (B, T, H * D))
 
 
-def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+def short_conv(
+    x: mx.array, view: View, spec: ShortConv, weight: Filter, bias: mx.array | None = None
+) -> mx.array:
+    wide = x[:, None] if view.flat else x
+    before, after, inputs = mx.split(wide, 3, axis=-1)
+    (history,) = view.recurrent(spec.slot)
+    mixed, history = _convolve(before * inputs, history, weight)
+    view.keep(spec.slot, (history,))
+    mixed = after * (mixed if bias is None else mixed + bias).astype(x.dtype)
+    return mixed.reshape(*x.shape[:-1], spec.size)
+
+
+def gated_delta(x: mx.array, view: View, spec: GatedDelta, weights: DeltaWeights) -> mx.array:
+    wide = x[:, None] if view.flat else x
+    values = spec.value_heads * spec.value_size
+    channels, gate, gates = mx.split(wide, [spec.channels, spec.channels + values], axis=-1)
+    history, state = view.recurrent(spec.slot)
+    mixed, history = _convolve(channels, history, weights.conv)
+    mixed = arrays.swish(mixed, mixed)
+    sizes = delta.Sizes.of(spec)
+    if delta.is_for_metal(mx.default_device()) and not delta.find_fault(sizes, x.dtype):
+        outputs, state = delta.advance_by_kernel(mixed, wide, state, sizes, weights)
+    elif view.count == 1:
+        outputs, state = delta.advance(mixed, gates, state, sizes, weights)
+    else:
+        starts = [span.start for span in view.spans]
+        outputs, state = delta.advance_blocks(mixed, gates, state, sizes, weights, starts)
+    view.keep(spec.slot, (history, state))
+    normed = mx.fast.rms_norm(outputs, None, spec.eps * spec.key_size**2) * weights.norm
+    gate = gate.reshape(outputs.shape).astype(mx.float32)
+    return (normed * arrays.swish(gate, gate)).astype(x.dtype).reshape(*x.shape[:-1], values)
+
+
+def _convolve(x: mx.array, history: mx.array, weight: Filter) -> tuple[mx.array, mx.array]:
+    """As core.ops.convolve, of x [B, T, C] in any dtype."""
+    count, x = x.shape[1], x.astype(mx.float32)
+    if count == 1:
+        taps = [*mx.split(history, len(weight) - 1, axis=1), x]
+        history = mx.concatenate(taps[1:], axis=1)
+    else:
+        inputs = mx.concatenate([history, x], axis=1)
+        taps = [inputs[:, i : i + count] for i in range(len(weight))]
+        history = mx.contiguous(inputs[:, count:])  # a slice would hold all of the inputs
+    terms = [tap * part for tap, part in zip(taps, weight)]
+    return sum(terms[1:], terms[0]), history
+
+
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, weight, eps)
 
 
@@ -271,10 +327,22 @@ def _find_angles(tables: tuple, columns: slice) -> tuple:
     return (*(part[..., columns] for part in tables[:count]), *tables[count:])
 
 
+def _last_angles(tables: tuple, skipped: int) -> tuple:
+    """The view's tables without the first `skipped` positions."""
+    if not skipped:
+        return tables
+    if isinstance(tables[0], tuple):
+        return tuple(_last_angles(table, skipped) for table in tables)
+    if len(tables) == 2:
+        axis = tables[0].ndim - 3
+        return tuple(part[(slice(None),) * axis + (slice(skipped, None),)] for part in tables)
+    return (*tables[:2], tables[2] + skipped)
+
+
 def _heads_first(heads: mx.array, spec: Attention) -> mx.array:
     """Split heads [B, T, (H + 2 G) D], or without T, to [B, H + 2 G, T, D]."""
     B, T = heads.shape[0], heads.shape[1] if heads.ndim == 3 else 1
-    count = spec.heads + 2 * spec.key_value_heads
+    count = spec.heads + 2 * spec.new_heads
     if T == 1:
         return heads.reshape(B, count, 1, spec.head_dim)
     return heads.reshape(B, T, count, spec.head_dim).transpose(0, 2, 1, 3)

@@ -104,8 +104,9 @@ def first_other(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
 
 def values_by_position(state: dict[str, np.ndarray]) -> np.ndarray:
     """Keys and values of all layers of a cache's state, by position: [T, n]."""
-    both = np.stack([state["keys"], state["values"]])  # [2, layers, G, T, D]
-    return np.ascontiguousarray(np.moveaxis(both, 3, 0).reshape(both.shape[3], -1))
+    parts = [state[name] for name in state if name.startswith(("keys", "values"))]
+    rows = [np.moveaxis(part, 2, 0).reshape(part.shape[2], -1) for part in parts]
+    return np.concatenate(rows, axis=1)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.families.family import choose_layers
 from mlx_llama.core.models.parts import NUMBERS_OF_XIELU
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
+from mlx_llama.core.models.rope_fields import UNROTATED
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, replace_when_done
 from mlx_llama.core.text import sentencepiece_model as spm
@@ -191,7 +192,8 @@ class _TensorPlan(writing.TensorPlan):
         """Shape for add_tensor_info: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
-        shape = self.whole(self.tensor.shape)
+        # [C, W] of a convolution's [C, 1, W]
+        shape = self.whole((*self.tensor.shape[:1], *self.tensor.shape[1:][-1:]))
         if self.written != np.uint8:
             return shape
         return quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
@@ -244,7 +246,7 @@ class _TensorPlan(writing.TensorPlan):
                         f"scales are float16; write the MLX form, whose scales can be wider"
                     )
             rows = rows + np.float32(self.offset) if self.offset else rows
-            result[start : start + len(rows)] = rows
+            result[start : start + len(rows)] = rows.reshape(-1, *result.shape[1:])
 
         writing.convert_slabs(tensor, convert, advance, self.order, dtype)
 
@@ -257,6 +259,9 @@ def _frequency_factors(config: LlamaConfig) -> dict[str, np.ndarray]:
             "rope_factors_long.weight": np.array(rope.long_factor, np.float32),
             "rope_factors_short.weight": np.array(rope.short_factor, np.float32),
         }
+    if rope.type == "proportional":
+        is_turned = inverse_frequencies(config)[0] > 0
+        return {"rope_freqs.weight": np.where(is_turned, 1, UNROTATED).astype(np.float32)}
     if rope.divisors is not None:
         return {"rope_freqs.weight": np.array(rope.divisors, np.float32)}
     if rope.type != "llama3":
@@ -276,17 +281,22 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     writer.add_file_type(gguf.LlamaFileType[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     family = FAMILIES[config.architecture]
+    fields = family.write_gguf(config) if family.write_gguf else {}
+    fields = {"attention.value_length": config.head_dim} | fields
+    for key, value in fields.items():
+        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add(f"{family.gguf}.{key}", value)
     for key, entry in {entry.gguf: entry for entry in family.table if entry.gguf}.items():
+        if key in fields:
+            continue
         value = config.stored(entry)
+        if entry.skips_zeros:
+            value = [value if layer.attention else 0 for layer in config.layers]
         if isinstance(value, list):
             writer.add_array(f"{family.gguf}.{key}", value)
         elif value is not None or entry.gguf_default is not None:
             adders = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
             adders[entry.kind](f"{family.gguf}.{key}", entry.kind(value or 0))
-    for key, value in (family.write_gguf(config) if family.write_gguf else {}).items():
-        add_value = writer.add_array if isinstance(value, list) else writer.add_uint32
-        add_value(f"{family.gguf}.{key}", value)
-    writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
     if config.local_rope is not None and family.local_theta and family.local_theta[1]:
@@ -310,6 +320,8 @@ def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None
     window, positions = config.sliding_window, config.max_position_embeddings
     if windows.pattern:
         writer.add_sliding_window(window or 0)
+        if FAMILIES[config.architecture].write_gguf:  # it has the pattern, too
+            return
         if config.sliding_layers not in (None, choose_layers(layers, windows.pattern)):
             writer.add_sliding_window_pattern([i in config.sliding_layers for i in range(layers)])
     elif window is not None and window < positions and not windows.is_switched:
@@ -345,9 +357,10 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
         name: getattr(config, name)
         for name in (
             "activation local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
-            "temperature_floor"
+            "temperature_floor routed_scaling_factor"
         ).split()
     }
+    values |= config.own
     mixers = [layer.attention for layer in config.layers if layer.attention]
     for name in ("window", "rotates", "scale", "softcap"):
         layers = [getattr(mixer, name) for mixer in mixers]

@@ -49,6 +49,8 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
         result["partial_rotary_factor"] = config.rotary_dim / config.head_dim
     if family.write:
         result |= family.write(config)
+    if "rope_parameters" in result:
+        return result
     if config.local_rope is not None and family.local_theta:
         result[family.local_theta[0]] = config.local_rope.theta
     theta, scaling = {"rope_theta": config.rope.theta}, _rope_scaling(config, checkpoint.path)

@@ -20,17 +20,19 @@ def choose_type(
     architecture: str,
     is_weighed: bool = False,
 ) -> str:
-    """The GGUF type of a tensor, "F32" for vectors. name, architecture: as in the file. is_weighed:
-    by an importance matrix. As llama-quantize, except that the projection to the vocabulary of Q4_0
-    is Q8_0, not Q6_K.
+    """The GGUF type of a tensor, "F32" for vectors and convolutions. name, architecture: as in the
+    file. is_weighed: by an importance matrix. As llama-quantize, except that the projection to the
+    vocabulary of Q4_0 is Q8_0, not Q6_K.
     """
-    if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
-        return "F32"
-    if len(shape) == 1 or ".ffn_gate_inp" in name:  # the router of experts, the shared one's gate
+    # vectors, convolutions, the router of experts, the shared one's gate
+    is_filter = name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight"))
+    if len(shape) != 2 or is_filter or ".ffn_gate_inp" in name:
         return "F32"
     kind = FORMATS[format]
     if kind in PLAIN:
         return kind
+    if name == "per_layer_model_proj.weight":  # llama.cpp leaves it as it is
+        return "BF16"
     wanted = _wanted_type(name, format, config, architecture, is_weighed)
     for candidate in (wanted, _FALLBACKS.get(wanted, wanted)):
         if shape[1] % (256 if candidate in _FALLBACKS else 32) == 0:
@@ -48,7 +50,8 @@ def _wanted_type(
 ) -> str:
     """The type for rows of any length (llama_tensor_get_type_impl)."""
     kind, layers = FORMATS[format], config.num_hidden_layers
-    if name == ("token_embd.weight" if config.tie_word_embeddings else "output.weight"):
+    tables = ("token_embd.weight", "per_layer_token_embd.weight")
+    if name in (tables if config.tie_word_embeddings else ("output.weight",)):
         return "Q6_K" if kind in _FALLBACKS else "Q8_0"
     if format == "MXFP4":
         return kind if "_exps." in name else "Q8_0"
@@ -56,8 +59,11 @@ def _wanted_type(
         return "Q8_0"
     if not name.startswith("blk.") or format in ("Q6_K", "Q8_0"):
         return kind
-    _, number, module, _ = name.split(".")
+    _, number, module, *_ = name.split(".")
     layer, queries_per_key = int(number), config.num_attention_heads // config.num_key_value_heads
+    is_70b = layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2")
+    if module in ("attn_v", "attn_qkv") and (attention := config.layers[layer].attention):
+        layer, layers = attention.slot, config.key_value_layers
     is_sensitive = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     if module == "attn_output":
         if config.num_experts == 8:
@@ -71,7 +77,6 @@ def _wanted_type(
         if format == "Q3_K_M":
             kind = "Q5_K" if layer < 2 else "Q4_K"
         # Heads of a 70B model share values: few weights, used often
-        is_70b = layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2")
         return "Q5_K" if is_70b and kind in ("Q3_K", "Q4_K") else kind
     if module in ("ffn_down", "ffn_down_exps"):
         if format == "IQ4_XS":

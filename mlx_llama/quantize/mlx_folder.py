@@ -346,17 +346,18 @@ def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing | None]:
     Granite), or as they are (None: those with a bias).
     """
     config = checkpoint.config
-    wide = "Qwen3MoeForCausalLM", "GptOssForCausalLM", "GraniteMoeForCausalLM"
-    gated = "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"
-    is_wide = config.architecture in wide + gated and config.hidden_size % 64 == 0
+    name = config.architecture.removesuffix("ForCausalLM")
+    gated = name in ("Qwen3Next", "Qwen3_5Moe")
+    is_wide = gated or name in ("Qwen3Moe", "GptOss", "GraniteMoe", "Lfm2Moe")
     experts = [layer.experts for layer in config.layers if layer.experts]
     modules = [part.router.module for part in experts]
-    if config.architecture in gated:
-        modules += [part.shared_gate for part in experts if part.shared_gate]
+    modules += [part.shared_gate for part in experts if gated and part.shared_gate]
     packings: dict[str, Packing | None] = {
         part.router.module: None for part in experts if part.router.bias
     }
-    return packings | (dict.fromkeys(modules, Packing(8, 64)) if is_wide else {})
+    if is_wide and config.hidden_size % 64 == 0:
+        packings |= dict.fromkeys(modules, Packing(8, 64))
+    return packings
 
 
 def _pick_packing(tensor: Tensor | AffineWeight) -> Packing | None:

@@ -139,6 +139,10 @@ def rows_and_products(dtype) -> dict[str, float]:
         )
     x, numbers = made(2, 3, 30, dtype=dtype), (0.8, 0.7, 0.5, -1e-6)
     errors["xielu"] = worst(decode.xielu(x, *numbers), ops.xielu(x.double(), *numbers))
+    gate = made(2, 3, 30, dtype=dtype, seed=1)
+    errors["gate of output"] = worst(
+        decode.gate_output(x, gate), x.double() * gate.double().sigmoid()
+    )
     x = made(2, 5, 3, 24, dtype=dtype).transpose(1, 2)
     table = made(5, 12, seed=1), made(5, 12, seed=2)
     with computing(by_kernels=False):
@@ -167,7 +171,7 @@ def rows_and_products(dtype) -> dict[str, float]:
 )
 def test_norms_products_gates_and_rotations(dtype, bound, call):
     errors = call(rows_and_products, dtype)
-    assert len(errors) == 32 and max(errors.values()) < bound, errors
+    assert len(errors) == 33 and max(errors.values()) < bound, errors
 
 
 def device_state(*rows: tuple):
@@ -199,7 +203,9 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
         tokens = torch.zeros(room + 1, dtype=torch.int32, device=DEVICE)
         numbers = [made(2, 2, G, room, D, dtype=dtype, seed=4 + i) for i in range(2)]
         stored = [quantize(part) if bits else (part, None) for part in numbers]
-        rows = [Storage(tokens, part.contiguous(), scales) for part, scales in stored]
+        rows = [
+            Storage(tokens, part.contiguous(), scales, ((G, D),) * 2) for part, scales in stored
+        ]
         state = device_state(*((position, row, tables) for position, row in zip(positions, rows)))
         before = [row.numbers.clone() for row in rows]
         queries = decode.store_rotated(state, 1, heads, H, G, D, bits=bits)
@@ -230,7 +236,8 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
                 first = max(position + 1 - window.size, 0)
                 if window.is_chunk:
                     first = position - position % window.size
-            seen = row.read(1, slice(None), first, position + 1, torch.float64)[:, None]
+            both = [row.read(1, part, first, position + 1, torch.float64) for part in (0, 1)]
+            seen = torch.stack(both)[:, None]
             wanted = ops.attention(query.double()[None], *seen, D**-0.5)
             name = f"attention {position} {window}"
             errors.append((name, worst(outs[i].view(1, H, 1, D), wanted)))
@@ -774,6 +781,9 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
             ROOM=80,
             LENGTH=70,
             VOCABULARY=500,
+            DELTA=(1, 2, 8, 12),
+            CONV=(20, 3),
+            PROMPT=3,
             BOUNDS={name: gpu_kernels.BOUNDS[name] for name in ("float32", "float16")},
         ).items():
             patch.setattr(gpu_kernels, name, small)
@@ -793,12 +803,15 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     examples = Path(__file__).resolve().parents[2] / "examples/benchmarks"
     right, wrong, rates = call(judged, str(examples))
-    assert len(right) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1
+    assert len(right) == 2 * (2 + 3 * 2 + 3 + 3 + 6 + 4) + 1
     assert all(check["ok"] for check in right), right
     bad = [check["name"] for check in wrong if not check["ok"]]
     # a single position hides the fault
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8
-    assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"}
+    recurrent = {"gated delta", "short convolution"}
+    assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"} | recurrent | {
+        f"{name}, 3 positions" for name in recurrent
+    }
     assert all(rate > 0 for check in rates.values() for rate in check.values())
 
 

@@ -20,6 +20,7 @@ from mlx_llama.core.backends.positions import CallView, Positions, checked_token
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import NO_ROW, Request, Status
 from mlx_llama.core.errors import ContextError
+from mlx_llama.core.models.parts import KeyValues
 from mlx_llama.core.options import resolve
 from mlx_llama.core.sample import SamplingFeatures, pack_logprobs
 
@@ -86,10 +87,11 @@ class RowCache(Positions):
         self.copied += length
 
     def _export(self, row, length):
-        return {"tokens": self.tokens[row][:length].copy()} | self.pack(self.keys[row][:length])
+        return self.tokens[row][:length].copy(), *self.pack(self.keys[row][:length])
 
-    def _load(self, state, row, length):
-        self.tokens[row][:length], self.keys[row][:length] = state["tokens"], self.unpack(state)
+    def _load(self, row, tokens, keys, values):
+        count = len(tokens)
+        self.tokens[row][:count], self.keys[row][:count] = tokens, self.unpack(keys, values)
 
     def _zeros(self, shape):
         return np.zeros(shape, np.float32)
@@ -128,10 +130,10 @@ class ToyCache(RowCache):
 
     def pack(self, keys):
         keys = keys.view(np.float32).reshape(1, 1, len(keys), 2).copy()
-        return {"keys": keys, "values": keys}
+        return keys, keys
 
-    def unpack(self, state):
-        return np.ascontiguousarray(state["keys"]).view(np.int64).reshape(-1)
+    def unpack(self, keys, values):
+        return np.ascontiguousarray(keys).view(np.int64).reshape(-1)
 
 
 class ToySampling:
@@ -187,9 +189,8 @@ class ToyModel:
             rope=SimpleNamespace(type=rope, factor=4.0),
             max_position_embeddings=context,
             vocab_size=VOCABULARY,
-            key_value_layers=1,
-            num_key_value_heads=1,
-            head_dim=2,
+            kinds=(KeyValues(heads=1, head_dim=2, slots=(0,)),),
+            state_shapes=lambda length: dict.fromkeys(("keys", "values"), (1, 1, length, 2)),
             recurrent=(SimpleNamespace(states=((2,),)),) if is_recurrent else (),
         )
 

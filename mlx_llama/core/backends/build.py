@@ -15,6 +15,8 @@ from mlx_llama.core.llama import (
     Decoder,
     Experts,
     GatedDelta,
+    LayerInputs,
+    PerLayerInput,
     ShortConv,
     Unnormed,
 )
@@ -31,13 +33,20 @@ def build_decoder(ops: Ops, weights: BaseWeights) -> Decoder:
     blocks = tuple(build_block(ops, layer, weights) for layer in config.layers)
     norm = weights.norm(config.final_norm)
     assert norm is not None
-    return Decoder(ops, config, embedding, blocks, norm, weights.linear([config.head_name]))
+    head, inputs = weights.linear([config.head_name]), None
+    if spec := config.inputs:
+        table, projection = weights.embedding(spec.embedding), weights.linear([spec.projection])
+        part_norm = weights.norm(spec.norm)
+        assert part_norm is not None
+        inputs = LayerInputs(ops, spec, table, projection, part_norm)
+    return Decoder(ops, config, embedding, blocks, norm, head, inputs)
 
 
 def build_block(ops: Ops, layer: parts.Layer, weights: BaseWeights) -> Block:
     """The layer as `layer` describes it."""
     mlp = build_mlp(ops, layer.mlp, weights) if layer.mlp else None
     experts = build_experts(ops, layer.experts, mlp, weights) if layer.experts else None
+    scalars = weights.numbers([layer.scalar]) if layer.scalar else (1.0,)
     return Block(
         ops,
         layer,
@@ -47,7 +56,16 @@ def build_block(ops: Ops, layer: parts.Layer, weights: BaseWeights) -> Block:
         mlp=experts or mlp,
         post_attention_norm=weights.norm(layer.post_attention_norm),
         post_ffn_norm=weights.norm(layer.post_ffn_norm),
+        input=build_input(ops, layer.input, weights) if layer.input else None,
+        scalar=scalars[0],
     )
+
+
+def build_input(ops: Ops, spec: parts.PerLayerInput, weights: BaseWeights) -> PerLayerInput:
+    norm = weights.norm(spec.norm)
+    assert norm is not None
+    gate, projection = weights.linear([spec.gate]), weights.linear([spec.projection])
+    return PerLayerInput(ops, spec, gate, projection, norm)
 
 
 def build_mlp(ops: Ops, mlp: parts.MLP, weights: BaseWeights) -> MLP:

@@ -30,10 +30,14 @@ def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None)
     """Bytes of one position's keys and values in all layers. itemsize: bytes of an activation.
     bits: None for activations, 16 for at most two bytes, 8 for codes with scales.
     """
-    head_nbytes = config.head_dim * (itemsize if bits is None else min(itemsize, 2))
-    if bits == 8:  # a byte each, and a float16 scale for each group
-        head_nbytes = config.head_dim + 2 * -(-config.head_dim // CACHE_GROUP)
-    return 2 * config.key_value_layers * config.num_key_value_heads * head_nbytes
+    number = itemsize if bits is None else min(itemsize, 2)
+    nbytes = 0
+    for kind in config.kinds:
+        head_nbytes = kind.head_dim * number
+        if bits == 8:  # a byte each, and a float16 scale for each group
+            head_nbytes = kind.head_dim + 2 * -(-kind.head_dim // CACHE_GROUP)
+        nbytes += 2 * len(kind.slots) * kind.heads * head_nbytes
+    return nbytes
 
 
 def state_nbytes(config: LlamaConfig) -> int:
@@ -41,8 +45,10 @@ def state_nbytes(config: LlamaConfig) -> int:
     return 4 * sum(math.prod(shape) for mixer in config.recurrent for shape in mixer.states)
 
 
-# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed
-States = tuple[tuple[Any, ...], ...]
+Layers = Sequence[np.ndarray]  # keys or values by slot
+# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed, unless
+# `_freeze` copies them; a tuple, or a backend's type that is indexed like one
+States = Any
 
 
 class Positions:
@@ -56,8 +62,10 @@ class Positions:
     _grow: Callable[[Mapping[int, int]], None]  # to {row: end}; sets `allocated`
     _free: Callable[[Sequence[int], bool], None]  # the storage of rows; True: of all
     _copy: Callable[[int, int, int], None]  # a source to an empty target, and the length
-    _export: Callable[[int, int], dict[str, np.ndarray]]  # the state of a row of a length
-    _load: Callable[[Mapping[str, np.ndarray], int, int], None]  # a state to a row of a length
+    # (row, length): its tokens, int32, and the keys and the values of each slot, float32 [G, n, D]
+    _export: Callable[[int, int], tuple[np.ndarray, Layers, Layers]]
+    # (row, tokens, keys, values): the same, to an empty row
+    _load: Callable[[int, np.ndarray, Layers, Layers], None]
     # (window, parts): the tokens start .. end - 1 of each (row, start, end)
     _recent: Callable[[int, Sequence[tuple[int, int, int]]], Any]
     # float32 arrays on the device: zeros, one from the host, several with a new first axis, and one
@@ -255,6 +263,10 @@ class Positions:
     def _checkpoints_to(self, length: int, row: int) -> dict[int, States]:
         return {at: states for at, states in self.checkpoints[row].items() if at <= length}
 
+    def _freeze(self, states: States) -> States:
+        """States that no later call changes."""
+        return states
+
     def advance(self, span: Span, states: States) -> None:
         """Account for a call's new positions, after which the recurrent states are `states`."""
         row, end = span.row, span.end
@@ -262,10 +274,10 @@ class Positions:
         if not self.state_nbytes:
             return
         kept = self.checkpoints[row]
-        if span.count > 1 and span.start:  # drafts are cut to it
-            kept[span.start] = self.states[row]
+        if span.count > 1 and span.start and span.start not in kept:  # drafts are cut to it
+            kept[span.start] = self._freeze(self.states[row])
         if span.count > 1 or end % CHECKPOINT == 0:
-            kept[end] = states
+            kept[end] = self._freeze(states)
         self.states[row] = states
         while len(kept) > KEPT_CHECKPOINTS:
             # those within a block go first, but for the latest, which end messages
@@ -284,21 +296,27 @@ class Positions:
                 self.checkpoints[target] = self._checkpoints_to(length, source)
                 is_end = length == self.lengths[source]
                 self.states[target] = (
-                    self.states[source] if is_end else self.checkpoints[target][length]
+                    self._freeze(self.states[source])
+                    if is_end
+                    else self.checkpoints[target][length]
                 )
             self.lengths[target] = length
         return length
 
     def state(self, row: int = 0, length: int | None = None) -> dict[str, np.ndarray]:
         """A row, or as much of its first `length` positions as `find_cut` says, in NumPy: tokens
-        int32 [n]; keys, values float32 [layers, G, n, D]; recurrent float32 [m], if the model has
-        such states. {}: empty.
+        int32 [n]; keys and values float32, as of LlamaConfig.state_shapes; recurrent float32 [m],
+        if the model has such states. {}: empty.
         """
         self.check_row(row)
         length = self.find_cut(self.lengths[row] if length is None else length, row)
         if not length:
             return {}
-        state = self._export(row, length)
+        tokens, *both = self._export(row, length)
+        state = {"tokens": tokens}
+        parts = ((kind, layers) for kind in self.config.kinds for layers in both)
+        for name, (kind, layers) in zip(self.config.state_shapes(length), parts):
+            state[name] = np.stack([layers[slot] for slot in kind.slots])
         if self.state_nbytes:
             states = self._states_at(length, row)
             arrays = [self.runtime.to_numpy(part) for parts in states for part in parts]
@@ -312,10 +330,21 @@ class Positions:
         if state:
             length = len(state["tokens"])
             self.reserve({row: length})
-            self._load(state, row, length)
+            keys, values = self._split_kinds(state)
+            self._load(row, state["tokens"], keys, values)
             self.lengths[row] = length
             if self.state_nbytes:
                 self.states[row] = self._split_states(state["recurrent"])
+
+    def _split_kinds(self, state: Mapping[str, np.ndarray]) -> tuple[Layers, Layers]:
+        """Keys and values by slot."""
+        names = iter(self.config.state_shapes(0))
+        layers: tuple[dict[int, np.ndarray], ...] = {}, {}
+        for kind in self.config.kinds:
+            for part in layers:
+                part |= zip(kind.slots, state[next(names)])
+        keys, values = ([part[slot] for slot in sorted(part)] for part in layers)
+        return keys, values
 
     def _split_states(self, numbers: np.ndarray) -> States:
         """States of their numbers, float32, in one array."""
@@ -354,11 +383,11 @@ class Positions:
             return
         c = self.config
         (length,) = np.shape(state["tokens"])
-        expected = (c.key_value_layers, c.num_key_value_heads, length, c.head_dim)
-        for name in ("keys", "values"):
-            if np.shape(state[name]) != expected:
+        for name, expected in c.state_shapes(length).items():
+            shape = np.shape(state.get(name, 0))
+            if shape != expected:
                 raise ContextError(
-                    f"the saved cache's {name} have the shape {list(np.shape(state[name]))}, "
+                    f"the saved cache's {name} have the shape {list(shape)}, "
                     f"this model needs {list(expected)}: it was saved by another model"
                 )
         wanted = () if not self.state_nbytes else (self.state_nbytes // 4,)
@@ -456,11 +485,21 @@ class CallView(View):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             for i, span in enumerate(self.spans):
-                slots = range(len(self.config.recurrent))
-                states = tuple(
-                    tuple(self.cache._own(part[i]) for part in self._kept[slot]) for slot in slots
-                )
-                self.cache.advance(span, states)
+                self.cache.advance(span, self.states_after(i) if self.cache.state_nbytes else ())
+            if self.listener is not None:
+                self._probe_states()
+
+    def _probe_states(self) -> None:
+        """Show the last of each layer's states after the call, [B, 1, n]."""
+        for slot, mixer in enumerate(self.config.recurrent):
+            states = [self.cache.states[span.row][slot][-1] for span in self.spans]
+            rows = self.cache._stack([state.reshape(1, -1) for state in states])
+            self.probe("state", rows, mixer.index)
+
+    def states_after(self, i: int) -> States:
+        """The recurrent states of sequence `i` after this call."""
+        kept = (self._kept[slot] for slot in range(len(self.config.recurrent)))
+        return tuple(tuple(self.cache._own(part[i]) for part in parts) for parts in kept)
 
     def recurrent(self, slot: int) -> tuple[Any, ...]:
         """As of ops.View: new rows begin with zeros."""

@@ -12,6 +12,7 @@ from typing import Any
 
 EMBEDDING, ROPE, ATTENTION = "embedding", "rope, store keys and values", "attention"
 HEAD_NORMS, EXPERTS, ADAPTERS = "norm of heads", "experts", "adapters"
+CONVOLUTION, GATED_DELTA = "convolution", "gated delta rule"
 # {word of `ops`: its name in a profile}; a product has the name of its matrix
 _PRODUCTS = ("linear", "gated_linear")
 _WORDS = {
@@ -30,6 +31,8 @@ _WORDS = {
     "gate": "gate",
     "gate_output": "gate",
     "xielu": "gate",
+    "short_conv": CONVOLUTION,
+    "gated_delta": GATED_DELTA,
     **dict.fromkeys(_PRODUCTS, "product"),
 }
 
@@ -74,7 +77,7 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
             kinds = ["query, key, value", "attention output"]
             if not block.spec.attention:
                 kinds = ["convolution input", "convolution output"]
-            if len(block.mixer.products) == 3:
+            elif block.mixer.gate:
                 kinds.insert(1, "gate of attention")
             named += zip(kinds, block.mixer.products)
         if block.spec.experts:

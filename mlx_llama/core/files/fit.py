@@ -140,6 +140,16 @@ def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
     """`weights` by the names of `config.stored_shapes()`, other quantisers' modules as matrices."""
     weights = skip_prediction(skip_layers(resolve_tied(weights, config), config))
     weights = shape_convolutions(unstack(weights, config), config)
+    # Published files hold these of layers that read another's keys and values.
+    unused = {
+        mixer.qkv[0].replace("q_proj", part)
+        for layer in config.layers
+        if (mixer := layer.attention) and not mixer.new_heads
+        for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+    }
+    weights = {
+        name: stored for name, stored in weights.items() if name.rpartition(".")[0] not in unused
+    }
     if isinstance(config.quantization, PackedQuantization):
         return take_packed(weights, config, config.quantization)
     if isinstance(config.quantization, Float8Quantization):
@@ -387,7 +397,11 @@ def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[s
     if modules.fused_rows == "in turn":
         gates, ups = slice(0, None, 2), slice(1, None, 2)
     prefixes = [f"model.layers.{layer.index}." for layer in config.layers if layer.experts]
-    usual = {prefix + a: prefix + b for prefix in prefixes for a, b in modules.aliases.items()}
+    usual = {
+        f"model.layers.{layer.index}.{name}": f"model.layers.{layer.index}.{ours}"
+        for layer in config.layers
+        for name, ours in modules.aliases.items()
+    }
     weights = {usual.get(name, name): stored for name, stored in weights.items()}
     result = dict(weights)
     for prefix, experts in zip(prefixes, filter(None, (layer.experts for layer in config.layers))):

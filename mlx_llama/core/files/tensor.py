@@ -116,6 +116,10 @@ class Tensor(Mapped):
     column_unit = 1  # columns that must stay together
 
     @property
+    def stored_rows(self) -> int:
+        return self.shape[0] if self.order is None else len(self.stored)
+
+    @property
     def stored(self) -> np.ndarray:
         """`values`, computed if they are a function's."""
         return self.values() if callable(self.values) else self.values
@@ -159,11 +163,11 @@ class Tensor(Mapped):
         """Rows start .. stop - 1 of a matrix, or numbers of a vector, as a tensor called `name`."""
         first, last, order = self.rows_in_file(start, stop)
         view, pages = self.stored[first:last], tuple(self.pages_of(first, last))
-        return Tensor(name, self.dtype, view.shape, view, pages, order)
+        return Tensor(name, self.dtype, (stop - start, *view.shape[1:]), view, pages, order)
 
     def columns(self, start: int, stop: int) -> Tensor:
-        view = self.stored[:, start:stop]
-        return Tensor(self.name, self.dtype, view.shape, view, self.pages, self.order)
+        view, shape = self.stored[:, start:stop], (self.shape[0], stop - start)
+        return Tensor(self.name, self.dtype, shape, view, self.pages, self.order)
 
     def reorder(self, order: np.ndarray) -> Tensor:
         """The tensor whose row n is row order[n] of this one; rows may repeat."""

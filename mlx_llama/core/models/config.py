@@ -26,7 +26,9 @@ from .parts import (
     Attention,
     Experts,
     GatedDelta,
+    KeyValues,
     Layer,
+    LayerInputs,
     Mixer,
     Recurrent,
     ShortConv,
@@ -113,9 +115,16 @@ class LlamaConfig:
         """The layers as data, in order."""
         layers: list[Layer] = []
         slots = {True: 0, False: 0}  # attention or not
+        adapt = FAMILIES[self.architecture].layer
         for i in range(self.num_hidden_layers):
             layer = self._layer(i)
-            if layer.mixer:
+            layer = adapt(self, layer) if adapt else layer
+            if layer.attention and layer.attention.keys_of is not None:
+                source = layers[layer.attention.keys_of].attention
+                assert source  # of the same shape
+                mixer = dataclasses.replace(layer.attention, slot=source.slot)
+                layer = dataclasses.replace(layer, mixer=mixer)
+            elif layer.mixer:
                 kind = bool(layer.attention)
                 mixer = dataclasses.replace(layer.mixer, slot=slots[kind])
                 layer = dataclasses.replace(layer, mixer=mixer)
@@ -126,12 +135,42 @@ class LlamaConfig:
     @cached_property
     def attentions(self) -> tuple[Attention, ...]:
         """The mixers that keep keys and values, by slot."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+        mixers = (layer.attention for layer in self.layers)
+        return tuple(mixer for mixer in mixers if mixer and mixer.new_heads)
+
+    @cached_property
+    def kinds(self) -> tuple[KeyValues, ...]:
+        """The shapes of keys and values, in order of their first slots."""
+        slots: dict[tuple[int, int], list[int]] = {}
+        for mixer in self.attentions:
+            slots.setdefault((mixer.key_value_heads, mixer.head_dim), []).append(mixer.slot)
+        return tuple(KeyValues(*shape, tuple(numbers)) for shape, numbers in slots.items())
+
+    def state_shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of a row's keys and values, [layers, G, length, D], by their names in states and
+        files: "keys" and "values" of the first of `kinds`, "keys.1" and "values.1" of the next.
+        """
+        return {
+            f"{name}.{i}" if i else name: (len(kind.slots), kind.heads, length, kind.head_dim)
+            for i, kind in enumerate(self.kinds)
+            for name in ("keys", "values")
+        }
 
     @property
     def key_value_layers(self) -> int:
         """Number of layers that keep keys and values."""
         return len(self.attentions)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Layers have heads of several shapes, another's keys, or an input of their own."""
+        return FAMILIES[self.architecture].layer is not None
+
+    @cached_property
+    def last_state(self) -> int:
+        """The last layer but those at the end that read another's keys and values."""
+        shared = [bool(x.attention and x.attention.keys_of is not None) for x in self.layers]
+        return shared.index(True) - 1 if shared[-1] else len(shared) - 1
 
     @cached_property
     def recurrent(self) -> tuple[Recurrent, ...]:
@@ -172,9 +211,7 @@ class LlamaConfig:
         rotates, rope = i not in self.unrotated_layers, int(bool(window and self.local_rope))
         query_rope = len(self.ropes) if self.query_beta else rope
         if not rotates and self.temperature_scale:  # by angles of 0, and by these times the factor
-            rotates, rope, query_rope = True, self.still_rope, self.still_rope + 1
-        half = self.rotary_dim // 2
-        angles, query_angles = (slice(n * half, (n + 1) * half) for n in (rope, query_rope))
+            rotates, rope, query_rope = True, -2, -1
         norm = self.query_key_norm
         has_norms = norm not in (None, "without weights")
         return Attention(
@@ -190,8 +227,8 @@ class LlamaConfig:
             softcap=self.attention_softcap,
             window=window,
             rotates=rotates,
-            angles=angles,
-            query_angles=query_angles,
+            angles=self.tables[rope],
+            query_angles=self.tables[query_rope],
             query_norm=f"{names}q_norm" if has_norms else None,
             key_norm=f"{names}k_norm" if has_norms else None,
             norms_rotated=norm == "rotated",
@@ -230,11 +267,12 @@ class LlamaConfig:
         shared_size = self.moe_intermediate_size * self.n_shared_experts
         shared_size = self.shared_expert_intermediate_size or shared_size
         router, gate_of_shared = modules.router, modules.shared_gate
+        has_bias = self.own.get("use_expert_bias", True)
         return Experts(
             router=dataclasses.replace(
                 router,
                 module=f"{block}.{router.module}",
-                bias=router.bias and f"{block}.{router.bias}",
+                bias=f"{block}.{router.bias}" if router.bias and has_bias else None,
                 used=self.num_experts_per_tok,
                 normalises=self.norm_topk_prob,
                 scale=self.routed_scaling_factor,
@@ -288,17 +326,22 @@ class LlamaConfig:
         """Dimensions of a head that are rotated, the leading ones."""
         return self.rope.dim or self.head_dim
 
-    @property
-    def table_width(self) -> int:
+    @cached_property
+    def tables(self) -> tuple[slice, ...]:
         """Columns of the tables of angles: of each rope, of the first times the queries' factor, of
         no rotation, and of that times the unrotated queries' factor.
         """
-        return (self.still_rope + (2 if self.temperature_scale else 0)) * (self.rotary_dim // 2)
+        more = bool(self.query_beta) + 2 * bool(self.temperature_scale)
+        ropes = (*self.ropes, *[self.rope] * more)
+        halves = [(rope.dim or self.head_dim) // 2 for rope in ropes]
+        return tuple(
+            itertools.starmap(slice, itertools.pairwise([0, *itertools.accumulate(halves)]))
+        )
 
     @property
-    def still_rope(self) -> int:
-        """Number of the table without rotation."""
-        return len(self.ropes) + bool(self.query_beta)
+    def table_width(self) -> int:
+        """Columns of all tables of angles."""
+        return self.tables[-1].stop
 
     @property
     def scales_queries(self) -> bool:
@@ -309,6 +352,12 @@ class LlamaConfig:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """Ropes of the tables of angles; the second is of layers with a window."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    @cached_property
+    def inputs(self) -> LayerInputs | None:
+        """The inputs that layers have beside the stream."""
+        inputs = FAMILIES[self.architecture].inputs
+        return inputs(self) if inputs else None
 
     @property
     def final_norm(self) -> str:
@@ -396,7 +445,6 @@ class LlamaConfig:
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors by Hugging Face name; matrices are [out, in], as torch's Linear."""
         d, vocab = self.hidden_size, self.vocab_size
-        q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
 
         def matrices(names: Sequence[str], rows: Sequence[int], width: int, has_bias: bool) -> None:
@@ -414,17 +462,18 @@ class LlamaConfig:
                 if isinstance(layer.mixer, GatedDelta):
                     names = layer.mixer.decay, layer.mixer.decay_bias
                     shapes |= dict.fromkeys(names, (layer.mixer.value_heads,))
-            elif mixer := layer.mixer:
-                matrices(mixer.qkv, (q, kv, kv), d, self.attention_bias)
+            elif mixer := layer.attention:
+                q, *keys = mixer.rows()
+                matrices(mixer.qkv, (q, *keys), d, self.attention_bias)
                 if mixer.gate:
                     matrices((mixer.gate,), (q,), d, self.attention_bias)
                 matrices((mixer.out,), (d,), q, self.output_bias)
                 if mixer.sinks:
                     shapes[mixer.sinks] = (mixer.heads,)
-                if mixer.query_norm:
-                    is_whole = self.query_key_norm == "whole"
-                    shapes[f"{mixer.query_norm}.weight"] = (q if is_whole else self.head_dim,)
-                    shapes[f"{mixer.key_norm}.weight"] = (kv if is_whole else self.head_dim,)
+                for norm, width in zip((mixer.query_norm, mixer.key_norm), (q, *keys)):
+                    if norm:
+                        is_whole = self.query_key_norm == "whole"
+                        shapes[f"{norm}.weight"] = (width if is_whole else mixer.head_dim,)
             if experts := layer.experts:
                 router = experts.router
                 matrices((router.module,), (experts.count,), d, self.mlp_bias)
@@ -439,7 +488,16 @@ class LlamaConfig:
                 matrices(mlp.gate_up, [mlp.size] * len(mlp.gate_up), d, self.mlp_bias)
                 matrices((mlp.down,), (d,), mlp.size, self.mlp_bias)
                 shapes |= zip(mlp.xielu, ((1,), (1,), (), ()))
+            if part := layer.input:
+                matrices((part.gate,), (part.size,), d, has_bias=False)
+                matrices((part.projection,), (d,), part.size, has_bias=False)
             shapes |= {f"{name}.weight": (d,) for name in layer.norms}
+            shapes |= {layer.scalar: (1,)} if layer.scalar else {}
+        if inputs := self.inputs:
+            width = inputs.layers * inputs.size
+            matrices((inputs.embedding,), (inputs.tokens,), width, has_bias=False)
+            matrices((inputs.projection,), (width,), d, has_bias=False)
+            shapes[f"{inputs.norm}.weight"] = (inputs.size,)
         shapes[f"{self.final_norm}.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (vocab, d)

@@ -37,6 +37,7 @@ class Field:
     nullable: bool = False  # null in config.json means that LlamaConfig's default applies
     zero: bool = False  # 0 in GGUF metadata means the same
     skips_zeros: bool = False  # 0 in a list by layer means a layer without
+    takes_first: bool = False  # of a list by layer, whose other numbers the family reads
     decode: Callable[[Any], Any] = same  # from a file's value to LlamaConfig's
     encode: Callable[[Any], Any] = same  # and back
     alias: str = ""  # another name in config.json
@@ -65,6 +66,7 @@ class Reader:
         if is_gguf:
             self.remedy = "take another conversion of the model"
         self.report: Report = report
+        self.shapes: Mapping[str, tuple[int, ...]] = {}  # of a GGUF file's tensors, by name here
         self.failed: set[str] = set()
         self.notices: list[str] = []  # shared with inner readers
 
@@ -164,7 +166,7 @@ class Reader:
         value, kind, low, high = self.get(name, default), field.kind, field.low, field.high
         if self.is_gguf and kind is int and isinstance(value, list) and value:
             numbers = [x for x in value if x] if field.skips_zeros else value
-            if any(other != numbers[0] for other in numbers):
+            if any(other != numbers[0] for other in numbers) and not field.takes_first:
                 self.fail(name, value, "the same number for all layers")
             value = numbers[0] if numbers else value[0]
         if value is None and (nullable or name not in self.raw):

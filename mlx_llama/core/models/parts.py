@@ -43,12 +43,22 @@ class Window:
 
 
 @dataclass(frozen=True)
+class KeyValues:
+    """Layers whose keys and values have the same shape."""
+
+    heads: int  # G
+    head_dim: int  # D
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention (Ainslie et al. 2023) over keys and values by position."""
 
     index: int  # the layer's number, from 0
-    slot: int  # number among the layers that keep keys and values
-    qkv: tuple[str, str, str]
+    slot: int  # number among the layers that keep keys and values, or that of `keys_of`
+    # the query's alone with `keys_of`; the keys' twice where values are the keys before their norm
+    qkv: tuple[str, ...]
     out: str
     heads: int  # H
     key_value_heads: int  # G
@@ -67,15 +77,28 @@ class Attention:
     key_norm: str | None = None
     norms_rotated: bool = False  # these are of the rotated heads (Hunyuan)
     norms_heads: bool = False  # of each head, without weights (Llama 4)
+    norms_values: bool = False  # of each value head, too, without weights (Gemma 4)
+    # number of the layer whose keys and values it reads, which stores none; None: its own
+    keys_of: int | None = None
     # its sigmoid multiplies the output before `out`, [H D] (Qwen3-Next)
     gate: str | None = None
     # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]
     sinks: str | None = None
 
     @property
+    def new_heads(self) -> int:
+        """Key-value heads that it computes and stores."""
+        return 0 if self.keys_of is not None else self.key_value_heads
+
+    @property
     def modules(self) -> tuple[tuple[str, ...], ...]:
         """The modules of its products, grouped by input."""
         return (self.qkv, (self.gate,), (self.out,)) if self.gate else (self.qkv, (self.out,))
+
+    def rows(self) -> tuple[int, ...]:
+        """Rows of the modules of `qkv`."""
+        groups = self.new_heads
+        return tuple(heads * self.head_dim for heads in (self.heads, groups, groups) if heads)
 
 
 @dataclass(frozen=True)
@@ -233,6 +256,38 @@ class GatedDelta:
         return swaps | {f"{self.out}.weight": (None, values)}
 
 
+@dataclass(frozen=True)
+class PerLayerInput:
+    """What a layer adds to the stream of its own input: the input, times a gate of the stream,
+    projected and normed (Gemma 3n, Gemma 4).
+    """
+
+    index: int  # the layer's number
+    gate: str  # [P, E]
+    projection: str  # [E, P]
+    norm: str  # of its output, [E]
+    size: int  # P
+    activation: str  # of the gate
+
+    @property
+    def modules(self) -> tuple[tuple[str, ...], ...]:
+        return (self.gate,), (self.projection,)
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """The inputs of all layers: of each token, an embedding and a projection of its own one."""
+
+    embedding: str  # [V', layers P]
+    projection: str  # [layers P, E]
+    norm: str  # of each layer's part of the projection, [P]
+    tokens: int  # V', at least the vocabulary
+    size: int  # P
+    hidden: int  # E
+    layers: int
+    eps: float
+
+
 Recurrent = ShortConv | GatedDelta  # mixers with a state that can be cut at checkpoints alone
 Mixer = Attention | Recurrent
 
@@ -252,12 +307,14 @@ class Layer:
     post_attention_norm: str | None = None
     post_ffn_norm: str | None = None
     residual_multiplier: float = 1.0  # on what is added to the stream (Granite)
+    input: PerLayerInput | None = None  # after the feed-forward network
+    scalar: str | None = None  # tensor of a number that multiplies the stream at the end (Gemma 4)
 
     @property
     def norms(self) -> list[str]:
         """The norms of the stream and of what is added to it."""
-        before, after = (self.attention_norm, self.ffn_norm), self.post_attention_norm
-        return [name for name in (*before, after, self.post_ffn_norm) if name]
+        after = self.post_attention_norm, self.post_ffn_norm, self.input and self.input.norm
+        return [name for name in (self.attention_norm, self.ffn_norm, *after) if name]
 
     @property
     def attention(self) -> Attention | None:
@@ -281,3 +338,5 @@ class Layer:
         if isinstance(self.ffn, MLP):
             yield self.ffn.gate_up
             yield (self.ffn.down,)
+        if self.input:
+            yield from self.input.modules

@@ -60,7 +60,8 @@ def read_config(read: Reader) -> dict[str, Any]:
     values.setdefault("mlp_bias", bool(family.mlp_bias))
     if "activation" not in values:
         values["activation"] = _read_activation(read, family)
-    values |= read_ropes(read, family, values["max_position_embeddings"], values["head_dim"])
+    head_dims = values["head_dim"], values.get("global_head_dim", values["head_dim"])
+    values |= read_ropes(read, family, values["max_position_embeddings"], head_dims)
     _check_norms(read, values)
     return values | {
         "attention_bias": qkv,
@@ -84,6 +85,7 @@ def read_metadata(
     ConfigError.
     """
     family, read = _open_gguf(general)
+    read.shapes = shapes
     tokens = general.raw.get("tokenizer.ggml.tokens", ())
     if embedding := shapes.get("model.embed_tokens.weight"):
         read.raw["vocab_size"] = embedding[0]
@@ -94,12 +96,17 @@ def read_metadata(
     if isinstance(tokens, (str, int, float)) or len(tokens) > vocab:
         expected = f"at most {vocab} tokens, the rows of token_embd.weight"
         general.fail("tokenizer.ggml.tokens", tokens, expected)
-    if (length := read.integer("attention.value_length", head_dim)) != head_dim:
-        read.fail("attention.value_length", length, f"{head_dim}, the size of a head")
+    key_length = read.integer("attention.key_length", head_dim)
+    if (length := read.integer("attention.value_length", key_length)) != key_length:
+        read.fail("attention.value_length", length, f"{key_length}, the size of a head")
     values.setdefault("activation", ACTIVATIONS.get(family.activation[1], XIELU))
     if any(name.endswith("self_attn.q_norm.weight") for name in shapes):
         values.setdefault("query_key_norm", "head")  # not of all GLM-4.5 models
-    values |= read_gguf_ropes(read, family, values["max_position_embeddings"], head_dim, divisors)
+    positions, global_dim = (
+        values["max_position_embeddings"],
+        values.get("global_head_dim", head_dim),
+    )
+    values |= read_gguf_ropes(read, family, positions, (head_dim, global_dim), divisors)
     _check_norms(read, values)
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
     # Some writers store -1 (no token) as an unsigned number.
@@ -151,7 +158,11 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     if family.complete:
         values |= family.complete(read, values)
     values = {"architecture": family.name, **family.fixed, **values, **layers}
-    return values | _choose_layers(read, family, values)
+    values |= _choose_layers(read, family, values)
+    if family.check:
+        check = family.check
+        read.attempt(lambda: check(read, values), otherwise=None, needs="num_hidden_layers")
+    return values
 
 
 def _read_layers(

@@ -27,7 +27,7 @@ def inverse_frequencies(
     """
     # Any: a RopeConfig has all parameters of its type, here and below.
     rope: Any = config.ropes[table]
-    dim = config.rotary_dim
+    dim = rope.dim or config.head_dim
     # NTK-aware scaling: the base grows with the sequence past the trained length
     if rope.type == "dynamic":
         trained = config.max_position_embeddings
@@ -41,8 +41,10 @@ def inverse_frequencies(
         is_long = seq_len is not None and seq_len > rope.original_max_position_embeddings
         factors = np.array(rope.long_factor if is_long else rope.short_factor)
         return frequencies / factors, rope.attention_factor
-    if rope.type == "linear":
-        return frequencies / rope.factor, 1.0
+    if rope.type == "proportional":
+        frequencies[int(rope.share * dim / 2 + 1e-9) :] = 0
+    if rope.type in ("linear", "proportional"):
+        return frequencies / (rope.factor or 1), 1.0
     if rope.type == "llama3":
         return _llama3(frequencies, rope), 1.0
     if rope.type == "yarn":

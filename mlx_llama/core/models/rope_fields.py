@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_llama.core.models.families.family import Family
 
 from .fields import Reader
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+UNROTATED = 1e30  # divisor of the frequencies of pairs that are not rotated, in GGUF files
 _MAX_THETA = 1e15
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 # fields of unsupported variants
@@ -39,18 +40,25 @@ class RopeConfig:
     # divisors of type "longrope" up to the trained positions
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None  # beyond them
-    dim: int | None = None  # leading dimensions of a head that are rotated, None for all
+    # leading dimensions of a head that are rotated, or a global head's where it differs; None: all
+    dim: int | None = None
+    share: float | None = None  # type "proportional": of the pairs, those that are rotated
 
 
-def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> dict[str, Any]:
+def read_ropes(
+    read: Reader, family: Family, positions: int, head_dims: tuple[int, int]
+) -> dict[str, Any]:
     """The fields `rope`, `local_rope` and `query_beta` of LlamaConfig, from config.json. Two ropes
     are `rope_parameters.full_attention` and `.sliding_attention`, or one and the other's base.
+    head_dims: of layers with a window, and of the others.
     """
+    local_dim, head_dim = head_dims
 
-    def attempt(reader: Reader, theta: float) -> RopeConfig:
-        return reader.attempt(
+    def attempt(reader: Reader, theta: float, head_dim: int = head_dim) -> RopeConfig:
+        rope = reader.attempt(
             lambda: _read_rope(reader, family, theta, positions, head_dim), otherwise=RopeConfig()
         )
+        return rope if head_dim == local_dim else replace(rope, dim=rope.dim or head_dim)
 
     if family.local_theta is None:
         rope = attempt(read, family.theta)
@@ -59,7 +67,7 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
     local_name, local_theta = family.local_theta
     spellings = ("rope_parameters", "rope_scaling", "rope_theta", local_name)
     others = {name: value for name, value in read.raw.items() if name not in spellings}
-    both = read.get("rope_parameters", None)
+    both = read.get("rope_parameters", None) or family.defaults.get("rope_parameters")
     if isinstance(both, dict) and any(isinstance(value, dict) for value in both.values()):
         expected = f"nothing beside {' and '.join(_LAYER_KINDS)}"
         for name in (name for name in both if name not in _LAYER_KINDS):
@@ -74,7 +82,7 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
         local = {"rope_theta": read.raw[local_name]} if local_name in read.raw else {}
     return {
         "rope": attempt(read.inner(others | whole), family.theta),
-        "local_rope": attempt(read.inner(others | local), local_theta or family.theta),
+        "local_rope": attempt(read.inner(others | local), local_theta or family.theta, local_dim),
     }
 
 
@@ -112,7 +120,7 @@ def _read_rope(
         if dim < 2 or dim % 2:
             factor = reader.get("partial_rotary_factor")
             reader.fail("partial_rotary_factor", factor, f"an even part of {head_dim}")
-    else:
+    elif rope.get("rope_type", None) != "proportional":
         rope.refuse("partial_rotary_factor", [1], reason="only whole heads are rotated")
     foreign: Sequence[str] = _FOREIGN[:-1] if family.scales_queries else _FOREIGN
     foreign = foreign[2:] if family.has_sections else foreign
@@ -142,6 +150,9 @@ def _read_rope(
         values["theta"] *= stretch
     if kind == "default":
         return RopeConfig(**values)
+    if kind == "proportional":
+        share = rope.number("partial_rotary_factor", 1.0, high=1.0)
+        return RopeConfig(**values, share=share, factor=rope.number("factor", None))
     if kind in ("llama3", "yarn", "longrope"):
         # The outer field has precedence in transformers.
         trained = holder("original_max_position_embeddings", read).integer(
@@ -193,10 +204,15 @@ def read_gguf_ropes(
     read: Reader,
     family: Family,
     positions: int,
-    head_dim: int,
+    head_dims: tuple[int, int],
     divisors: Mapping[str, tuple[float, ...]],
 ) -> dict[str, Any]:
-    """The fields `rope` and `local_rope` of LlamaConfig. divisors: as of LlamaConfig.from_gguf."""
+    """The fields `rope` and `local_rope` of LlamaConfig. head_dims: as of read_ropes. divisors: as
+    of LlamaConfig.from_gguf.
+    """
+    local_dim, head_dim = head_dims
+    if (dim := read.integer("rope.dimension_count_swa", local_dim)) != local_dim:
+        read.fail("rope.dimension_count_swa", dim, f"{local_dim}, the size of a head")
     dim = read.integer("rope.dimension_count", head_dim)
     if dim != head_dim and not (family.partial_rotation and dim < head_dim and dim % 2 == 0):
         read.fail("rope.dimension_count", dim, f"{head_dim}, the size of a head")
@@ -207,14 +223,18 @@ def read_gguf_ropes(
     values: dict[str, Any] = {
         "theta": read.number("rope.freq_base", 10000.0, 1.0, _MAX_THETA),
         "divisors": divisors.get(""),
-        "dim": dim if dim < head_dim else None,
+        "dim": dim if dim != local_dim else None,
     }
+    factors = divisors.get("", ())
+    kept = factors.count(1.0)
+    if kept < len(factors) and min(factors[kept:]) > 0.99 * UNROTATED:
+        values |= {"type": "proportional", "share": 2 * kept / dim, "divisors": None}
     local = None
     if family.local_theta is not None:
         theta = family.local_theta[1] or values["theta"]
         local = RopeConfig(theta=read.number("rope.freq_base_swa", theta, 1.0, _MAX_THETA))
     return {
-        "rope": RopeConfig(**values, **_read_gguf_scaling(read, family, positions, divisors)),
+        "rope": RopeConfig(**values | _read_gguf_scaling(read, family, positions, divisors)),
         "local_rope": local,
     }
 

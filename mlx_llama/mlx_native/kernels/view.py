@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_llama.core.models.parts import Window
+from mlx_llama.core.models.parts import Attention, Window
 from mlx_llama.core.ops import View
 
-from .buffers import Packing, Parts
+from .buffers import Packing, Parts, SharedStates
 
 
 class StepView(View):
@@ -31,13 +31,16 @@ class StepView(View):
         tokens: mx.array,
         keys: Sequence[Parts],
         values: Sequence[Parts],
+        states: SharedStates,
         tables: tuple,
         adapters: mx.array | None = None,
     ):
-        """Store `token`, int32 [S, 1], at `position`. tokens, keys, values: of the buffer."""
+        """Store `token`, int32 [S, 1], at `position`. tokens, keys, values: of the buffer.
+        states: recurrent ones [S, *shape], by slot of the mixer."""
         self.position, self.packing, self.adapters = position, packing, adapters
-        self.keys, self.values = list(keys), list(values)
-        self._indices: dict[int, mx.array] = {}  # each slot's position, by last axis
+        self.keys, self.values, self.states = list(keys), list(values), list(states)
+        # each slot's position, by heads and last axis
+        self._indices: dict[tuple[int, int], mx.array] = {}
         self._masks: dict[Window | None, mx.array] = {}
         self.slots, self.length = tokens.shape
         self.is_single = position.ndim == 0
@@ -63,15 +66,20 @@ class StepView(View):
         """A layer's keys and values of all slots, visible or not: [S, G, L, *] each; see `mask`."""
         return [(self.keys[layer], self.values[layer])]
 
-    def new_keys(self, layer: int) -> mx.array:
-        return self.packing.unpack(
-            tuple(
-                mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3]))
-                if self.is_single
-                else mx.take_along_axis(part, self._find_indices(part), axis=2)
-                for part in self.keys[layer]
-            )
+    def recurrent(self, slot: int) -> tuple[mx.array, ...]:
+        return self.states[slot]
+
+    def keep(self, slot: int, states: tuple[mx.array, ...]) -> None:
+        self.states[slot] = states
+
+    def new_keys(self, spec: Attention) -> mx.array:
+        parts = tuple(
+            mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3]))
+            if self.is_single
+            else mx.take_along_axis(part, self._find_indices(part), axis=2)
+            for part in self.keys[spec.slot]
         )
+        return self.packing.unpack(parts, spec.head_dim)
 
     def mask(self, window: Window | None = None) -> list[mx.array]:
         """The `stored` positions that each query sees: bool [S, 1, 1, L]."""
@@ -98,9 +106,9 @@ class StepView(View):
 
     def _find_indices(self, part: mx.array) -> mx.array:
         """The position of each slot, int32 [S, G, 1, *], broadcast once for all layers."""
-        size = part.shape[3]
-        if size not in self._indices:
-            self._indices[size] = mx.broadcast_to(
-                self.position.reshape(-1, 1, 1, 1), (self.slots, part.shape[1], 1, size)
+        _, heads, _, size = part.shape
+        if (heads, size) not in self._indices:
+            self._indices[heads, size] = mx.broadcast_to(
+                self.position.reshape(-1, 1, 1, 1), (self.slots, heads, 1, size)
             )
-        return self._indices[size]
+        return self._indices[heads, size]

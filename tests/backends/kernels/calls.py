@@ -26,7 +26,7 @@ from cpu_fallback.kernels.emit import Function, Module, f32
 from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Panels, Plan, allocate_arena
 from cpu_fallback.kernels.target import Target, compile_module
-from cpu_fallback.pages import PAGE, PageLayout
+from cpu_fallback.pages import PAGE, HeadLayout, PageLayout
 
 GUARD = 256
 
@@ -299,9 +299,10 @@ class Library:
         their addresses.
         """
         D = query.shape[1]
-        layout = PageLayout(1, 1, D)
+        head = HeadLayout(D)
+        layout = PageLayout(((1, head),))
         pages = sorted(
-            (Memory((2, PAGE, layout.width), values=np.nan) for _ in range(-(-end // PAGE))),
+            (Memory((2, PAGE, head.width), values=np.nan) for _ in range(-(-end // PAGE))),
             key=lambda page: -page.array.ctypes.data,
         )
         for part, stored in enumerate((keys, values)):
@@ -323,27 +324,28 @@ class Library:
         numbers or codes [2, positions, D], scales of codes).
         """
         D = query.shape[1]
-        layout = PageLayout(1, 1, D, bits)
+        head = HeadLayout(D, bits)
+        layout = PageLayout(((1, head),))
         # NaN
         pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]
         numbers = np.empty((2, len(keys), D), np.int8 if bits == 8 else np.float16)
-        scales = np.empty((2, len(keys), layout.groups), np.float16)
+        scales = np.empty((2, len(keys), head.groups), np.float16)
         for part, stored in enumerate((keys, values)):
             for position in range(first, end):
                 page, slot = pages[position // PAGE], position % PAGE
                 followed = Memory((D + 16,), values=np.nan)
                 followed.array[:D] = stored[position]
-                at = layout.numbers(0, part) + slot * layout.row_bytes
-                scale = layout.scales(0, part) + slot * 2 * layout.groups if bits == 8 else 0
+                at = layout.numbers(0, part) + slot * head.row_bytes
+                scale = layout.scales(0, part) + slot * 2 * head.groups if bits == 8 else 0
                 self._calls["store", D, bits](
                     address(followed.array, np.float32, (D + 16,)),
                     page.array.ctypes.data + at,
                     page.array.ctypes.data + scale,
                 )
-                row = page.array[at : at + layout.row_bytes].view(numbers.dtype)
+                row = page.array[at : at + head.row_bytes].view(numbers.dtype)
                 numbers[part, position] = row[:D]
                 if bits == 8:
-                    groups = page.array[scale : scale + 2 * layout.groups]
+                    groups = page.array[scale : scale + 2 * head.groups]
                     scales[part, position] = groups.view(np.float16)
                 else:
                     assert not row[D:].any()
@@ -356,7 +358,8 @@ class Library:
         table = Memory((len(pages),), np.int64, values=[page.array.ctypes.data for page in pages])
         asked, out = Memory((heads, D), values=query), Memory((heads, D), values=np.nan)
         scores = Memory((heads, -(-end // 16) * 16 - first // 16 * 16 + 16), values=np.nan)
-        name = ("attend", D, layout.bits) if layout.bits else ("attend", D)
+        ((_, head),) = layout.layers
+        name = ("attend", D, head.bits) if head.bits else ("attend", D)
         arguments = (
             address(asked.array, np.float32, (heads, D)),
             address(table.array, np.int64, (len(pages),), 8),

@@ -135,7 +135,7 @@ REFUSED = [
     *(
         ({"rope_parameters": rope}, f"rope_parameters.{name}", shown)
         for rope, name, shown in (
-            ({"rope_type": "proportional"}, "rope_type", "proportional"),
+            ({"rope_type": "axial"}, "rope_type", "proportional"),
             (
                 {"rope_type": "default", "partial_rotary_factor": 0.5},
                 "partial_rotary_factor",

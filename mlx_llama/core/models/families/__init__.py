@@ -15,8 +15,8 @@ from .family import Family
 
 # Files of this folder. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
-    "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma exaone4 plain apertus gpt_oss "
-    "nemotron_nas lfm2 glm4_moe qwen3_next"
+    "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma gemma4 exaone4 plain apertus "
+    "gpt_oss nemotron_nas lfm2 glm4_moe qwen3_next"
 ).split()
 _ALL: tuple[Family, ...] = tuple(
     family for file in _FILES for family in import_module(f".{file}", __name__).FAMILIES
@@ -32,9 +32,7 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 # Well-known models that do not run: (how `general.architecture`, `model_type` or, in lower case,
 # the name in `architectures` begins, what they need, what runs in their place)
 _ABSENT = (
-    ("gemma4", "two sizes of heads, keys that layers share and an input for each layer", "Gemma 3"),
     ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
-    ("lfm2_moe lfm2moe", "a choice of experts by biased scores", "LFM2"),
 )
 
 
@@ -125,5 +123,14 @@ def strip_wrapper(name: str) -> str | None:
     for prefix, replacement in (("language_model.", ""), ("model.language_model.", "model.")):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
-    others = ("vision_tower.", "vision_model.", "multi_modal_projector.", "visual.")
+    others = (
+        "vision_tower.",
+        "vision_model.",
+        "vision_embedder.",
+        "visual.",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
+        "multi_modal_projector.",
+    )
     return None if name.removeprefix("model.").startswith(others) else name

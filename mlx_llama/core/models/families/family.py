@@ -20,7 +20,10 @@ from mlx_llama.core.models.fields import Field, Reader
 from mlx_llama.core.models.parts import NORM_NAMES, Router
 from mlx_llama.core.system.forks import cached_property
 
-_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)(?:\.(weight|bias))?", re.ASCII)
+_NAME = re.compile(
+    r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.(?!(?:weight|bias)$)\w{1,16})?)(?:\.(weight|bias))?",
+    re.ASCII,
+)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
 _EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
 
@@ -41,8 +44,10 @@ _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 _BARE = {
     "self_attn.sinks": "weight",
     "e_score_correction_bias": "bias",
+    "expert_bias": "bias",
     "linear_attn.dt_bias": "bias",
     "linear_attn.A_log": "",
+    "layer_scalar": "weight",
 }
 _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 
@@ -265,7 +270,7 @@ class Family:
     complete: Callable[[Reader, dict[str, Any]], dict[str, Any]] | None = None
     # LlamaConfig -> more fields of config.json
     write: Callable[[Any], dict[str, Any]] | None = None
-    # LlamaConfig -> more fields of GGUF metadata: numbers, and lists of them
+    # LlamaConfig -> more fields of GGUF metadata, some in place of the table's: numbers, and lists
     write_gguf: Callable[[Any], dict[str, Any]] | None = None
 
     # None: config.json's `attention_bias` or `mlp_bias` decides
@@ -280,6 +285,7 @@ class Family:
     mlp: str = "mlp"  # a layer's module with the MLP
     # {GGUF's name: module} where llama.cpp has another name for the module
     renamed: Mapping[str, str] = field(default_factory=dict)
+    model_names: Mapping[str, str] = field(default_factory=dict)  # the same, outside of layers
     # {stored module: modules whose rows it has}; of a single module, its name in the family
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # a layer's mixer -> {module: (stored module, its rows there, int64)}
@@ -295,6 +301,11 @@ class Family:
     # (config, number of a layer) -> its mixer, None for attention
     mixer: Callable[[Any, int], Any] | None = None
     gate: str = ""  # module of the gate of attention's output
+    # (config, a layer as other families have it) -> the layer
+    layer: Callable[[Any, Any], Any] | None = None
+    inputs: Callable[[Any], Any] | None = None  # config -> parts.LayerInputs, or None
+    # (file, LlamaConfig's fields): report those that do not fit each other
+    check: Callable[[Reader, dict[str, Any]], None] | None = None
     norm: tuple[str, str] = "model.norm", "output_norm"  # before the head: its module, GGUF's name
     # key-value heads and hidden units of each layer, where layers differ
     layer_sizes: Callable[[Reader], tuple[tuple[int, int], ...]] | None = None
@@ -382,7 +393,7 @@ class GGUFNames:
         kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
         self.layers = kept | dict(family.renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
-        self.model = _MODEL | {family.norm[1]: family.norm[0]}
+        self.model = _MODEL | {family.norm[1]: family.norm[0]} | dict(family.model_names)
         pairs = (*self.layers.items(), *self.model.items(), *stacks)
         self._inverse = {module: name for name, module in pairs}
 
@@ -394,11 +405,13 @@ class GGUFNames:
         layer, module, suffix = match.groups()
         if layer is None:
             return f"{self.model[module]}.{suffix}" if suffix and module in self.model else None
-        module, _, expert = module.partition(".")
-        theirs = self.experts.get(module) if expert else self.layers.get(module)
+        part, _, expert = module.partition(".")
+        theirs = self.layers.get(module) or (expert.isdecimal() and self.experts.get(part))
         if theirs and theirs.endswith(tuple(_BARE)):
             return f"model.layers.{layer}.{theirs}"
-        return theirs and suffix and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
+        if not (theirs and suffix):
+            return None
+        return f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
         """The inverse of `hugging_face`; an expert's stack. Raises KeyError for unknown names."""

@@ -61,6 +61,7 @@ PHI4["rope_scaling"] |= FACTORS
 MODELS["gemma-3-1b-it, scaled as gemma-3-4b-it"] = GEMMA3 | {
     "rope_scaling": {"rope_type": "linear", "factor": 8.0}
 }
+GEMMA4_EXPERTS = MODELS.pop("gemma-4-26B-A4B-it")
 MODELS["Llama 4 Maverick"] = LLAMA4 | {
     "max_position_embeddings": 1048576,
     "num_local_experts": 128,
@@ -76,16 +77,20 @@ def test_the_config_means_what_transformers_reads(name):
     raw = MODELS[name]
     ours = LlamaConfig.from_dict(raw)
     theirs = transformers.AutoConfig.for_model(**copy.deepcopy(raw))  # which it changes
-    is_llama4 = theirs.model_type == "llama4_text"
-    assert ours.intermediate_size == (
-        theirs.intermediate_size_mlp if is_llama4 else theirs.intermediate_size
-    )
+    if is_part := "text_config" in raw:  # of a model of images and text
+        theirs = theirs.get_text_config()
+        theirs.allow_global_per_layer_attribute_access = True
+    is_llama4, is_lfm2 = theirs.model_type == "llama4_text", theirs.model_type.startswith("lfm2")
+    units = theirs.intermediate_size_mlp if is_llama4 else theirs.intermediate_size
+    # which LFM2's layers may adjust; test_lfm2.py
+    assert ours.intermediate_size == units or theirs.model_type == "lfm2"
     for field in (
         "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
-        "rms_norm_eps max_position_embeddings tie_word_embeddings bos_token_id"
+        "max_position_embeddings tie_word_embeddings bos_token_id"
     ).split():
         assert getattr(ours, field) == getattr(theirs, field), field
-    assert ours.architecture == theirs.architectures[0]
+    assert ours.rms_norm_eps == (theirs.norm_eps if is_lfm2 else theirs.rms_norm_eps)
+    assert is_part or ours.architecture == theirs.architectures[0]
     assert ours.head_dim == (
         getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     )
@@ -104,8 +109,9 @@ def test_the_config_means_what_transformers_reads(name):
         "sliding_attention": lambda: Window(theirs.sliding_window),
         "chunked_attention": lambda: Window(theirs.attention_chunk_size, is_chunk=True),
     }
-    assert [layer.mixer.window for layer in ours.layers] == [
-        windows[kind]() if kind in windows else None for kind in kinds
+    assert [layer.attention is None for layer in ours.layers] == [k == "conv" for k in kinds]
+    assert [mixer.window for mixer in ours.attentions] == [
+        windows[kind]() if kind in windows else None for kind in kinds if kind != "conv"
     ]
     # only layers with a window rotate
     is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window
@@ -125,7 +131,7 @@ def test_the_config_means_what_transformers_reads(name):
             for theirs in (parameters["full_attention"], parameters["sliding_attention"])
         ]
         assert {(mixer.window is not None, mixer.angles.start) for mixer in mixers(ours)} == {
-            (True, ours.rotary_dim // 2),
+            (True, ours.tables[0].stop),
             (False, 0),
         }
     elif "alpha" in parameters:
@@ -142,11 +148,62 @@ def test_the_config_means_what_transformers_reads(name):
             frequencies, ours_factor = rope.inverse_frequencies(ours)
             np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
             assert ours_factor == pytest.approx(factor)
-    assert ours.rotary_dim == int(ours.head_dim * parameters.get("partial_rotary_factor", 1))
+    width = ours.own.get("global_head_dim", ours.head_dim)
+    assert ours.rotary_dim == int(width * parameters.get("partial_rotary_factor", 1))
 
 
 def mixers(config):
     return [layer.mixer for layer in config.layers]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("gemma-4")])
+def test_layers_of_gemma_4_are_those_of_transformers(name):
+    ours = LlamaConfig.from_dict(MODELS[name])
+    theirs = transformers.AutoConfig.for_model(**copy.deepcopy(MODELS[name])).get_text_config()
+    for i, (layer, sharing) in enumerate(zip(ours.layers, theirs.kv_sharing_modes, strict=True)):
+        mixer, wanted = layer.mixer, theirs.per_layer_config[i]
+        assert mixer.head_dim == wanted.head_dim
+        assert mixer.key_value_heads == wanted.num_key_value_heads
+        assert (mixer.keys_of is not None) == (sharing == "reuse")
+        if sharing == "reuse":
+            source = theirs.layer_types[mixer.keys_of]
+            assert source == theirs.layer_types[i]
+            assert theirs.kv_sharing_modes[mixer.keys_of] == "store"
+        is_wide = sharing == "reuse" and theirs.use_double_wide_mlp
+        assert layer.mlp.size == theirs.intermediate_size * (1 + is_wide)
+        keys_twice = theirs.attention_k_eq_v and theirs.layer_types[i] == "full_attention"
+        assert (mixer.qkv[-1] == mixer.qkv[-2]) == keys_twice if len(mixer.qkv) > 1 else True
+    inputs = getattr(theirs, "hidden_size_per_layer_input", 0)
+    assert (ours.inputs.size if ours.inputs else 0) == inputs
+    wanted, _ = ROPE_INIT_FUNCTIONS["proportional"](theirs, "cpu", layer_type="full_attention")
+    frequencies, _ = rope.inverse_frequencies(ours)
+    np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
+    # effective parameters and all, by the model cards
+    billions = {"E2B": 5.1, "E4B": 8.0, "31B": 30.7, "12B": 12}[name.split("-")[2]]
+    total = sum(math.prod(shape) for shape in ours.tensor_shapes().values()) / 1e9
+    assert total == pytest.approx(billions, rel=0.1)
+
+
+GEMMA4_TEXT = MODELS["gemma-4-E2B-it"]["text_config"]
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (GEMMA4_EXPERTS, "enable_moe_block is True, expected false, since experts beside an MLP"),
+        (GEMMA4_TEXT | {"num_kv_shared_layers": 32}, "num_kv_shared_layers is 32, expected fewer"),
+        (GEMMA4_TEXT | {"num_kv_shared_layers": 35}, "num_kv_shared_layers is 35, expected fewer"),
+        (GEMMA4_TEXT | {"vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input is 9, exp"),
+        (GEMMA4_TEXT | {"global_head_dim": 511}, "global_head_dim, num_global.* is .511, 1."),
+        (GEMMA4_TEXT | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is"),
+        (
+            GEMMA4_TEXT | {"per_layer_config": {"4": {"head_dim": 512}, "9": {"head_dim": 256}}},
+            "per_layer_config is .*, expected the same head_dim",
+        ),
+    ],
+)
+def test_a_bad_field_of_gemma_4_is_named(fields, message):
+    assert re.search(message, refusal(LlamaConfig.from_dict, fields, kind=ConfigError))
 
 
 def test_factors_of_the_families():
@@ -487,11 +544,7 @@ REFUSED = [
     ({"architectures": ["BambaForCausalLM"], "model_type": "bamba"}, "BambaForCausalLM"),
     *(
         ({"model_type": name}, f"it needs {needed}.*: load {other}")
-        for name, needed, other in (
-            ("gemma4", "two sizes of heads, keys that layers share", "Gemma 3, which runs"),
-            ("gemma3n", "AltUp, laurel, ", "Gemma 3, which runs"),
-            ("lfm2_moe", "a choice of experts by biased scores, ", "LFM2"),
-        )
+        for name, needed, other in (("gemma3n", "AltUp, laurel, ", "Gemma 3, which runs"),)
     ),
 ]
 
@@ -501,7 +554,7 @@ def test_a_bad_or_unsupported_field_is_named(fields, message):
     assert re.search(message, refusal(LlamaConfig.from_dict, fields, kind=ConfigError))
 
 
-@pytest.mark.parametrize("name, needed", [("gemma4", "two sizes of heads"), ("gemma3n", "AltUp")])
+@pytest.mark.parametrize("name, needed", [("gemma3n", "AltUp, laurel")])
 def test_a_gguf_file_of_a_model_that_does_not_run_says_what_is_missing(name, needed):
     metadata = {"general.architecture": name}
     call = lambda: LlamaConfig.from_gguf(metadata, {}, {}, "float16", "model.gguf")  # noqa: E731

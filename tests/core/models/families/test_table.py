@@ -15,6 +15,7 @@ SIZES |= dict(num_attention_heads=4, num_key_value_heads=2)
 # Without them, transformers' class has parts that the family refuses.
 NEEDED = {
     "GraniteMoeHybridForCausalLM": dict(layer_types=["full_attention"] * 2, num_local_experts=0),
+    "Lfm2MoeForCausalLM": dict(layer_types=["full_attention", "conv"], num_dense_layers=1),
     "ApertusForCausalLM": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)),
 }
 # mlx-lm judges the other, in tests/backends/test_nemotron_nas.py.
@@ -39,6 +40,8 @@ def split_experts(
     tensors, block = {}, experts.block or mlp
     for key, shape in shapes.items():
         layer, _, part = key.replace(".block_sparse_moe.", f".{mlp}.").partition(f"{mlp}.")
+        part = experts.aliases.get(f"{mlp}.{part}", part)
+        part = part.removeprefix(f"{mlp}.").removeprefix(f"{block}.")
         if part.startswith("experts."):
             count, *sizes = shape
             if experts.transposes:
@@ -90,13 +93,18 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
 def test_defaults_are_those_of_transformers_config(name):
     family = FAMILIES[name]
     theirs = transformers.AutoConfig.for_model(family.model_type)
+    theirs.allow_global_per_layer_attribute_access = True
+    if "Gemma4" in name:
+        theirs.global_head_dim = theirs.per_layer_config["full_attention"].head_dim
     defaults = {field.json: field.default for field in family.fields if field.json}
     defaults = {field: value for field, value in defaults.items() if value is not REQUIRED}
     if not family.windows.is_switched:  # else transformers clears it
         defaults[family.windows.field] = family.windows.default
+    aliases = {field.json: field.alias for field in family.fields if field.alias}
     for field, value in (defaults | family.defaults).items():
-        is_of_rope = field == "partial_rotary_factor"
-        expected = theirs.rope_parameters[field] if is_of_rope else getattr(theirs, field, None)
+        is_of_rope, alias = field == "partial_rotary_factor", aliases.get(field, field)
+        expected = getattr(theirs, field, getattr(theirs, alias, None))
+        expected = theirs.rope_parameters[field] if is_of_rope else expected
         assert value == expected or (value is None and field == "num_key_value_heads"), field
 
 
@@ -105,7 +113,7 @@ def test_defaults_are_those_of_transformers_config(name):
 )
 def test_windows_by_default_are_those_of_transformers_config(name):
     family, fields = FAMILIES[name], SIZES | {"vocab_size": 96, "num_hidden_layers": 9}
-    fields |= dict(use_sliding_window=True, sliding_window=5, attention_chunk_size=5)
+    fields |= {"use_sliding_window": True, family.windows.field: 5}
     fields["max_window_layers"] = 4
     theirs = transformers.AutoConfig.for_model(family.model_type, **fields)
     kinds = getattr(theirs, "layer_types", None) or [family.windows.kind] * 9
