@@ -32,7 +32,7 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 # Well-known models that do not run: (how `general.architecture`, `model_type` or, in lower case,
 # the name in `architectures` begins, what they need, what runs in their place)
 _ABSENT = (
-    ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
+    ("gemma3n", "AltUp and laurel", "Gemma 4"),
     ("qwen35 qwen3_5 qwen3next qwen3_next", "layers with a recurrent state", "Qwen3"),
     ("lfm2_moe lfm2moe", "a choice of experts by biased scores", "LFM2"),
 )

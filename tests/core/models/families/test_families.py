@@ -433,7 +433,7 @@ REFUSED = [
     *(
         ({"model_type": name}, f"it needs {needed}.*: load {other}")
         for name, needed, other in (
-            ("gemma3n", "AltUp, laurel, ", "Gemma 3, which runs"),
+            ("gemma3n", "AltUp and laurel", "Gemma 4, which runs"),
             ("qwen3_next", "layers with a recurrent state, ", "Qwen3, which runs"),
             ("lfm2_moe", "a choice of experts by biased scores, ", "LFM2"),
         )
@@ -447,7 +447,7 @@ def test_a_bad_or_unsupported_field_is_named(fields, message):
 
 
 @pytest.mark.parametrize(
-    "name, needed", [("gemma3n", "AltUp, laurel"), ("qwen35", "recurrent state")]
+    "name, needed", [("gemma3n", "AltUp and laurel"), ("qwen35", "recurrent state")]
 )
 def test_a_gguf_file_of_a_model_that_does_not_run_says_what_is_missing(name, needed):
     metadata = {"general.architecture": name}
