@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlx_llama.core.backends.positions import CallView, Layers, Positions
+from mlx_llama.core.backends.positions import CallView, Layers, Positions, States
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.parts import Attention, Window
@@ -15,6 +15,7 @@ from mlx_llama.core.system.forks import cached_property
 
 from . import runtime
 from .pages import PAGE, Page, PageLayout, Pages, Row, dequantise, pieces, quantise
+from .states import Block, Blocks
 
 
 class Tables(NamedTuple):
@@ -78,6 +79,27 @@ class View(CallView):
         (cosines, sines), at = self._shared.addresses, self.spans[0].start * self._shared.row_bytes
         return cosines + at, sines + at
 
+    @cached_property
+    def blocks(self) -> list[tuple[int, Block]]:
+        """By sequence: address of its recurrent states before the call, and those after it, for
+        kernels to write. A new row has zeros in both.
+        """
+        blocks, former = [], self.cache.states
+        self.cache.blocks.keep(max(sum(map(bool, former)), len(self.spans)))
+        for span in self.spans:
+            block = self.cache.blocks.take()
+            if not (before := former[span.row]):
+                before = block
+                block.array.fill(0)
+            blocks.append((before.address, block))
+        return blocks
+
+    def states_after(self, i: int) -> States:
+        if "blocks" in vars(self):
+            return self.blocks[i][1]
+        states = super().states_after(i)
+        return states and self.cache.blocks.copy(part for parts in states for part in parts)
+
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
         """Store a layer's new rows. key, value: float32 [B, G, T, D]."""
         for span, pages, keys, values in zip(self.spans, self.pages, key, value):
@@ -114,10 +136,12 @@ class Cache(Positions):
         self.position_nbytes = layout.tokens // PAGE
         self.pages = Pages(layout)
         self.page_rows = [Row() for _ in self.lengths]
+        self.blocks = Blocks(self.config.recurrent)
         # for all positions of any row; None where they depend on a row's length
         self.tables: Tables | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
+        self.blocks.keep(sum(map(bool, self.states)))
         if is_all:
             self.page_rows = [Row() for _ in rows]
             self.pages, self.tables = Pages(self.pages.layout), None
@@ -152,7 +176,7 @@ class Cache(Positions):
 
     _send = staticmethod(np.asarray)
     _stack = staticmethod(np.stack)
-    _own = staticmethod(np.copy)
+    _own = staticmethod(np.asarray)  # `blocks` copies
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> np.ndarray:
         recent = np.full((len(parts), window), -1, np.int32)
@@ -189,6 +213,9 @@ class Cache(Positions):
             page.tokens[within] = tokens[new]
         for layer, both in enumerate(zip(keys, values)):
             self.write(pages, layer, 0, *(np.asarray(part, np.float32) for part in both))
+
+    def _split_states(self, numbers: np.ndarray) -> Block:
+        return self.blocks.copy([numbers])
 
     def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Probe
 from mlx_llama.core.backends.model import BaseLlama
-from mlx_llama.core.backends.positions import checked_tokens
+from mlx_llama.core.backends.positions import CHECKPOINT, checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops, name_matrices
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -39,9 +39,7 @@ class Llama(BaseLlama):
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         target, reason = None, "`compile=False` asks for it"
-        if config.recurrent:
-            reason = "the kernels know no recurrent states"
-        elif config.is_mixed:
+        if config.is_mixed:
             reason = "the kernels know no layers with other heads, or inputs of their own"
         elif options.compile is not False:
             target, reason = find_target()
@@ -103,6 +101,8 @@ class Llama(BaseLlama):
     @property
     def prefill_width(self) -> int:
         # Programs run for this many tokens at a time anyway, and so their progress is seen.
+        if self.runner and self.config.recurrent:
+            return CHECKPOINT  # where their states are kept
         return self.runner.width if self.runner else super().prefill_width
 
     def profile(self) -> AbstractContextManager[Profile]:
@@ -127,4 +127,5 @@ class Llama(BaseLlama):
             return super()._logits(tokens, index_pos, cache, rows, all_positions, probe)
         tokens = checked_tokens(tokens, self.config.vocab_size)
         with View(cache, tokens, index_pos, rows) as view:
+            view.listener = probe
             return self.runner.forward(tokens, view, all_positions, probe)

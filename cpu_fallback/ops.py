@@ -17,7 +17,7 @@ import numpy as np
 
 from mlx_llama.core import ops as plain
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.models.parts import Attention, Experts, PerLayerInput
+from mlx_llama.core.models.parts import Attention, PerLayerInput, Router
 from mlx_llama.core.ops import ExpertStacks
 
 from . import arrays
@@ -91,19 +91,19 @@ def gate_input(gate: np.ndarray, inputs: np.ndarray, spec: PerLayerInput) -> np.
 
 xielu, softcap = partial(plain.xielu, arrays), partial(plain.softcap, arrays)
 short_conv = partial(plain.short_conv, arrays)
-gated_delta, gate_output = partial(plain.gated_delta, arrays), partial(plain.gate_output, arrays)
+gated_delta = partial(plain.gated_delta, arrays)
 
 
 def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertStacks) -> np.ndarray:
     """`experts` of core.ops by the products of `words`."""
-    gate, up, down, spec, (gate_bias, up_bias, down_bias) = stacks
+    gate, up, down, spec, (gate_bias, up_bias, down_bias), router_bias = stacks
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
+    chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec.router, router_bias)
     out = np.zeros_like(rows)
     for expert in np.unique(chosen):
         tokens, places = np.nonzero(chosen == expert)
         inputs, share, inner, outer = rows[tokens], shares[tokens, places, None], None, None
-        if spec.scales_input:
+        if spec.router.scales_input:
             inputs, share = share * inputs, 1
         if gate_bias is not None:
             inner, outer = np.concatenate([gate_bias[expert], up_bias[expert]]), down_bias[expert]
@@ -116,8 +116,15 @@ experts = partial(mix_experts, sys.modules[__name__])
 
 
 @np.errstate(over="ignore")  # as for `gate`
-def choose_experts(scores: np.ndarray, spec: Experts) -> tuple[np.ndarray, np.ndarray]:
-    return plain.choose_experts(arrays, scores, spec)
+def choose_experts(
+    scores: np.ndarray, router: Router, bias: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    return plain.choose_experts(arrays, scores, router, bias)
+
+
+@np.errstate(over="ignore")
+def gate_output(x: np.ndarray, score: np.ndarray) -> np.ndarray:
+    return plain.gate_output(arrays, x, score)
 
 
 def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) -> np.ndarray:

@@ -13,6 +13,7 @@ from mlx_llama.core.backends.weights import BaseWeights, refuse_formats
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models.parts import GatedDelta, ShortConv
 from mlx_llama.core.system import progress
 
 from . import facts, ops, runtime
@@ -127,7 +128,11 @@ class Weights(BaseWeights):
         from .kernels.recipe import Recipe
 
         tensors, table = self.tensors, "model.embed_tokens"
-        matrices = [key for key, tensor in tensors.items() if len(tensor.shape) == 2]
+        c = self.config
+        filters = {f"{mixer.conv}.weight" for mixer in c.recurrent}
+        matrices = [
+            key for key, tensor in tensors.items() if len(tensor.shape) == 2 and key not in filters
+        ]
         plans = {
             name: panels.Plan(tensors[key], panels.weight_layout(tensors[key]))
             for key in matrices
@@ -138,7 +143,6 @@ class Weights(BaseWeights):
             kinds.add((panels.ADAPTER, ""))
         looked_up = tensors[f"{table}.weight"]
         lookup = panels.Plan(looked_up, panels.weight_layout(looked_up))
-        c = self.config
         sources = tuple(sorted(kinds, key=lambda kind: (kind[0].name, kind[1])))
         embedding = (lookup.layout, lookup.source) if lookup.source else None
         recipe = Recipe(
@@ -152,6 +156,9 @@ class Weights(BaseWeights):
             c.attention_softcap,
             has_experts=c.num_experts > 0,
             has_sinks=c.attention_sinks,
+            has_gates=any(mixer.gate for mixer in c.attentions),
+            has_short_conv=any(isinstance(mixer, ShortConv) for mixer in c.recurrent),
+            has_gated_delta=any(isinstance(mixer, GatedDelta) for mixer in c.recurrent),
             embedding=embedding,
         )
         self.code = Code(recipe)

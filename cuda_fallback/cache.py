@@ -4,23 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlx_llama.core.backends.positions import CallView, Layers, Positions, Span, position_nbytes
+from mlx_llama.core.backends.positions import (
+    CallView,
+    Layers,
+    Positions,
+    Span,
+    States,
+    position_nbytes,
+)
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.parts import Attention, Window
 
-from . import runtime
-from .kernels.storage import Storage, split_rows
+from . import kernels, runtime
+from .kernels.storage import LiveSlot, LiveStates, Storage, split_rows, state_places
 
 
-class View(CallView):
+class Call(CallView):
+    """A call on rows of a cache. By kernels, recurrent states are changed in LiveStates."""
+
+    cache: Cache
+
+    def __enter__(self) -> Any:
+        self.is_live = self.cache.has_live_states
+        if self.is_live:
+            for span in self.spans:
+                self.cache.live_states(span.row).load(self.cache.states[span.row])
+        return self
+
+    def states_after(self, i: int) -> States:
+        if not self.is_live:
+            return super().states_after(i)
+        live = self.cache.live_states(self.spans[i].row)
+        return live.slots[live.slot]
+
+
+class View(Call):
     """Access to rows of a cache by one forward: reads stored keys and values, stores new ones.
 
-    tables: cosines and sines of the new positions, float32 [B, T, D/2].
+    tables: cosines and sines of the new positions, float32 [B, T, D/2]. states: what kernels of
+    recurrent states read, from state.describe.
     """
 
     def __init__(
@@ -32,6 +60,7 @@ class View(CallView):
     ):
         batch, count = tokens.shape
         super().__init__(cache, batch, count, index_pos, rows)
+        self.states: list[Tensor] = []
         self.row_storage = [cache.row_storage[span.row] for span in self.spans]
         for span, storage, new in zip(self.spans, self.row_storage, tokens):
             cache.versions[span.row] += 1
@@ -45,6 +74,11 @@ class View(CallView):
         self.tables = tuple(
             part[0][None] if self.batch == 1 else torch.stack(part) for part in zip(*tables)
         )
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None and self.is_live:
+            self.cache.swap_states(self.spans)
+        super().__exit__(kind, *rest)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store new keys and values of a layer, [B, G, T, D] each."""
@@ -90,12 +124,14 @@ class Cache(Positions):
         self.position_nbytes = position_nbytes(self.config, self.dtype.itemsize, self.bits)
         self.versions = [0] * self.rows
         self.row_storage: list[Storage | None] = [None] * self.rows
+        self.places = state_places(self.config)
+        self.live: list[LiveStates | None] = [None] * self.rows  # see `live_states`
         # cosines and sines of all positions of any row
         self.tables: tuple[Tensor, Tensor] | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:
-            self.row_storage[row] = None
+            self.row_storage[row] = self.live[row] = None
             self.versions[row] += 1
         if is_all:
             self.tables = None
@@ -103,6 +139,44 @@ class Cache(Positions):
     def arrays(self) -> list[Tensor]:
         stored = [array for storage in self.row_storage if storage for array in storage.arrays()]
         return stored + self.state_arrays()
+
+    @property
+    def has_live_states(self) -> bool:
+        """True if kernels compute recurrent states."""
+        return bool(self.state_nbytes and kernels.find_kernels(self.device).decode)
+
+    def live_states(self, row: int) -> LiveStates:
+        """A row's recurrent states where kernels change them."""
+        if (live := self.live[row]) is None:
+            live = self.live[row] = LiveStates(self.config, self.device)
+        return live
+
+    def swap_states(self, spans: Sequence[Span]) -> None:
+        """Let the next kernels read what the last ones have written."""
+        if self.state_nbytes:
+            for row in {span.row for span in spans}:
+                self.live_states(row).slot ^= 1
+
+    def keep_states(self, spans: Sequence[Span]) -> None:
+        """Copy the states of rows, whose call writes more than once, for the case that it fails."""
+        for span in spans:
+            self.states[span.row] = self._freeze(self.states[span.row])
+
+    def states_nbytes(self) -> int:
+        return super().states_nbytes() + sum(map(self._spare, range(self.rows)))
+
+    def taken(self, row: int) -> int:
+        return super().taken(row) + self._spare(row)
+
+    def _spare(self, row: int) -> int:
+        """Bytes of a row's live states that are not its states now."""
+        slots = 2 - isinstance(self.states[row], LiveSlot) if self.live[row] else 0
+        return slots * self.state_nbytes
+
+    def _freeze(self, states: States) -> States:
+        if not isinstance(states, LiveSlot):
+            return states
+        return LiveSlot.split(self.config, states.numbers.clone())
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(shape, device=self.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks, Probe
 from mlx_llama.core.backends.model import BaseLlama
-from mlx_llama.core.backends.positions import CallView, checked_tokens
+from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
 from mlx_llama.core.errors import BackendError, ContextError, OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ from mlx_llama.core.options import LoadOptions
 
 from . import kernels, ops, runtime
 from .arrays import SamplingBatch
-from .cache import Cache
+from .cache import Cache, Call
 from .kernels.cuda_graph import Capture, Runner
 from .kernels.state import StateView
 from .ranks import Ranks
@@ -152,7 +152,7 @@ class Llama(BaseLlama):
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
         B, T = tokens.shape
-        call = CallView(cache, B, T, index_pos, rows)
+        call = Call(cache, B, T, index_pos, rows)
         if len(sampling.options) != B:
             raise ContextError(
                 f"a batch of {B} sequences needs {B} options of sampling, not "
@@ -164,7 +164,8 @@ class Llama(BaseLlama):
         chosen = [span.row for span in call.spans]
         if B == 1 or T == 1 or self._batch_invariant:
             return super().step(tokens, index_pos, cache, sampling, rows=chosen, masks=masks)
-        lengths, logits = list(cache.lengths), []
+        lengths, states, logits = list(cache.lengths), list(cache.states), []
+        checkpoints = [dict(kept) for kept in cache.checkpoints]
         try:
             with self.scope():
                 for i, span in enumerate(call.spans):
@@ -172,7 +173,8 @@ class Llama(BaseLlama):
                 joined = torch.cat(logits)
                 return self._sample(joined, cache, sampling, chosen, masks, self.vocabulary)
         except BaseException:
-            cache.lengths[:] = lengths
+            cache.lengths[:], cache.states[:] = lengths, states
+            cache.checkpoints[:] = checkpoints
             raise
 
     def _logits(

@@ -1,5 +1,5 @@
-"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates and
-experts where those run.
+"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates,
+experts and recurrences where those run.
 
 kernels/ops.py has the vocabulary of decoded tokens.
 """
@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core import ops as plain
-from mlx_llama.core.models.parts import Attention, Experts
-from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.core.models.parts import Attention, GatedDelta, Router, ShortConv
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from . import arrays, kernels
 from .cache import View
+from .kernels.state import MAX_ROWS, describe
 from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
@@ -32,8 +33,7 @@ Stack = Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 Adapters = tuple[Tensor, Tensor]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
-scale_heads, short_conv = plain.scale_heads, partial(plain.short_conv, arrays)
-gated_delta, gate_output = partial(plain.gated_delta, arrays), partial(plain.gate_output, arrays)
+scale_heads = plain.scale_heads
 layer_inputs = partial(plain.layer_inputs, sys.modules[__name__])
 gate_input = partial(plain.gate_input, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
@@ -68,14 +68,45 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
     return apply(x, positive, negative, beta, eps)
 
 
+def gate_output(x: Tensor, score: Tensor) -> Tensor:
+    by_kernel = kernels.find_kernels(x.device).decode
+    if by_kernel and x.shape == score.shape:  # not a score for a whole token
+        return by_kernel.gate_output(x, score)
+    return plain.gate_output(arrays, x, score)
+
+
+def short_conv(
+    x: Tensor, view: View, spec: ShortConv, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    if by_kernel := kernels.find_kernels(x.device).decode:
+        return _by_states(by_kernel.short_conv, x, view, spec.slot, weight, bias)
+    return plain.short_conv(arrays, x, view, spec, weight, bias)
+
+
+def gated_delta(x: Tensor, view: View, spec: GatedDelta, weights: DeltaWeights) -> Tensor:
+    if by_kernel := kernels.find_kernels(x.device).decode:
+        return _by_states(by_kernel.gated_delta, x, view, spec.slot, spec, weights)
+    return plain.gated_delta(arrays, x, view, spec, weights)
+
+
+def _by_states(
+    kernel: Callable[..., Tensor], x: Tensor, view: View, slot: int, *weights: Any
+) -> Tensor:
+    """A kernel's results for all rows."""
+    view.states = view.states or describe(view.cache, view.spans)
+    parts, place = zip(view.states, x.split(MAX_ROWS)), view.cache.places[slot]
+    results = [kernel(state, place, part, *weights) for state, part in parts]
+    return results[0] if len(results) == 1 else torch.cat(results)
+
+
 def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     """As in core.ops. Single positions are computed row by row, without waiting for the device. A
     prompt with few rows per expert takes three grouped products by kernels; any other waits for the
     experts' counts and multiplies expert by expert."""
-    spec = stacks.spec
+    spec, router = stacks.spec, stacks.spec.router
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
-    rows, shares = scale_inputs(rows, shares, spec)
+    chosen, shares = choose_experts(scores.reshape(len(rows), -1), router, stacks.router_bias)
+    rows, shares = scale_inputs(rows, shares, router)
     if x.shape[1] == 1:
         mixed = []
         for row, numbers, share in zip(rows.view(len(chosen), -1, rows.shape[-1]), chosen, shares):
@@ -97,8 +128,8 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     for expert, pairs in enumerate(order.split(counts)):
         if counts[expert]:
             # a new tensor would wait for its copy
-            number, tokens = numbers[expert : expert + 1], pairs // spec.used
-            inputs = rows[pairs if spec.scales_input else tokens]
+            number, tokens = numbers[expert : expert + 1], pairs // router.used
+            inputs = rows[pairs if router.scales_input else tokens]
             outputs = _run_experts(
                 lambda x, matrices: F.linear(x, matrices[0]), inputs, stacks, number
             )
@@ -110,9 +141,9 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
 choose_experts = partial(plain.choose_experts, arrays)
 
 
-def scale_inputs(rows: Tensor, shares: Tensor, spec: Experts) -> tuple[Tensor, Tensor]:
+def scale_inputs(rows: Tensor, shares: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """Inputs [T, E], or times shares [T used, E], and factors of their outputs, [T, used]."""
-    if not spec.scales_input:
+    if not router.scales_input:
         return rows, shares
     scaled = (rows[:, None] * shares[..., None]).to(rows.dtype)
     return scaled.view(-1, rows.shape[-1]), torch.ones_like(shares)

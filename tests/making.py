@@ -249,19 +249,21 @@ def shared_arithmetic(config: Any) -> tuple:
 
 def few_experts(count: int, used: int, normalises: bool = True, **more: Any) -> Any:
     """parts.Experts of `count` experts without names."""
-    from mlx_llama.core.models.parts import Experts
+    from mlx_llama.core.models.parts import Experts, Router
 
-    names = ("",) * count
-    return Experts("", names, names, names, ("", "", ""), 1, used, normalises, **more)
+    names, router = ("",) * count, Router("", used, normalises=normalises, **more)
+    return Experts(router, names, names, names, ("", "", ""), 1)
 
 
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """float32 weights for a config, by Hugging Face names: std 0.1, norms around 1."""
     from mlx_llama.core.models.config import LlamaConfig
 
-    rng = np.random.default_rng(seed)
+    rng, known = np.random.default_rng(seed), LlamaConfig.from_dict(config)
+    # Tests edit the tensors of other models by the names of tensor_shapes.
+    shapes = known.stored_shapes() if known.recurrent else known.tensor_shapes()
     tensors = {}
-    for name, shape in LlamaConfig.from_dict(config).tensor_shapes().items():
+    for name, shape in shapes.items():
         noise = 0.1 * rng.standard_normal(shape, dtype=np.float32)
         tensors[name] = noise + np.float32(1.0) if "norm" in name else noise
     return tensors

@@ -76,15 +76,23 @@ def write_mlx(
 
 
 def write_random(
-    base: Path, folder: Path, seed: int = 0, rank: int = 8, alpha: float = 4, scale: float = 0.2
+    base: Path | Any,
+    folder: Path,
+    seed: int = 0,
+    rank: int = 8,
+    alpha: float = 4,
+    scale: float = 0.2,
 ) -> Path:
-    """A random adapter of all projections of the model in `base`, in PEFT's form, without PEFT."""
+    """A random adapter of all projections of a model, in PEFT's form, without PEFT. base: its
+    folder or config.
+    """
     from safetensors.numpy import save_file
 
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
     numbers, tensors = np.random.default_rng(seed), {}
-    for name, shape in open_checkpoint(base).config.tensor_shapes().items():
+    config = open_checkpoint(base).config if isinstance(base, Path) else base
+    for name, shape in config.tensor_shapes().items():
         if ".layers." in name and len(shape) == 2:
             module = f"base_model.model.{name.removesuffix('.weight')}"
             for letter, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
@@ -92,8 +100,8 @@ def write_random(
                 tensors[f"{module}.lora_{letter}.weight"] = matrix
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder
 
 

@@ -2,9 +2,9 @@
 
 `exported` lists a function's primitives as MLX would hand them to a GPU, with the Metal source of
 its kernels (MLX 0.32.4 records them without Metal). `metal_kernel` runs that source: compiled as
-C++, thread by thread. Lanes of a SIMD group run one after the other, the last first, so that a sum
-over the group is complete when lane 0 takes it; other lanes may not use it. `compile_as_metal` has
-clang check that source with Metal's address spaces and without C++ that Metal lacks.
+C++. Each lane of a SIMD group has a stack of its own and waits at a sum or shuffle for the others.
+`compile_as_metal` has clang check that source with Metal's address spaces and without C++ that Metal
+lacks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import numpy as np
 
 _metal_kernel = mx.fast.metal_kernel
 _PRELUDE = """
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <ucontext.h>
 #define device
 #define constant
 typedef unsigned int uint;
@@ -34,9 +36,42 @@ struct bfloat16_t {
     explicit bfloat16_t(float value) { uint32_t b; memcpy(&b, &value, 4); bits = (b + 0x7fff + ((b >> 16) & 1)) >> 16; }
     explicit operator float() const { uint32_t b = uint32_t(bits) << 16; float value; memcpy(&value, &b, 4); return value; }
 };
-static float simd_sums[64];
-static int simd_call;
-static float simd_sum(float value) { return simd_sums[simd_call++] += value; }
+namespace metal {
+using std::exp; using std::log; using std::abs;
+static float max(float x, float y) { return x > y ? x : y; }
+static float rsqrt(float x) { return 1 / std::sqrt(x); }
+}
+static ucontext_t group, lanes[32];
+static char stacks[32][1 << 16];
+static int lane, count, turns[32];
+static bool has_ended[32];
+static float given[2][32];  // by turn: a lane may be one ahead
+static void run_thread();
+static float* give(float value) {
+  float* values = given[turns[lane]++ % 2];
+  values[lane] = value;
+  swapcontext(&lanes[lane], &group);
+  return values;
+}
+static float simd_sum(float value) {
+  float* values = give(value), sum = 0;
+  for (int i = 0; i < count; i++) sum += values[i];
+  return sum;
+}
+static float simd_shuffle_xor(float value, int mask) { return give(value)[lane ^ mask]; }
+static void run_lane() { run_thread(); has_ended[lane] = true; }
+static void run_group(int size) {
+  count = size;
+  for (int i = 0; i < size; i++) {
+    turns[i] = has_ended[i] = 0;
+    getcontext(&lanes[i]);
+    lanes[i].uc_stack.ss_sp = stacks[i]; lanes[i].uc_stack.ss_size = sizeof stacks[i]; lanes[i].uc_link = &group;
+    makecontext(&lanes[i], run_lane, 0);
+  }
+  for (int ended = 0; ended < size;)
+    for (lane = 0; lane < size; lane++)
+      if (!has_ended[lane]) { swapcontext(&group, &lanes[lane]); ended += has_ended[lane]; }
+}
 """
 # For clang and SPIR-V, whose address spaces 1 to 3 are Metal's and whose default is `thread`. float
 # converts to bfloat only explicitly, as in MLX's own type of that name. Metal has no double; its
@@ -46,7 +81,8 @@ typedef signed char int8_t; typedef unsigned char uint8_t; typedef unsigned shor
 typedef _Float16 float16_t;
 enum class bfloat16_t : uint16_t {};
 struct uint3 { uint x, y, z; };
-float simd_sum(float);
+float simd_sum(float); float simd_shuffle_xor(float, uint16_t);
+namespace metal { float exp(float); float log(float); float abs(float); float max(float, float); float rsqrt(float); }
 #define device __attribute__((address_space(1)))
 #define constant __attribute__((address_space(2)))
 #define threadgroup __attribute__((address_space(3)))
@@ -59,21 +95,21 @@ _CLANG = (
     "-Werror -Wdouble-promotion -emit-llvm -S -o - -"
 ).split()
 _LAUNCH = """
-extern "C" void launch(void** a, int gx, int gy, int gz, int tx, int ty, int tz) {{
-  tx = tx < gx ? tx : gx; ty = ty < gy ? ty : gy; tz = tz < gz ? tz : gz;
-  for (int z = 0; z < gz; z += tz) for (int y = 0; y < gy; y += ty) for (int x = 0; x < gx; x += tx)
-    for (int end = tx * ty * tz, start; end > 0; end = start) {{
-      start = (end - 1) / 32 * 32;
-      memset(simd_sums, 0, sizeof simd_sums);
-      for (int i = end - 1; i >= start; i--) {{
-        const uint3 thread_position_in_grid = {{x + uint(i % tx), y + uint(i / tx % ty), z + uint(i / tx / ty)}};
-        const uint3 threadgroup_position_in_grid = {{uint(x / tx), uint(y / ty), uint(z / tz)}};
-        const uint thread_index_in_simdgroup = i % 32, simdgroup_index_in_threadgroup = i / 32;
-        simd_call = 0;
-        if (thread_position_in_grid.x < gx && thread_position_in_grid.y < gy && thread_position_in_grid.z < gz)
-          {instance}({arguments});
-      }}
-    }}
+static void** a;
+static int x, y, z, gx, gy, gz, tx, ty, tz, start;
+static void run_thread() {{
+  const int i = start + lane;
+  const uint3 thread_position_in_grid = {{x + uint(i % tx), y + uint(i / tx % ty), z + uint(i / tx / ty)}};
+  const uint3 threadgroup_position_in_grid = {{uint(x / tx), uint(y / ty), uint(z / tz)}};
+  const uint thread_index_in_simdgroup = i % 32, simdgroup_index_in_threadgroup = i / 32;
+  if (thread_position_in_grid.x < gx && thread_position_in_grid.y < gy && thread_position_in_grid.z < gz)
+    {instance}({arguments});
+}}
+extern "C" void launch(void** pointers, int x0, int y0, int z0, int x1, int y1, int z1) {{
+  a = pointers; gx = x0; gy = y0; gz = z0;
+  tx = x1 < gx ? x1 : gx; ty = y1 < gy ? y1 : gy; tz = z1 < gz ? z1 : gz;
+  for (z = 0; z < gz; z += tz) for (y = 0; y < gy; y += ty) for (x = 0; x < gx; x += tx)
+    for (start = 0; start < tx * ty * tz; start += 32) run_group(tx * ty * tz - start < 32 ? tx * ty * tz - start : 32);
 }}
 """
 

@@ -8,6 +8,8 @@ reader chooses its output buffer.
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -51,13 +53,32 @@ class Columns(Symbol):
 
 
 @dataclass(eq=False)
+class State(Symbol):
+    """The last state of a slot, in the blocks of the rows."""
+
+    slot: int
+
+    def read(self, tokens: int) -> np.ndarray:
+        """Copy the numbers after the operation: float32 [rows, numbers]."""
+        r = self.trace.workspace.recurrence
+        first, shape = r.places[self.slot][-1]
+        kind = ctypes.c_float * math.prod(shape)
+        rows = dict.fromkeys(r.states.array[:tokens, 1].tolist())
+        return np.array([kind.from_address(row + 4 * first) for row in rows], np.float32)
+
+
+@dataclass(eq=False)
 class Normed(Symbol):
     """RMS norm of the stream, computed by packing."""
 
     weight: Buffer
     eps: float
-    packed: tuple[int, ActivationLayout] | None = None  # operation and layout of the packing
+    packed: tuple[int, ActivationLayout] | None = None  # operation and layout of the first packing
     marks: list[str] = field(default_factory=list)  # probes to mark when it is packed
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.trace.workspace.hidden
 
 
 @dataclass(eq=False)
@@ -144,7 +165,8 @@ class Adjusted(Symbol):
             norm |= dict(factor=self.factor, width=self.trace.config.hidden_size)
             target = dict(target=buffer, accumulate=int(accumulate))
             program.add("adjust", 1, True, delta=source, groups=groups, **norm, **target)
-        self.columns = Columns(self.trace, buffer, 0, self.product.parts[0][1])
+        # for probes, of sums of products alone if it accumulates
+        self.columns = Columns(self.trace, source, 0, self.product.parts[0][1])
         for name in self.marks:
             self.trace.probe(name, self)
 
@@ -220,7 +242,7 @@ class Trace:
     def probe(self, name: str, symbol: Symbol) -> None:
         """Mark the operation after which `symbol` can be read, for columns the latest."""
         now = len(self.program)
-        if isinstance(symbol, Columns):
+        if isinstance(symbol, (Columns, State)):
             self._marks.append(Mark(name, now, now, symbol.read))
         elif isinstance(symbol, Normed) and symbol.packed:
             operation, layout = symbol.packed
@@ -287,6 +309,13 @@ class Trace:
         """Copy a norm's weight or a bias, padded with zeros."""
         buffer = Buffer(pad(len(values), WIDTH))
         buffer.array[: len(values)] = values
+        self.vectors.append(buffer)
+        return buffer
+
+    def copy_rows(self, values: np.ndarray) -> Buffer:
+        """Copy rows of numbers, each padded with zeros."""
+        buffer = Buffer(len(values), pad(values.shape[1], WIDTH))
+        buffer.array[:, : values.shape[1]] = values
         self.vectors.append(buffer)
         return buffer
 

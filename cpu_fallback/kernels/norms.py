@@ -77,11 +77,11 @@ def norm_heads(f: Operation) -> None:
         row = f.qkv + token * f.qkv_bytes
         for first, (count, width, weight) in ((row, queries), (row + keys_at, keys)):
             with f.loop(count) as h:
-                f.call(_norm_head(f.module), first + h * width * 4, weight, width, eps)
+                f.call(norm_head(f.module), first + h * width * 4, weight, width, eps)
 
 
 @kernel
-def _norm_head(f: Function, x, weight, width, eps: f32) -> None:
+def norm_head(f: Function, x, weight, width, eps: f32) -> None:
     """RMS norm of one head in place. x, weight: float32 [width]."""
     sums, rest = Variable(f, f.zero(f32s)), Variable(f, f.zero(f32))
     for type_, at in f.loop_numbers(width):

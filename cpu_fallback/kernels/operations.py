@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..pages import PAGE
-from . import attention, layouts, norms, packing, paging, products, routing, unpacked
+from . import attention, layouts, norms, packing, paging, products, recurrent, routing, unpacked
 from .emit import Function, Module, Value, Variable, f32, i64
 from .layouts import GROUP, ActivationLayout, Layout
 from .recipe import Recipe, expert_tiles, tiles
@@ -25,7 +25,8 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
     writers: dict[str, tuple] = {}
     for layout, x_layout in layouts_of:
         writers[kind_of("product", layout)] = _product, target, layout, x_layout
-    for x_layout, source in packed:
+    gates = [(x_layout, source) for x_layout in recipe.activations for source in recipe.gates]
+    for x_layout, source in packed + gates:
         sizes = tiles(target, x_layout)
         writers[kind_of("pack", source, x_layout)] = _pack, x_layout, source, sizes
     if recipe.has_experts:
@@ -34,10 +35,16 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
         for x_layout, source in packed:
             writers[kind_of("gather", source, x_layout)] = _gather, x_layout, source
         writers |= {"route": (routing.route, tile_sizes), "combine": (routing.combine,)}
+        writers["gate_output"] = (routing.gate_output,)
     simple = norms.adjust, norms.softcap, norms.select, norms.norm_heads, norms.scale_heads
     writers |= {write.__name__: (write,) for write in simple}
     writers["rotate"] = _rotate, head_dim, bits, recipe.rotary_dim or head_dim
     writers["attend"] = _attend, head_dim, bits, recipe.softcap, recipe.has_sinks
+    if recipe.has_short_conv:
+        writers["convolve gated"] = recurrent.convolve, True
+    if recipe.has_gated_delta:
+        writers["convolve silu"] = recurrent.convolve, False
+        writers["gated_delta"] = (recurrent.gated_delta,)
     return {
         kind: partial(_build, write, constants) for kind, (write, *constants) in writers.items()
     }

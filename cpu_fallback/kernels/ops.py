@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_llama.core.models.parts import Attention, Window
-from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.core.models.parts import Attention, GatedDelta, Recurrent, ShortConv, Window
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from .. import ops
+from .emit import LANES
 from .layouts import ROWS
-from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Trace, View
+from .lowering import Adjusted, Columns, Gated, Normed, Product, State, Symbol, Trace, View
 from .panels import Panels
-from .routing import SHARING
+from .routing import share_kind
 from .workspace import Buffer, pad
 
 NO_WINDOW = 1 << 60
@@ -105,18 +106,19 @@ def _direct(product: Product, buffers: tuple[Buffer, ...]) -> None:
 
 
 def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
-    gate, up, down, spec, (gate_bias, up_bias, down_bias) = stacks
-    trace = x.trace
+    gate, up, down, spec, (gate_bias, up_bias, down_bias), router_bias = stacks
+    trace, router = x.trace, spec.router
     r = trace.workspace.routing
     scores.place(r.scores)
-    sharing = "sigmoid" if spec.scoring == "sigmoid" else "chosen" if spec.normalises else "all"
-    choice = dict(scores=r.scores, experts=spec.count, used=spec.used, chosen=r.chosen)
+    choice = dict(scores=r.scores, experts=spec.count, used=router.used, chosen=r.chosen)
+    choice |= dict(groups=router.groups, used_groups=router.used_groups, ranks=r.ranks)
+    choice["bias"] = 0 if router_bias is None else trace.copy_vector(router_bias)
+    choice |= dict(sharing=share_kind(router), scale=router.scale, shares=r.shares)
     sorting = dict(counts=r.counts, tiles=r.tiles, order=r.order, rows=r.row_of)
-    choice |= dict(sharing=SHARING.index(sharing), shares=r.shares)
     trace.program.add("route", 1, **choice, **sorting)
     find = trace.code.recipe.activation_layout
     layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
-    packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, spec.scales_input)
+    packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, router.scales_input)
     gates, ups = trace.workspace.hidden_units[gate[0].plan.rows]
     gated = Gated(trace, spec.activation, gates, ups)
     trace.multiply_experts(gate, gate_bias, packed, gated.gate, wait=False)
@@ -124,13 +126,28 @@ def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
     packed = trace.pack(gated, layouts[2:], of_experts=True)
     trace.multiply_experts(down, down_bias, packed, r.outputs)
     width = trace.config.hidden_size
-    sources = dict(outputs=r.outputs, rows=r.row_of, used=spec.used)
-    sources["shares"] = r.ones if spec.scales_input else r.shares
+    sources = dict(outputs=r.outputs, rows=r.row_of, used=router.used)
+    sources["shares"] = r.ones if router.scales_input else r.shares
     vectors = pad(width, ROWS) // ROWS
     operation = trace.program.add(
         "combine", 1, True, **sources, vectors=vectors, out=0, out_bytes=0, accumulate=0
     )
     return Product(trace, scores.first, [operation], [(0, width)])
+
+
+def gate_output(x: Product | Columns, score: Product) -> Product | Gated:
+    trace = x.trace
+    if isinstance(x, Columns):  # a mixer's output, gated when it is packed
+        gate = trace.workspace.gates[x.width]
+        score.place(gate)
+        return Gated(trace, "sigmoid", gate, x.buffer)
+    r, (_, width) = trace.workspace.routing, x.parts[0]
+    x.place(r.shared)
+    score.place(r.shared_scores)
+    sources = dict(x=r.shared, score=r.shared_scores, vectors=pad(width, ROWS) // ROWS)
+    target = dict(out=0, out_bytes=0, accumulate=0)
+    operation = trace.program.add("gate_output", 1, True, **sources, **target)
+    return Product(trace, x.first, [operation], [(0, width)])
 
 
 def norm_heads(
@@ -182,16 +199,63 @@ def _page_offsets(trace: Trace, spec: Attention) -> dict[str, int]:
 
 
 def attend(query: Columns, view: View, spec: Attention, sinks: np.ndarray | None = None) -> Columns:
-    out = query.trace.workspace.mixed
+    width = spec.heads * spec.head_dim
+    out = query.trace.workspace.mixed[width]
     operands = _page_offsets(query.trace, spec) | dict(qkv=query.buffer, out=out, scale=spec.scale)
     operands["shared"] = spec.heads // spec.key_value_heads
     operands["sinks"] = 0 if sinks is None else query.trace.copy_vector(sinks)
     window = spec.window or Window(NO_WINDOW)
     operands |= dict(window=window.size, is_chunk=int(window.is_chunk))
     query.trace.program.add("attend", spec.key_value_heads, True, **operands)
-    return Columns(query.trace, out, 0, spec.heads * spec.head_dim)
+    return Columns(query.trace, out, 0, width)
 
 
-def last_position(x: Columns) -> Columns:
-    x.trace.narrow(x.buffer)
+def short_conv(
+    x: Product, view: View, spec: ShortConv, weight: np.ndarray, bias: np.ndarray | None = None
+) -> Columns:
+    trace = x.trace
+    w = trace.workspace
+    x.place(w.recurrence.channels)
+    bias = np.zeros(spec.size, np.float32) if bias is None else bias
+    _convolve(trace, spec, weight, bias, w.mixed[spec.size])
+    view.probe("state", State(trace, spec.slot), spec.index)
+    return Columns(trace, w.mixed[spec.size], 0, spec.size)
+
+
+def _convolve(
+    trace: Trace, spec: Recurrent, weight: np.ndarray, bias: np.ndarray, out: Buffer
+) -> None:
+    """Append the convolution of weights [C, W]."""
+    r, channels = trace.workspace.recurrence, len(weight)
+    operands = dict(x=r.channels, channels=channels, history=spec.width - 1, out=out)
+    operands |= dict(weights=trace.copy_rows(weight.T), bias=trace.copy_vector(bias))
+    items = -(-channels // LANES)
+    operands["portion"] = min(16, -(-items // (2 * trace.threads)))
+    kind = "convolve gated" if isinstance(spec, ShortConv) else "convolve silu"
+    trace.program.add(kind, items, state=4 * r.places[spec.slot][0][0], **operands)
+
+
+def gated_delta(x: Product, view: View, spec: GatedDelta, weights: DeltaWeights) -> Gated:
+    trace, width = x.trace, spec.value_heads * spec.value_size
+    w, r = trace.workspace, trace.workspace.recurrence
+    gate, out = w.gates[width], w.mixed[width]
+    _direct(x, (r.channels, gate, r.strengths, r.decays))
+    _convolve(trace, spec, weights.conv, np.zeros(spec.channels, np.float32), r.channels)
+    vectors = dict(rates=weights.rate, biases=weights.bias, norm=weights.norm)
+    operands = {name: trace.copy_vector(values) for name, values in vectors.items()}
+    operands |= dict(x=r.channels, strengths=r.strengths, decays=r.decays, out=out)
+    shared = 1 if spec.tiled else spec.value_heads // spec.key_heads
+    sizes = dict(key_heads=spec.key_heads, shared=shared)
+    sizes |= dict(key_size=spec.key_size, value_size=spec.value_size)
+    sizes["state"] = 4 * r.places[spec.slot][1][0]
+    numbers = dict(eps=spec.eps, scale=spec.key_size**-0.5)
+    trace.program.add("gated_delta", spec.value_heads, **operands, **sizes, **numbers)
+    view.probe("state", State(trace, spec.slot), spec.index)
+    return Gated(trace, "silu", gate, out)
+
+
+def last_position(x: Columns | Normed | Gated) -> Columns | Normed | Gated:
+    buffers = (x.gate, x.up) if isinstance(x, Gated) else (x.buffer,)
+    for buffer in buffers:
+        x.trace.narrow(buffer)
     return x

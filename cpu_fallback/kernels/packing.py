@@ -29,7 +29,8 @@ def pack(
     """Pack one token's numbers x into the records of its tile; single: a tile of one token.
 
     source: "plain" x = a; "norm" x = a * factor * b; "silu" x = silu(a) * b; "gelu_tanh" x =
-    gelu(a) * b, by the tanh approximation; "clamped_swiglu" as core.ops.gate; "xielu" x = xielu(a).
+    gelu(a) * b, by the tanh approximation; "clamped_swiglu" as core.ops.gate; "xielu" x = xielu(a);
+    "sigmoid" x = sigmoid(a) * b.
     """
     tokens, index = (1, f.constant(i64, 0)) if single else (size, index)
     record = x_layout.record(tokens)
@@ -54,6 +55,9 @@ def pack(
                 up = f.larger(f.constant(f32s, -SWIGLU_LIMIT), up)
                 negative = value * -float(np.float32(SWIGLU_ALPHA))
                 value = value / (f.exp(negative) + 1.0) * (up + 1.0)
+            elif source == "sigmoid":
+                negative = f.constant(f32s, -0.0) - value
+                value = f.load(f32s, b, at) / (f.exp(negative) + 1.0)
             elif source == "xielu":
                 value = _xielu(f, value, b)
             x.append(value)

@@ -36,7 +36,10 @@ _NAMES = {
     "route": "choice of experts",
     "gather": "packing for experts",
     "combine": "sum of experts",
+    "gate_output": "gate",
     "select": common.ADAPTERS,
+    "convolve": common.CONVOLUTION,
+    "gated_delta": common.GATED_DELTA,
 }
 _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
 

@@ -25,6 +25,9 @@ class Recipe:
     softcap: float | None = None  # cap of attention's scores
     has_experts: bool = False  # a router chooses MLPs
     has_sinks: bool = False  # in attention's softmax
+    has_gates: bool = False  # of attention's output
+    has_short_conv: bool = False
+    has_gated_delta: bool = False
     # like a source; None: NumPy looks up its rows
     embedding: tuple[LowBitLayout, str] | None = None
 
@@ -47,6 +50,12 @@ class Recipe:
     @property
     def activations(self) -> tuple[ActivationLayout, ...]:
         return tuple(dict.fromkeys(self.activation_layout(layout) for layout in self.layouts))
+
+    @property
+    def gates(self) -> list[str]:
+        """Sources of packing (packing.pack) of gated outputs of mixers."""
+        has_silu = self.has_gated_delta and self.activation != "silu"
+        return ["silu"] * has_silu + ["sigmoid"] * self.has_gates
 
     @property
     def rounds_to_bfloat16(self) -> bool:

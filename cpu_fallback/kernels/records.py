@@ -44,7 +44,8 @@ OPERANDS = {
     "rotate": f"qkv qkv_bytes heads key_heads keys_at values_at {_CACHED} rotates table_at"
     " query_table_at",
     # items: 1. scores -> chosen experts of each token, their shares, tiles of their rows
-    "route": "scores scores_bytes experts used sharing chosen shares counts tiles order rows",
+    "route": "scores scores_bytes experts used sharing bias groups used_groups ranks scale chosen"
+    " shares counts tiles order rows",
     # items: parts of the groups of each tile, for as many tiles as there may be. is_sorted: 1: rows
     # of a are the tiles' rows; 0: tokens. shares: of the assignments, to multiply by; or 0
     "gather": f"{_PACKED} tiles order used is_sorted shares",
@@ -54,6 +55,15 @@ OPERANDS = {
     " bias_bytes",
     # items: tokens. The sum of outputs times shares -> out (+ out)
     "combine": "outputs outputs_bytes rows shares used vectors out out_bytes accumulate",
+    # items: tokens. x times the sigmoid of the token's score -> out (+ out)
+    "gate_output": "x x_bytes score score_bytes vectors out out_bytes accumulate",
+    # items: vectors of channels, for all tokens. weights: by position, those of `history` earlier
+    # ones first; state: offset in a row's block, in bytes
+    "convolve": "x x_bytes channels history weights weights_bytes bias state out out_bytes",
+    # items: value heads, for all tokens. x: queries, keys and values; shared: value heads in a row
+    # that have one key head; norm: weights of the output's; state: as of convolve
+    "gated_delta": "x x_bytes strengths strengths_bytes decays decays_bytes rates biases norm"
+    " key_heads shared key_size value_size state out out_bytes eps scale",
     # items: key heads of tokens. is_chunk: 1: the window begins at a multiple of its size
     "attend": f"qkv qkv_bytes shared key_heads out out_bytes {_CACHED} window is_chunk scale sinks",
 }
@@ -64,13 +74,16 @@ FIELDS = {
 }
 # Arguments of a call: tokens; first_row: of the buffers; places: address of the first token's
 # PLACE; scratch of attention's scores: of all threads, bytes of a thread's, of a head's; sync: of
-# the barrier.
-_CONTEXT = "tokens first_row places scores scores_bytes scores_head_bytes sync"
+# the barrier; states: address of the first token's STATES.
+_CONTEXT = "tokens first_row places scores scores_bytes scores_head_bytes sync states"
 CONTEXT = {name: index for index, name in enumerate(_CONTEXT.split())}
 # A token's place in the cache. pages: address of the row's page table; cosine, sine: addresses of
 # the position's angles; adapter: number of the row's adapter.
 _PLACE = "position pages cosine sine adapter"
 PLACE = {name: index for index, name in enumerate(_PLACE.split())}
+# Addresses of the block of a token's row: its states before the token, and where to write those
+# after it
+STATES = 2
 
 
 def kind_of(word: str, *parts: Layout | ActivationLayout | str) -> str:
@@ -104,3 +117,7 @@ class Operation(Function):
     def place(self, token: Value) -> dict[str, Value]:
         record = self.load_context("places") + token * (8 * len(PLACE))
         return {name: self.load_word(record, index) for name, index in PLACE.items()}
+
+    def states(self, token: Value) -> list[Value]:
+        record = self.load_context("states") + token * (8 * STATES)
+        return [self.load_word(record, index) for index in range(STATES)]

@@ -66,6 +66,10 @@ class Runner:
         self.context = np.zeros(len(CONTEXT), np.int64)
         self._words = memoryview(self.context)  # sets a word in half of NumPy's time
         self._place_words = memoryview(self.workspace.places.array).cast("B")
+        r = self.workspace.recurrence
+        self._states = r.states.array if r else None
+        if r:
+            self._set("states", r.states.address)
         self._logits = self.workspace.logits.array[:1, : config.vocab_size]
         self._stream, padding = np.split(self.workspace.hidden.array, [config.hidden_size], axis=1)
         self._first_row = self._stream[0]
@@ -183,6 +187,8 @@ class Runner:
                     )
         for name in runs[0] if probe else ():
             parts = [np.concatenate(run[name], axis=-2) for run in runs]  # [.., tokens, width]
+            if name.endswith(".state") and not together:
+                parts = [part[-1:] for part in parts]  # after the last chunk
             if len(parts) == batch:
                 probe(name, np.stack(parts))
             else:
@@ -196,6 +202,9 @@ class Runner:
         if not self._scored - GROWTH <= start < self._scored:
             self._reserve_scores(start + 1)
         _PLACE.pack_into(self._place_words, 0, start, pages, cosine, sine, adapter)
+        if self._states is not None:
+            before, after = view.blocks[0]
+            self._states[0] = before, after.address
         self._start_chunk(token)
         self._words[_TOKENS] = 1
         programs = self._find_programs(view.adapters) if adapter else self._base
@@ -256,6 +265,9 @@ class Runner:
             position = view.spans[b].start + t
             places.append((position, pages, cosine + at, sine + at, view.adapters[b]))
         self.workspace.places.array[: len(tokens)] = places
+        if self._states is not None:
+            blocks = [(before, after.address) for before, after in view.blocks]
+            self._states[: len(tokens)] = [(blocks[b][t > 0], blocks[b][1]) for b, t in tokens]
 
     def embed(self, tokens: np.ndarray) -> None:
         """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.parts import Layer
+from mlx_llama.core.models.parts import GatedDelta, Layer, Mixer, ShortConv
 
 from ..pages import PageLayout, allocate
+from ..states import find_places
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout
-from .records import PLACE
+from .records import PLACE, STATES
 from .routing import TILE, max_rows
 
 CHUNK = 288  # prompt tokens per run; whole tiles on every target
@@ -44,6 +45,9 @@ class Routing:
         experts, assignments = config.num_experts, CHUNK * config.num_experts_per_tok
         self.rows = max_rows(assignments, experts, full)  # rows in tiles
         self.scores = Buffer(CHUNK, pad(experts, WIDTH))  # the router's
+        self.ranks = Buffer(pad(experts, WIDTH) + experts)  # of a token's experts and groups
+        self.shared_scores = Buffer(CHUNK, WIDTH)  # of the shared expert's gate
+        self.shared = Buffer(CHUNK, pad(config.hidden_size, WIDTH))  # its output
         self.chosen, self.row_of, self.counts, self.order = (
             Buffer(size, dtype=np.int64) for size in (assignments, assignments, experts, self.rows)
         )
@@ -51,6 +55,19 @@ class Routing:
         self.ones.array[:] = 1
         self.tiles = Buffer(1 + assignments, len(TILE), dtype=np.int64)
         self.outputs = Buffer(self.rows, pad(config.hidden_size, WIDTH))  # the experts'
+
+
+class Recurrence:
+    """Buffers of mixers with a recurrent state (recurrent.py)."""
+
+    def __init__(self, config: LlamaConfig):
+        mixers = config.recurrent
+        inputs = (3 * m.size if isinstance(m, ShortConv) else m.channels for m in mixers)
+        heads = max((m.value_heads for m in mixers if isinstance(m, GatedDelta)), default=0)
+        self.states = Buffer(CHUNK, STATES, dtype=np.int64)
+        self.channels = Buffer(CHUNK, pad(max(inputs), ROWS))  # inputs of convolutions
+        self.strengths, self.decays = (Buffer(CHUNK, pad(heads, ROWS)) for _ in range(2))
+        self.places, _ = find_places(mixers)
 
 
 class Workspace:
@@ -75,7 +92,13 @@ class Workspace:
         self.hidden = Buffer(CHUNK, pad(c.hidden_size, WIDTH))  # the stream
         # queries, keys and values
         self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
-        self.mixed = Buffer(CHUNK, pad(heads, WIDTH))  # attention's output before its projection
+        # outputs of mixers before their projection, and gates of them, by width
+        outputs = {_output(layer.mixer) for layer in c.layers if layer.mixer}
+        self.mixed, self.gates = (
+            {width: Buffer(CHUNK, pad(width, WIDTH)) for width in dict(chosen)}
+            for chosen in (outputs, [output for output in outputs if output[1]])
+        )
+        self.recurrence = Recurrence(config) if c.recurrent else None
         # gate and up by the MLP's hidden units, since the columns that pad them stay zero
         self.hidden_units = {
             units: (Buffer(rows, pad(units, WIDTH)), Buffer(rows, pad(units, WIDTH)))
@@ -84,7 +107,8 @@ class Workspace:
         self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, GROUP))
         # an adapter's inner products
         self.low_rank = Buffer(CHUNK if rank else 0, pad(rank, WIDTH))
-        widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, *c.mlp_sizes, rank))
+        packed = c.hidden_size, heads, *self.mixed, *c.mlp_sizes, rank
+        widest = max(pad(width, WIDTH) for width in packed)
         spans = max(rows, CHUNK) * widest // WIDTH
         # Packed inputs of the next product.
         self.activations = {x: Buffer(spans * x.record(1), dtype=np.uint8) for x in layouts}
@@ -105,6 +129,15 @@ class Workspace:
             self._scores = np.empty(thread_bytes * self._threads, np.uint8)
             self._scores_address = self._scores.ctypes.data
         return self._scores_address, thread_bytes, head_bytes
+
+
+def _output(mixer: Mixer) -> tuple[int, bool]:
+    """Columns of a mixer's output before its projection, and whether a gate multiplies it."""
+    if isinstance(mixer, ShortConv):
+        return mixer.size, False
+    if isinstance(mixer, GatedDelta):
+        return mixer.value_heads * mixer.value_size, True
+    return mixer.heads * mixer.head_dim, mixer.gate is not None
 
 
 def _is_adjusted(layer: Layer) -> bool:

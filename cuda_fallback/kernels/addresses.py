@@ -11,6 +11,8 @@ STRIDE = tl.constexpr(fields.MAX_ROWS)
 POSITION, NEXT, TOKEN = map(tl.constexpr, (fields.POSITION, fields.NEXT, fields.TOKEN))
 ALLOCATED, TOKENS, ADAPTER = map(tl.constexpr, (fields.ALLOCATED, fields.TOKENS, fields.ADAPTER))
 NUMBERS, SCALES = map(tl.constexpr, (fields.NUMBERS, fields.SCALES))
+STATES, SLOT = map(tl.constexpr, (fields.STATES, fields.SLOT))
+BEFORE, AFTER = map(tl.constexpr, (fields.BEFORE, fields.AFTER))
 COSINES, SINES = map(tl.constexpr, (fields.COSINES, fields.SINES))
 
 

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from mlx_llama.core.backends.interface import Masks
-from mlx_llama.core.backends.positions import CallView, Span
+from mlx_llama.core.backends.positions import Span
 from mlx_llama.core.backends.shards import Vocabulary
 from mlx_llama.core.sample import SamplingFeatures, sample
 
 from ..arrays import SamplingBatch
-from ..cache import Cache
+from ..cache import Cache, Call
 from . import first_line
 from .state import MAX_ROWS, StateView
 
@@ -207,12 +207,14 @@ class Runner:
         probed: dict[str, list[Tensor]] = {}
         with self._lock:
             self._follow_streams()
-            with CallView(cache, B, T, index_pos, rows) as call:
+            with Call(cache, B, T, index_pos, rows) as call:
                 spans = [
                     Span(span.row, position, 1)
                     for span in call.spans
                     for position in range(span.start, span.end)
                 ]
+                if T > 1 and B * T > MAX_ROWS:
+                    cache.keep_states(call.spans)
                 stride = 1 if all_positions else T  # between positions whose logits are returned
                 for at in range(0, B * T, MAX_ROWS):
                     part = spans[at : at + MAX_ROWS]
@@ -233,13 +235,14 @@ class Runner:
                     else:
                         step.run()
                         result = step.logits
+                    cache.swap_states(part)
                     logits.append(result[(stride - 1 - at) % stride : len(part) : stride].clone())
                 for name, parts in probed.items():
                     probe(name, _by_sequence(torch.cat(parts), B, T))
                 return torch.cat(logits).view(B, T // stride, -1)
 
     def step(
-        self, tokens: Tensor, call: CallView, sampling: SamplingBatch, masks: Masks | None = None
+        self, tokens: Tensor, call: Call, sampling: SamplingBatch, masks: Masks | None = None
     ) -> Tensor:
         """As the model's step, for `tokens` [B, 1], checked ids, at the positions of `call`."""
         features = sampling.features._replace(has_masks=masks is not None)
@@ -279,6 +282,7 @@ class Runner:
             step.view.point(cache, tokens, spans, sampling)
         step.run(masks)
         _count_writes(cache, spans)
+        cache.swap_states(spans)
         if len(spans) == 1 and features.logprobs is None:  # the cache keeps it
             (span,) = spans
             drawn = cache.row_storage[span.row].tokens[span.end : span.end + 1].view(1, 1)

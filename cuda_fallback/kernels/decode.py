@@ -1,5 +1,6 @@
-"""Triton kernels of decoded tokens, and of a prompt's rotations, gates and experts, from
-attention.py, elements.py, products.py and tokens.py. Importing it requires the package triton.
+"""Triton kernels of decoded tokens, and of a prompt's rotations, gates, experts and recurrences,
+from attention.py, elements.py, products.py, recurrent.py and tokens.py. Importing it requires the
+package triton.
 
 Values that change from token to token are read from device memory (state.py), so a captured step
 needs nothing from the host. Each row of a batch has separate programs. The tests compare each
@@ -10,7 +11,8 @@ function with torch's operations:
     store_rotated  ops.rope_and_store               attend                     ops.attend
     recent         Cache.recent                     add_noise                  arrays.add_noise
     read_keys      View.new_keys                    adapt                      ops.adapt
-    xielu          ops.xielu
+    xielu          ops.xielu                        gate_output                ops.gate_output
+    short_conv     ops.short_conv                   gated_delta                ops.gated_delta
 
 Sums are float32, in an order that depends on the sizes and the row's position alone: bit-identical
 in every run, whatever else is in the batch, at every capacity of the cache.
@@ -24,8 +26,9 @@ import torch
 
 from .. import arrays
 from .attention import attend, read_keys, store_rotated, try_heads  # noqa: F401
-from .elements import add_rms_norm, gate, norm_heads, rotate, xielu  # noqa: F401
+from .elements import add_rms_norm, gate, gate_output, norm_heads, rotate, xielu  # noqa: F401
 from .products import adapt, combine, experts, multiply, multiply_chosen, multiply_gated  # noqa: F401
+from .recurrent import gated_delta, short_conv  # noqa: F401
 from .tokens import add_noise, advance, note, recent  # noqa: F401
 
 # words of sampling (core/sample.py) for captured steps: torch's, and noise by Triton's kernel

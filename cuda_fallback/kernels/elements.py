@@ -90,6 +90,14 @@ def _gate(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.con
 
 
 @triton.jit
+def _gate_output(x, gate, out, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    by = 1 / (1 + tl.exp(-tl.load(gate + at, mask=at < N, other=0).to(tl.float32)))
+    value = tl.load(x + at, mask=at < N, other=0).to(tl.float32) * by
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < N)
+
+
+@triton.jit
 def _xielu(x, out, positive, negative, beta, eps, N, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < N, other=0).to(tl.float32)
@@ -175,6 +183,14 @@ def gate(gate_up: Tensor, activation: str) -> Tensor:
     out = torch.empty((*gate_up.shape[:-1], F), dtype=gate_up.dtype, device=gate_up.device)
     grid = (out.numel() // F, triton.cdiv(F, _BLOCK))
     packed.run(_gate, grid, gate_up, out, F, _BLOCK, activation)
+    return out
+
+
+def gate_output(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate), rounded once, of one shape."""
+    x, gate = x.contiguous(), gate.contiguous()
+    out, grid = torch.empty_like(x), (triton.cdiv(x.numel(), _BLOCK),)
+    packed.run(_gate_output, grid, x, gate, out, x.numel(), _BLOCK)
     return out
 
 

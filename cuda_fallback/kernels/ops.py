@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlx_llama.core.models.parts import Attention
-from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.core.models.parts import Attention, GatedDelta, ShortConv
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from .. import ops as plain
 from ..ops import Adapters, Matrices
@@ -20,6 +20,11 @@ from .state import StateView
 embed, add, scale, softcap = plain.embed, plain.add, plain.scale, plain.softcap
 last_position, scale_heads, split_heads = plain.last_position, plain.scale_heads, plain.split_heads
 add_rms_norm, gate, xielu = decode.add_rms_norm, decode.gate, decode.xielu
+
+
+def gate_output(x: Tensor, score: Tensor) -> Tensor:
+    by_kernel = x.shape == score.shape  # not a score for a whole token
+    return (decode.gate_output if by_kernel else plain.gate_output)(x, score)
 
 
 def linear(x: Tensor, weight: Matrices, bias: Tensor | None = None) -> Tensor:
@@ -42,8 +47,9 @@ def gated_linear(
 
 def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), stacks.spec)
-    rows, shares = plain.scale_inputs(rows, shares, stacks.spec)
+    router, scores = stacks.spec.router, scores.reshape(len(rows), -1)
+    chosen, shares = plain.choose_experts(scores, router, stacks.router_bias)
+    rows, shares = plain.scale_inputs(rows, shares, router)
     return decode.experts(rows, chosen, shares, stacks).view(x.shape)
 
 
@@ -94,3 +100,13 @@ def attend(query: Tensor, view: StateView, spec: Attention, sinks: Tensor | None
         spec.softcap,
         sinks,
     )
+
+
+def short_conv(
+    x: Tensor, view: StateView, spec: ShortConv, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    return decode.short_conv(view.state, view.places[spec.slot], x, weight, bias)
+
+
+def gated_delta(x: Tensor, view: StateView, spec: GatedDelta, weights: DeltaWeights) -> Tensor:
+    return decode.gated_delta(view.state, view.places[spec.slot], x, spec, weights)

@@ -15,18 +15,21 @@ from mlx_llama.core.models.parts import Attention
 from mlx_llama.core.ops import View
 from mlx_llama.core.sample import SamplingFeatures, arrange
 
+from .. import runtime
 from ..arrays import SamplingBatch, pack, unpack
 from ..cache import Cache
-from .storage import Storage
+from .storage import Storage, state_places
 
 MAX_ROWS = 32  # in one step
 
 # Fields of the state, each int64 [MAX_ROWS]: the token's position, the next position, the token,
 # allocated positions of the row's storage; addresses of its tokens (0: a padding row), keys and
-# values, their scales, and the tables; the number of its adapter or 0. Words of sampling follow.
-POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPTER, WORDS = range(
-    11
-)
+# values, their scales, and the tables; the number of its adapter or 0. Then of recurrent states:
+# the address of both slots (0: a padding row, which keeps none), the slot to read, and the numbers
+# of rows before and after this one that are other tokens of the same sequence. Words of sampling
+# follow.
+POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPTER = range(10)
+STATES, SLOT, BEFORE, AFTER, WORDS = range(10, 15)
 
 
 def new_state() -> np.ndarray:
@@ -47,7 +50,30 @@ def pack_row(
     parts = storage.tokens, storage.numbers, storage.scales, *tables
     addresses = (0 if part is None else part.data_ptr() for part in parts)
     allocated = len(storage.tokens) - 1
-    state[:WORDS, i] = position, position + 1, token, allocated, *addresses, adapter
+    state[:STATES, i] = position, position + 1, token, allocated, *addresses, adapter
+
+
+def pack_states(state: np.ndarray, cache: Cache, spans: Sequence[Span]) -> None:
+    """Set the fields of recurrent states of a state on the host. Spans of one row stand together,
+    in order.
+    """
+    rows = [span.row for span in spans]
+    for i, row in enumerate(rows):
+        live = cache.live_states(row)
+        state[[STATES, SLOT], i] = live.numbers.data_ptr(), live.slot
+        state[BEFORE, i] = i - rows.index(row)
+        state[AFTER, i] = rows.count(row) - 1 - state[BEFORE, i]
+
+
+def describe(cache: Cache, spans: Sequence[Span]) -> list[Tensor]:
+    """States of a prompt's rows for the kernels of recurrent states, MAX_ROWS in each."""
+    states = []
+    for at in range(0, len(spans), MAX_ROWS):
+        state, part = new_state(), spans[at : at + MAX_ROWS]
+        state[POSITION, : len(part)] = [span.start for span in part]
+        pack_states(state, cache, part)
+        states.append(runtime.send(state, cache.device))
+    return states
 
 
 class StateView(View):
@@ -76,6 +102,7 @@ class StateView(View):
         size = WORDS + len(pack(layout, MAX_ROWS)), MAX_ROWS
         self.state = torch.zeros(size, dtype=torch.int64, device=device)
         self.table_width = config.table_width  # cosines for a position
+        self.places = state_places(config)
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
         self.values = unpack(layout, self.state[WORDS:, :rows])  # options of sampling
@@ -106,6 +133,8 @@ class StateView(View):
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables)
             state[TOKENS, i] = 0
+        if self.places:
+            pack_states(state, cache, spans)
         options = arrange(self.features, sampling.options if sampling else ())
         _upload(np.concatenate([state, pack(options, MAX_ROWS)]), self.state)
         if on_device:

@@ -1,4 +1,6 @@
-"""Storage of a row of a cache: tokens, keys and values, as numbers or as 8-bit codes."""
+"""Storage of a row of a cache: tokens, keys and values, as numbers or as 8-bit codes; recurrent
+states where kernels change them.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from mlx_llama.core.system.forks import cached_property
 
 # largest scale of 8-bit codes: 127 times that is finite in float16, in which they are multiplied
 LARGEST_SCALE = 515.0
+ALIGNED = 16  # numbers between the parts of recurrent states, so that kernels load 16 bytes at once
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,57 @@ class Storage:
 def count_groups(head_dim: int) -> int:
     """Scales of a head's codes at one position."""
     return -(-head_dim // CACHE_GROUP)
+
+
+def state_places(config: LlamaConfig) -> list[tuple[int, ...]]:
+    """Where the parts of each recurrent state begin in a row's numbers, by slot, and behind them
+    the count of all numbers. Multiples of ALIGNED.
+    """
+    places, end = [], 0
+    for mixer in config.recurrent:
+        starts = []
+        for shape in mixer.states:
+            starts.append(end)
+            end += -(-math.prod(shape) // ALIGNED) * ALIGNED
+        places.append(starts)
+    return [(*starts, end) for starts in places]
+
+
+class LiveSlot(tuple):
+    """States, as of Positions, that a later call overwrites; their numbers in one array."""
+
+    numbers: Tensor
+
+    @classmethod
+    def split(cls, config: LlamaConfig, numbers: Tensor) -> LiveSlot:
+        """Views of numbers, float32 [n]."""
+        slot = cls(
+            tuple(
+                numbers[start : start + math.prod(shape)].view(shape)
+                for start, shape in zip(place, mixer.states)
+            )
+            for place, mixer in zip(state_places(config), config.recurrent)
+        )
+        slot.numbers = numbers
+        return slot
+
+
+class LiveStates:
+    """A row's recurrent states at a fixed address. A call reads `slot` and writes the other one, so
+    that what a call that fails has written is never read.
+    """
+
+    def __init__(self, config: LlamaConfig, device: torch.device):
+        self.numbers = torch.zeros((2, state_places(config)[0][-1]), device=device)
+        self.slots = [LiveSlot.split(config, numbers) for numbers in self.numbers]
+        self.slot = 0
+
+    def load(self, states: tuple) -> None:
+        """Set the slot to be read; it is not, where there are no states yet."""
+        if states and states is not (slot := self.slots[self.slot]):
+            torch._foreach_copy_(
+                *([part for parts in each for part in parts] for each in (slot, states))
+            )
 
 
 def stored_dtype(dtype: torch.dtype, bits: int | None) -> torch.dtype:

@@ -12,7 +12,7 @@ from mlx_llama.core.sample import Values
 
 from ..arrays import gumbel_table
 from . import packed
-from .addresses import NEXT, POSITION, STRIDE, TOKEN, TOKENS, address, field
+from .addresses import NEXT, POSITION, SLOT, STRIDE, TOKEN, TOKENS, address, field
 
 # the first fields of core.sample
 _SEED_LOW, _SEED_HIGH, _IS_RANDOM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -93,6 +93,7 @@ def _advance(state, tokens, like):
     tl.store(state + TOKEN * STRIDE + row, tl.maximum(following, 0).to(tl.int64), mask=there)
     tl.store(state + NEXT * STRIDE + row, position + 1, mask=there)
     tl.store(state + POSITION * STRIDE + row, position, mask=there)
+    tl.store(state + SLOT * STRIDE + row, 1 - field(state, SLOT, row), mask=there)
 
 
 def recent(state: Tensor, B: int, window: int) -> Tensor:

@@ -19,6 +19,14 @@ PRODUCTS = {
     "head": (128256, 4096),
 }
 HEADS = (32, 8, 128)  # query heads, key heads, width of a head
+DELTA = (
+    16,
+    32,
+    128,
+    128,
+)  # key heads, value heads, and their sizes, of Qwen3-Next's gated delta rule
+CONV = (2048, 3)  # channels and positions of LFM2's convolutions
+PROMPT = 256  # positions of a recurrence
 LOW_BIT = (4096, 14336)
 LOW_BIT_KINDS, LOW_BIT_ROWS = ("affine 4/64", "Q8_0", "Q4_K", "Q6_K"), (1, 8, 32)
 VOCABULARY = 128256
@@ -136,7 +144,122 @@ def _errors(dtype: Any) -> dict[str, float]:
             errors[f"attention {position} {window}"] = _error(
                 decode.attend(state, 0, query, G, window and Window(window), D**-0.5), right
             )
+    return errors | _recurrent_errors(dtype)
+
+
+class _States:
+    """A sequence's states of one mixer. As torch's own words see them, they are in `recurrent`."""
+
+    def __init__(self, spec: Any):
+        from types import SimpleNamespace
+
+        import torch
+
+        from cuda_fallback.kernels.storage import LiveStates, state_places
+
+        config: Any = SimpleNamespace(recurrent=(spec,))
+        (self.place,) = state_places(config)
+        self.live, self.length = LiveStates(config, torch.empty(0, device=DEVICE).device), 0
+        self.states = tuple(torch.zeros((1, *shape), device=DEVICE) for shape in spec.states)
+
+    def recurrent(self, slot: int) -> Any:
+        return self.states
+
+    def keep(self, slot: int, states: Any) -> None:
+        self.states = states
+
+    def describe(self, count: int) -> Any:
+        """A state on the device for `count` tokens, which follow each other."""
+        import torch
+
+        from cuda_fallback.kernels.state import POSITION, SLOT, STATES, new_state
+
+        state = new_state()
+        state[[POSITION, STATES, SLOT], 0] = (
+            self.length,
+            self.live.numbers.data_ptr(),
+            self.live.slot,
+        )
+        self.length, self.live.slot = self.length + count, 1 - self.live.slot
+        return torch.from_numpy(state).to(DEVICE)
+
+
+def _mixers(dtype: Any) -> dict[str, tuple[Any, ...]]:
+    """(mixer, width of its input, word, kernel's and word's arguments) of recurrent layers."""
+    from functools import partial
+
+    import torch
+
+    from cuda_fallback import arrays
+    from cuda_fallback.kernels import decode
+    from mlx_llama.core import ops
+    from mlx_llama.core.models.parts import GatedDelta, ShortConv
+    from mlx_llama.core.ops import DeltaWeights
+
+    groups, heads, key, value = DELTA
+    names = ("", "", "", "")
+    delta = GatedDelta(0, 0, names, *names, "", groups, heads, key, value, 1, 4, 1e-6)
+    weights = DeltaWeights(
+        conv=_normal((delta.channels, 4), dtype),
+        rate=-_normal((heads,), torch.float32).exp(),
+        bias=_normal((heads,), torch.float32),
+        norm=_normal((value,), dtype),
+    )
+    conv = ShortConv(0, 0, "", "", "", *CONV)
+    of_conv, bias = _normal(CONV, dtype), _normal((CONV[0],), dtype)
+
+    def gated_delta(state: Any, place: Any, x: Any) -> Any:
+        return decode.gated_delta(state, place, x, delta, weights)
+
+    def short_conv(state: Any, place: Any, x: Any) -> Any:
+        return decode.short_conv(state, place, x, of_conv, bias)
+
+    word = partial(ops.gated_delta, arrays, spec=delta, weights=weights)
+    width = delta.channels + heads * (value + 2)
+    other = partial(ops.short_conv, arrays, spec=conv, weight=of_conv, bias=bias)
+    return {
+        "gated delta": (delta, width, gated_delta, word),
+        "short convolution": (conv, 3 * CONV[0], short_conv, other),
+    }
+
+
+def _recurrent_errors(dtype: Any) -> dict[str, float]:
+    """Of a prompt by kernels against torch's own words; in chunks it has the same bits."""
+    import torch
+
+    errors: dict[str, float] = {}
+    for name, (spec, width, kernel, word) in _mixers(dtype).items():
+        x, states, cut, plain = _normal((1, 40, width), dtype), *(_States(spec) for _ in range(3))
+        out = kernel(states.describe(40), states.place, x)
+        chunks = [kernel(cut.describe(part.shape[1]), cut.place, part) for part in x.split(13, 1)]
+        errors[name] = _error(out, word(x.float(), plain))
+        errors[f"{name} in chunks"] = 0.0 if torch.equal(torch.cat(chunks, 1), out) else 1e300
     return errors
+
+
+def _recurrent_rates() -> dict[str, dict[str, float]]:
+    """Bytes per second of the states of a decoded token, read and written, and of a prompt's inputs
+    and results.
+    """
+    import torch
+
+    speeds = {}
+    for name, (spec, width, kernel, word) in _mixers(torch.bfloat16).items():
+        nbytes = 8 * sum(int(np.prod(shape)) for shape in spec.states)
+        rows = [_States(spec) for _ in range(min(64, APART // nbytes + 2))]
+        x = _normal((1, 1, width), torch.bfloat16)
+        described = [(row.place, row.describe(1), row.describe(1)) for row in rows]
+        calls = [
+            lambda place=place, state=state: kernel(state, place, x)
+            for place, _, state in described
+        ]
+        speeds[name] = {"ours": nbytes / _seconds(calls)}
+        x, (place, state, _) = _normal((1, PROMPT, width), torch.bfloat16), described[0]
+        seconds = _seconds([lambda: kernel(state, place, x)]), _seconds([lambda: word(x, rows[0])])
+        nbytes = 2 * (x.numel() + kernel(state, place, x).numel())
+        ours, torchs = (nbytes / part for part in seconds)
+        speeds[f"{name}, {PROMPT} positions"] = {"ours": ours, "torch": torchs}
+    return speeds
 
 
 def _noise_is_right() -> bool:
@@ -233,6 +356,7 @@ def rates() -> dict[str, dict[str, float]]:
             for kv in caches
         ]
         speeds["attention"] = {"ours": nbytes / _seconds(ours), "torch": nbytes / _seconds(torchs)}
+        speeds |= _recurrent_rates()
     return speeds
 
 

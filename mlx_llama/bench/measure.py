@@ -59,7 +59,7 @@ def bytes_per_token(
     checkpoint: Checkpoint, model: Model, position: int, width: int | None = None
 ) -> int:
     """Bytes that decoding the token at `position` reads: every matrix (only the experts that a
-    token uses), one row of the embedding, keys and values.
+    token uses), one row of the embedding, keys and values, recurrent states.
 
     Low-bit weights count with their bytes in the file. width: bytes per value of the other tensors
     on a backend that converts them while loading; None: as in the file.
@@ -72,8 +72,8 @@ def bytes_per_token(
         if ".experts." in name:
             nbytes = nbytes * c.num_experts_per_tok / c.num_experts
         needed += nbytes // c.vocab_size if looked_up else nbytes
-    needed = round(needed)
-    return needed + position * model.make_cache(1).position_nbytes
+    cache = model.make_cache(1)
+    return round(needed) + position * cache.position_nbytes + cache.state_nbytes
 
 
 def random_tokens(count: int, vocabulary: int) -> list[int]:

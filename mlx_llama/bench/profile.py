@@ -119,10 +119,10 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
 
 def _kv_nbytes(loaded: Loaded, cache: Any, length: int) -> int:
     """Bytes of keys and values that a token at the end of `length` positions reads."""
-    layers = loaded.checkpoint.config.layers
-    windows = (layer.attention.window for layer in layers if layer.attention)
+    mixers = loaded.checkpoint.config.attentions
+    windows = (mixer.window for mixer in mixers)
     positions = sum(min(length, window.size if window else length) for window in windows)
-    return positions * cache.position_nbytes // len(layers)
+    return positions * cache.position_nbytes // max(1, len(mixers))
 
 
 class _ClockedSampling:

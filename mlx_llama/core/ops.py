@@ -10,6 +10,7 @@ model's dtype; norms, softmax and the sums of products accumulate in float32.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from .models.parts import (
     GatedDelta,
     LayerInputs,
     PerLayerInput,
+    Router,
     ShortConv,
 )
 
@@ -37,6 +39,7 @@ class ExpertStacks(NamedTuple):
     down: Stack
     spec: Experts
     biases: Biases | tuple[None, None, None] = (None, None, None)
+    router_bias: Array | None = None  # float32 [experts], as spec.router.bias
 
 
 class DeltaWeights(NamedTuple):
@@ -50,6 +53,7 @@ class DeltaWeights(NamedTuple):
 
 # numbers of the gate "clamped_swiglu"
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+LEAST_SUM = 1e-20  # added to the sum of a token's sigmoids that divides them, as in DeepSeek-V3
 
 
 class View:
@@ -118,9 +122,8 @@ class Ops(Protocol):
     def experts(self, x: Array, scores: Array, stacks: ExpertStacks) -> Array:
         """Outputs of each token's experts, gated MLPs, summed by shares (Shazeer et al. 2017).
 
-        x: [B, T, E]; scores: of the router, [B, T, experts]. A token's shares are the softmax of
-        the scores, of all experts or, if the spec normalises them, of the chosen ones; or the
-        sigmoids of the scores. They multiply the outputs or, if the spec says so, the inputs.
+        x: [B, T, E]; scores: of the router, [B, T, experts]. parts.Router says how they choose
+        experts and become shares. These multiply the outputs or, if the spec says so, the inputs.
         Returns [B, T, E].
         """
 
@@ -199,8 +202,8 @@ class Ops(Protocol):
         in float32, position by position, so that bits do not depend on T. Returns [B, T, Hv Dv].
         """
 
-    def gate_output(self, x: Array, gate: Array) -> Array:
-        """x * sigmoid(gate), of one shape."""
+    def gate_output(self, x: Array, score: Array) -> Array:
+        """x * sigmoid(score). x: [B, T, n]; score: the same shape, or [B, T, 1]."""
 
     def layer_inputs(
         self, embedded: Array, projected: Array, weight: Array, spec: LayerInputs
@@ -227,6 +230,7 @@ class Words(Protocol):
     cast_as: Callable[[Array, Array], Array]  # (x, like): x in the dtype of `like`
     where: Callable[..., Array]  # (condition, x, y)
     clip: Callable[..., Array]  # (x, low, high); None: no bound
+    smallest: Callable[[Array], Array]  # of the last axis, which is kept
     tanh: Callable[[Array], Array]
     expm1: Callable[[Array], Array]
     halves: Callable[[Array], tuple[Array, Array]]  # halves of the last axis
@@ -322,6 +326,10 @@ def softcap(words: Any, x: Array, cap: float) -> Array:
     return words.tanh(x / cap) * cap
 
 
+def gate_output(words: Any, x: Array, score: Array) -> Array:
+    return words.swish(x, score)
+
+
 def convolve(words: Any, x: Array, history: Array, weight: Array) -> tuple[Array, Array]:
     """(the sums of each channel's last W inputs times its weights, the last W - 1 inputs).
 
@@ -348,6 +356,9 @@ def short_conv(
 def gated_delta(words: Any, x: Array, view: View, spec: GatedDelta, weights: DeltaWeights) -> Array:
     batch, count, ends = x.shape[0], x.shape[1], [0]
     groups, shared = spec.key_heads, spec.value_heads // spec.key_heads
+    heads, key_heads = (
+        ((shared, groups), (1, groups)) if spec.tiled else ((groups, shared), (groups, 1))
+    )
     keys, values = groups * spec.key_size, spec.value_heads * spec.value_size
     for size in (keys, keys, values, values, spec.value_heads, spec.value_heads):
         ends.append(ends[-1] + size)
@@ -361,15 +372,15 @@ def gated_delta(words: Any, x: Array, view: View, spec: GatedDelta, weights: Del
     gate, strength, decay = (wide[..., start:end] for start, end in spans[3:])
     query, key = (
         unit * ((unit * unit).sum(-1)[..., None] + 1e-6) ** -0.5
-        for unit in (part.reshape(batch, count, groups, 1, -1) for part in (query, key))
+        for unit in (part.reshape(batch, count, *key_heads, -1) for part in (query, key))
     )
     query = query * spec.key_size**-0.5
-    value = value.reshape(batch, count, groups, shared, -1)
+    value = value.reshape(batch, count, *heads, -1)
     decay = words.exp(weights.rate * words.softplus(decay + weights.bias))
     decay, strength = (
-        part.reshape(batch, count, groups, shared, 1) for part in (decay, words.sigmoid(strength))
+        part.reshape(batch, count, *heads, 1) for part in (decay, words.sigmoid(strength))
     )
-    state, outputs = state.reshape(batch, groups, shared, spec.key_size, -1), []
+    state, outputs = state.reshape(batch, *heads, spec.key_size, -1), []
     for t in range(count):
         k, q = key[:, t, ..., None], query[:, t, ..., None]
         state = state * decay[:, t, ..., None]
@@ -383,16 +394,34 @@ def gated_delta(words: Any, x: Array, view: View, spec: GatedDelta, weights: Del
     return words.cast_as(mixed * words.swish(gate, gate), x)
 
 
-def gate_output(words: Any, x: Array, gate: Array) -> Array:
-    return words.swish(x, gate)
-
-
-def choose_experts(words: Any, scores: Array, spec: Experts) -> tuple[Array, Array]:
-    """The `used` experts of largest score, integers [T, used], and their shares, float32."""
+def choose_experts(
+    words: Any, scores: Array, router: Router, bias: Array | None = None
+) -> tuple[Array, Array]:
+    """The chosen experts, integers [T, used], and their shares, float32. scores: [T, experts]."""
     scores = words.float32(scores)
-    largest, chosen = words.top(scores, spec.used)
-    if spec.scoring == "sigmoid":
-        return chosen, words.sigmoid(largest)
-    if spec.normalises:
-        return chosen, words.softmax(largest)
-    return chosen, words.take(words.softmax(scores), chosen)
+    if bias is None and router.groups == 1:
+        largest, chosen = words.top(scores, router.used)
+    else:
+        chosen = words.top(_rank_experts(words, scores, router, bias), router.used)[1]
+        largest = words.take(scores, chosen)
+    if router.scoring == "sigmoid":
+        shares = words.sigmoid(largest)
+        if router.normalises:  # a sum of 0 gives shares of 0
+            shares = shares / (shares.sum(axis=-1, keepdims=True) + LEAST_SUM)
+    elif router.normalises:
+        shares = words.softmax(largest)
+    else:
+        shares = words.take(words.softmax(scores), chosen)
+    return chosen, shares if router.scale == 1 else shares * router.scale
+
+
+def _rank_experts(words: Any, scores: Array, router: Router, bias: Array | None) -> Array:
+    """Sigmoids of the scores plus the bias, minus infinity outside the best groups."""
+    ranks = words.sigmoid(scores)
+    ranks = ranks if bias is None else ranks + bias
+    if router.groups == 1:
+        return ranks
+    members = ranks.reshape(len(ranks) * router.groups, -1)
+    sums = words.top(members, 2)[0].sum(axis=-1).reshape(len(ranks), -1)
+    is_kept = sums >= words.smallest(words.top(sums, router.used_groups)[0])
+    return words.where(is_kept.reshape(-1, 1), members, -math.inf).reshape(ranks.shape)

@@ -187,7 +187,8 @@ def _model(diagnosis: Diagnosis) -> list[str]:
         + f"; rope {m['rope_type']}, theta {m['rope_theta']:g}{factor}"
         f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
         f"keys and values of a token: {in_32} in 32 bits, {in_16} in 16 "
-        f"(--cache-bits 16), {in_8} in 8 (--cache-bits 8)",
+        f"(--cache-bits 16), {in_8} in 8 (--cache-bits 8)"
+        + (f"; recurrent states {format_bytes(m['state_bytes'])}" if m["state_bytes"] else ""),
     ]
     if diagnosis.groups:
         lines.append(f"weights {format_bytes(m['nbytes'])}")

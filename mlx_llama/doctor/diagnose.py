@@ -20,7 +20,7 @@ from typing import Any
 from mlx_llama.api.llm import context_size
 from mlx_llama.core.backends import selection
 from mlx_llama.core.backends.interface import BackendFacts
-from mlx_llama.core.backends.positions import position_nbytes
+from mlx_llama.core.backends.positions import position_nbytes, state_nbytes
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, OptionsError, show
 from mlx_llama.core.files.checkpoint import find_model, open_checkpoint
 from mlx_llama.core.files.fit import misfits
@@ -40,6 +40,7 @@ from .fits import fit_backends
 
 # else norms
 _GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "lm_head": "head"}
+_GROUPS |= dict.fromkeys(("conv", "linear_attn"), "recurrent")
 _GROUPS |= dict.fromkeys(("mlp", "block_sparse_moe", "feed_forward"), "mlp")
 # figures of a model: field of its config
 _FIELDS = {
@@ -220,6 +221,7 @@ def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
             "16_bits": position_nbytes(config, 2),
             "32_bits": position_nbytes(config, 4),
         },
+        "state_bytes": state_nbytes(config),
     }
     if opened.checkpoint is None:
         return

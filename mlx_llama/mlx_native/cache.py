@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import CallView, Layers, Span
+from mlx_llama.core.backends.positions import CallView, Layers, Span, States
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.parts import Attention, Window
 
 from . import runtime
-from .kernels.buffers import Buffer, Buffers, Parts, make_angles, make_periods
+from .kernels.buffers import Buffer, Buffers, Parts, RowStates, make_angles, make_periods
 from .kernels.pace import Pace
 
 
@@ -30,6 +30,8 @@ class View(CallView):
     ):
         batch, count = tokens.shape
         super().__init__(cache, batch, count, index_pos, rows)
+        self._states = cache.gather_states([span.row for span in self.spans])
+        self.states: list[tuple[mx.array, ...]] = []  # recurrent ones after this call, by slot
         # [B]; None: no row has one
         self.adapters = mx.array(self.adapters, mx.int32) if any(self.adapters) else None
         self.buffers = [cache.buffer_of(span.row, span.end) for span in self.spans]
@@ -64,6 +66,17 @@ class View(CallView):
             stored.append(tuple(tuple(part[:, :, seen] for part in parts[layer]) for parts in both))
         return stored
 
+    def recurrent(self, slot: int) -> tuple[mx.array, ...]:
+        return self._states[slot]
+
+    def keep(self, slot: int, states: tuple[mx.array, ...]) -> None:
+        if self.count > 1 and self.cache.pace:
+            self.cache.pace(states[-1], self.batch * self.count)
+        self.states.append(states)
+
+    def states_after(self, i: int) -> States:
+        return RowStates(self.states, i)
+
     def new_keys(self, spec: Attention) -> mx.array:
         keys = []
         for span, buffer in zip(self.spans, self.buffers):
@@ -89,6 +102,7 @@ class Cache(Buffers):
 
     runtime, view_type = runtime, View
     pace: Pace | None = None  # measures long prompts
+    _stack = staticmethod(mx.stack)
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:
@@ -101,14 +115,11 @@ class Cache(Buffers):
         stored = [array for buffer in self.buffers() for array in buffer.arrays()]
         return stored + self.state_arrays()
 
-    def _zeros(self, shape: tuple[int, ...]) -> mx.array:
-        return mx.zeros(shape, mx.float32)
-
     _send = staticmethod(mx.array)
-    _stack = staticmethod(mx.stack)
 
-    def _own(self, array: mx.array) -> mx.array:
-        return array
+    def state(self, row: int = 0, length: int | None = None) -> dict[str, np.ndarray]:
+        with mx.stream(self.device):
+            return super().state(row, length)
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> mx.array:
         recent = []

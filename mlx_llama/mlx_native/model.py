@@ -62,7 +62,7 @@ class Llama(BaseLlama):
         model = cls(weights.config, weights, activations, device, notices, bits)
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model.pace = Pace(config, device, low_bit)
-        if not rope.length_dependent(config) and not config.recurrent:
+        if not rope.length_dependent(config):
             model.runner = Runner(model._advance, compile, model.vocabulary)
         wire(model, device)
         return model
@@ -130,20 +130,24 @@ class Llama(BaseLlama):
         with cache.view(tokens, index_pos, rows) as view:
             view.listener = probe
             logits = self.decoder(tokens, view, all_positions or probe is not None)
-            # Launch the stored tokens with the logits; unevaluated updates would grow the graph.
-            (logits,) = mx.depends([logits], [buffer.tokens for buffer in view.buffers])
+            # Launch what is stored with the logits; unevaluated updates would grow the graph.
+            stored = [buffer.tokens for buffer in view.buffers]
+            stored += [array for states in view.states for array in states]
+            (logits,) = mx.depends([logits], stored)
         return logits if all_positions else logits[:, -1]
 
     def _advance(self, window: int, packing: Packing, token: mx.array, *state: Any) -> tuple:
         """Forward over `token` [S, 1] for mx.compile; arguments as of StepView. Returns the logits
-        [S, V], the recent tokens int32 [S, window] or None, and the buffer's tokens, keys and
-        values.
+        [S, V], the recent tokens int32 [S, window] or None, and the buffer's tokens, keys, values
+        and recurrent states.
         """
         view = StepView(packing, token, *state)
         logits = self.decoder(token.squeeze(1), view, all_positions=False)
-        # Launch the stored tokens with the logits; unevaluated updates would grow the graph.
-        (logits,) = mx.depends([logits], [view.tokens])
-        return logits, view.recent(window) if window else None, view.tokens, view.keys, view.values
+        # Launch what is stored with the logits; unevaluated updates would grow the graph.
+        stored = [view.tokens, *(array for states in view.states for array in states)]
+        (logits,) = mx.depends([logits], stored)
+        recent = view.recent(window) if window else None
+        return logits, recent, view.tokens, view.keys, view.values, view.states
 
 
 def _decide_compile(
@@ -152,11 +156,6 @@ def _decide_compile(
     """Decide whether to trace steps, with the reason if not. Raises BackendError."""
     if rope.length_dependent(config):
         reason = "the angles of dynamic rope depend on the length"
-        if requested:
-            raise BackendError(f"`compile`: {reason}, leave it out")
-        return False, reason
-    if config.recurrent:
-        reason = "steps with recurrent states are not traced"
         if requested:
             raise BackendError(f"`compile`: {reason}, leave it out")
         return False, reason

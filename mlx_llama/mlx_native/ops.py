@@ -14,11 +14,12 @@ import mlx.core as mx
 
 from mlx_llama.core import ops as plain
 from mlx_llama.core.backends.positions import CACHE_GROUP
-from mlx_llama.core.models.parts import Attention
-from mlx_llama.core.ops import ExpertStacks
+from mlx_llama.core.models.parts import Attention, GatedDelta, ShortConv
+from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from . import arrays
 from .cache import View
+from .kernels import delta
 from .kernels.buffers import Parts
 from .quantized import LowBitMatrix, QuantizedStack
 
@@ -44,6 +45,7 @@ class DenseMatrix:
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
 Matrices = Matrix | tuple[Matrix, ...]  # a tuple: their rows concatenated
+Filter = tuple[mx.array, ...]  # of a convolution: float32 [C] of each position, the new one last
 Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
 
 SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm
@@ -75,19 +77,19 @@ def linear(x: mx.array, weight: Matrices, bias: mx.array | None = None) -> mx.ar
 
 
 gate, xielu = partial(plain.gate, arrays), partial(plain.xielu, arrays)
-short_conv = partial(plain.short_conv, arrays)
-gated_delta, gate_output = partial(plain.gated_delta, arrays), partial(plain.gate_output, arrays)
 softcap, choose_experts = partial(plain.softcap, arrays), partial(plain.choose_experts, arrays)
+gate_output = partial(plain.gate_output, arrays)
 
 
 def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
-    spec, (gate_bias, up_bias, down_bias) = stacks.spec, stacks.biases
-    chosen, shares = choose_experts(scores.reshape(-1, spec.count), spec)
+    router, (gate_bias, up_bias, down_bias) = stacks.spec.router, stacks.biases
+    scores = scores.reshape(-1, stacks.spec.count)
+    chosen, shares = choose_experts(scores, router, stacks.router_bias)
     rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
-    if spec.scales_input:  # a row for each expert of a token
+    if router.scales_input:  # a row for each expert of a token
         rows, shares = (rows * shares[..., None, None]).astype(x.dtype), mx.ones_like(shares)
     if is_sorted:
-        order, per_row = mx.argsort(chosen.reshape(-1)), spec.used // rows.shape[1]
+        order, per_row = mx.argsort(chosen.reshape(-1)), router.used // rows.shape[1]
         rows = rows.reshape(-1, 1, x.shape[-1])[order // per_row]
         chosen = chosen.reshape(-1)[order]
     gate_up = [
@@ -98,7 +100,7 @@ def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
     outputs = _multiply_stack(hidden, stacks.down, chosen, is_sorted, down_bias)
     if is_sorted:
         outputs = outputs[mx.argsort(order)]
-    outputs = outputs.reshape(-1, spec.used, x.shape[-1])
+    outputs = outputs.reshape(-1, router.used, x.shape[-1])
     return (outputs * shares[..., None]).sum(axis=-2).astype(x.dtype).reshape(x.shape)
 
 
@@ -178,6 +180,53 @@ def attend(query: mx.array, view: View, spec: Attention, sinks: mx.array | None 
     mixed = mixed[0] if len(stored) == 1 else mx.concatenate(mixed)
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape((B, H * D) if view.flat else (B, T, H * D))
+
+
+def short_conv(
+    x: mx.array, view: View, spec: ShortConv, weight: Filter, bias: mx.array | None = None
+) -> mx.array:
+    wide = x[:, None] if view.flat else x
+    before, after, inputs = mx.split(wide, 3, axis=-1)
+    (history,) = view.recurrent(spec.slot)
+    mixed, history = _convolve(before * inputs, history, weight)
+    view.keep(spec.slot, (history,))
+    mixed = after * (mixed if bias is None else mixed + bias).astype(x.dtype)
+    return mixed.reshape(*x.shape[:-1], spec.size)
+
+
+def gated_delta(x: mx.array, view: View, spec: GatedDelta, weights: DeltaWeights) -> mx.array:
+    wide = x[:, None] if view.flat else x
+    values = spec.value_heads * spec.value_size
+    channels, gate, gates = mx.split(wide, [spec.channels, spec.channels + values], axis=-1)
+    history, state = view.recurrent(spec.slot)
+    mixed, history = _convolve(channels, history, weights.conv)
+    mixed = arrays.swish(mixed, mixed)
+    sizes = delta.Sizes.of(spec)
+    if delta.is_for_metal(mx.default_device()) and not delta.find_fault(sizes, x.dtype):
+        outputs, state = delta.advance_by_kernel(mixed, wide, state, sizes, weights)
+    elif view.count == 1:
+        outputs, state = delta.advance(mixed, gates, state, sizes, weights)
+    else:
+        starts = [span.start for span in view.spans]
+        outputs, state = delta.advance_blocks(mixed, gates, state, sizes, weights, starts)
+    view.keep(spec.slot, (history, state))
+    normed = mx.fast.rms_norm(outputs, None, spec.eps * spec.key_size**2) * weights.norm
+    gate = gate.reshape(outputs.shape).astype(mx.float32)
+    return (normed * arrays.swish(gate, gate)).astype(x.dtype).reshape(*x.shape[:-1], values)
+
+
+def _convolve(x: mx.array, history: mx.array, weight: Filter) -> tuple[mx.array, mx.array]:
+    """As core.ops.convolve, of x [B, T, C] in any dtype."""
+    count, x = x.shape[1], x.astype(mx.float32)
+    if count == 1:
+        taps = [*mx.split(history, len(weight) - 1, axis=1), x]
+        history = mx.concatenate(taps[1:], axis=1)
+    else:
+        inputs = mx.concatenate([history, x], axis=1)
+        taps = [inputs[:, i : i + count] for i in range(len(weight))]
+        history = mx.contiguous(inputs[:, count:])  # a slice would hold all of the inputs
+    terms = [tap * part for tap, part in zip(taps, weight)]
+    return sum(terms[1:], terms[0]), history
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:

@@ -14,6 +14,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 
 from . import facts, ops, quantized, runtime
+from .kernels import delta
 from .ops import DenseMatrix
 from .quantized import LowBitMatrix, QuantizedStack
 from .ranks import Ranks, Vocabulary
@@ -41,6 +42,10 @@ class Weights(BlockWeights):
             f"{fault}"
             for name, fault in self._faults.items()
         )
+        self.notices += tuple(
+            f"recurrent layers take more time, since their kernel does not work here: {fault}"
+            for fault in delta.find_faults(self.config.recurrent, dtype, device)
+        )
         name, on_gpu = runtime.dtype_name(dtype), quantized.lays_for_gpu(device)
         self.nbytes = sum(
             facts.tensor_nbytes(tensor, name, on_gpu, self._has_kernel(tensor))
@@ -62,6 +67,12 @@ class Weights(BlockWeights):
         return weight
 
     _float32 = staticmethod(mx.array)
+
+    def filter(self, name: str, size: int) -> ops.Filter:
+        columns = super().filter(name, size).astype(mx.float32).T
+        parts = tuple(mx.contiguous(column) for column in columns)
+        mx.eval(parts)
+        return parts
 
     def _pack_adapters(self, a: np.ndarray, b: np.ndarray) -> ops.Adapters:
         pair = tuple(mx.array(np.swapaxes(part, 1, 2)).astype(self.dtype) for part in (a, b))

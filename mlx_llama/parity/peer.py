@@ -42,40 +42,54 @@ class TransformersReference:
         self.name = f"transformers {transformers.__version__}"
 
     def collect(self, tokens: list[int], decoded: int) -> dict[str, np.ndarray]:
-        """As parity.collect, without rotated queries and keys, which no module returns."""
+        """As parity.collect, without rotated queries, rotated keys and states, which no module
+        returns.
+        """
         import torch
 
         parts: dict[str, list[np.ndarray]] = {}
+        stored, fused = self.config.stored_shapes(), self.config.fused_parts()
+        hooks = []
 
-        def keep(name: str) -> Any:
-            def hook(module: Any, inputs: Any, out: Any) -> None:
+        def watch(name: str, module: str | None, is_parent: bool = False) -> None:
+            """Keep the output of a module of ours, or of the one that contains it."""
+            if module is None:
+                return
+            whole, first, last = fused.get(key := f"{module}.weight", (key, 0, 0))
+            is_share = not is_parent and 0 < last - first < stored[whole][0]
+            columns, path = (
+                slice(first, last) if is_share else slice(None),
+                whole[: -len(".weight")],
+            )
+
+            def hook(_: Any, inputs: Any, out: Any) -> None:
                 out = out[0] if isinstance(out, tuple) else out
                 values = out.detach().float().numpy()[0]
-                parts.setdefault(name, []).append(values.reshape(len(values), -1))
+                parts.setdefault(name, []).append(values.reshape(len(values), -1)[:, columns])
 
-            return hook
+            watched = self.model.get_submodule(path.rpartition(".")[0] if is_parent else path)
+            hooks.append(watched.register_forward_hook(hook))
 
-        inner, hooks = self.model.model, []
-        watched = {
-            "embedding": inner.embed_tokens,
-            "norm": inner.norm,
-            "logits": self.model.lm_head,
-        }
-        for i, layer in enumerate(inner.layers):
-            # queries and keys before rotation, after their norms if the layer has any
-            attention = layer.self_attn
-            watched |= {
-                f"{i}.attention_norm": layer.input_layernorm,
-                f"{i}.query": getattr(attention, "q_norm", attention.q_proj),
-                f"{i}.key": getattr(attention, "k_norm", attention.k_proj),
-                f"{i}.value": layer.self_attn.v_proj,
-                f"{i}.attention": layer.self_attn,
-                f"{i}.ffn_norm": layer.post_attention_layernorm,
-                f"{i}.ffn": layer.mlp,
-                f"{i}.block": layer,
-            }
         try:
-            hooks = [module.register_forward_hook(keep(name)) for name, module in watched.items()]
+            watch("embedding", "model.embed_tokens")
+            watch("norm", self.config.final_norm)
+            watch("logits", "lm_head")
+            for layer in self.config.layers:
+                i = layer.index
+                watch(f"{i}.attention_norm", layer.attention_norm)
+                watch(f"{i}.ffn_norm", layer.ffn_norm)
+                if attention := layer.attention:
+                    # queries and keys before rotation, after their norms if the layer has any
+                    query, key, value = attention.qkv
+                    watch(f"{i}.query", attention.query_norm or query)
+                    watch(f"{i}.key", attention.key_norm or key)
+                    watch(f"{i}.value", value)
+                if layer.mixer:
+                    watch(f"{i}.attention", layer.mixer.out, is_parent=True)
+                if layer.ffn:
+                    inside = layer.experts.router.module if layer.experts else layer.ffn.down
+                    watch(f"{i}.ffn", inside, is_parent=True)
+                watch(f"{i}.block", f"model.layers.{i}")
             cache, start = None, len(tokens) - decoded
             with torch.no_grad():
                 for at, end in ((0, start), *((i, i + 1) for i in range(start, len(tokens)))):

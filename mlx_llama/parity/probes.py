@@ -19,6 +19,7 @@ from mlx_llama.api.llm import LLM
 from mlx_llama.core import options
 from mlx_llama.core.backends.interface import Cache, Model, Probe
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.backends.shards import HEAD_PROBES
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
@@ -36,7 +37,7 @@ from .differences import (
 )
 
 IN_LAYER = tuple(
-    "attention_norm query key value query_rope key_rope attention ffn_norm ffn block".split()
+    "attention_norm query key value query_rope key_rope state attention ffn_norm ffn block".split()
 )
 LAST = ("norm", "logits")
 # Tolerated relative errors (norm of the difference over the norm) by dtype of the activations. In
@@ -51,8 +52,13 @@ LOW_BIT_TOLERANCE = 2e-3
 
 def probe_names(config: LlamaConfig) -> list[str]:
     """Names of all probes, in the order of computation."""
-    layers = (f"{i}.{name}" for i in range(config.num_hidden_layers) for name in IN_LAYER)
-    return ["embedding", *layers, *LAST]
+    names = ["embedding"]
+    for layer in config.layers:
+        absent = {"state"} if layer.attention else {*HEAD_PROBES}
+        absent |= {"attention_norm", "state", "attention"} if not layer.mixer else set()
+        absent |= {"ffn_norm", "ffn"} if not layer.ffn else set()
+        names += [f"{layer.index}.{name}" for name in IN_LAYER if name not in absent]
+    return [*names, *LAST]
 
 
 def dtype_of(llm: LLM) -> str:
@@ -91,20 +97,24 @@ def collect(
     backend: Backend, model: Model, tokens: Sequence[int], decoded: int
 ) -> dict[str, np.ndarray]:
     """Collect every probe over `tokens`, the last `decoded` of them one by one: {name: float32 [T,
-    width]}. Raises ContextError.
+    width]}. A state is that after a call, at its last position; others have zeros. Raises
+    ContextError.
     """
-    parts: dict[str, list[np.ndarray]] = {}
+    probes: dict[str, np.ndarray] = {}
+    cache, end = model.make_cache(len(tokens)), 0
 
     def keep(name: str, array: Any) -> None:
         values = backend.runtime.to_numpy(array)[0]  # [T, width], or [heads, T, width of a head]
         if values.ndim == 3:
             values = values.transpose(1, 0, 2).reshape(values.shape[1], -1)
-        parts.setdefault(name, []).append(np.asarray(values, np.float32))
+        if name not in probes:
+            probes[name] = np.zeros((len(tokens), values.shape[1]), np.float32)
+        probes[name][end - len(values) : end] = values
 
-    cache = model.make_cache(len(tokens))
     for call in split_calls(tokens, decoded):
+        end += len(call)
         run_logits(backend, model, call, cache, keep)
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    return probes
 
 
 def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:

@@ -47,8 +47,8 @@ _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 _SPLITS = {
     (PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
     for name in (
-        "llama-bpe smaug-bpe qwen2 tekken gpt-4o smollm gpt-2 falcon deepseek-llm deepseek-coder "
-        "deepseek-v3 seed-coder"
+        "llama-bpe smaug-bpe qwen2 qwen35 tekken gpt-4o smollm gpt-2 falcon deepseek-llm "
+        "deepseek-coder deepseek-v3 seed-coder"
     ).split()
 }
 
@@ -94,9 +94,15 @@ def write_gguf(
 
     plan = {}
     numbers = {name for layer in config.layers if layer.mlp for name in layer.mlp.xielu}
+    convolutions = {f"{mixer.conv}.weight" for mixer in config.recurrent}
+    swaps = writing.swap_heads(config, family.tiles)
     for name, parts in writing.stack_experts(checkpoint).items():
         if name in numbers:
             continue
+        if name in convolutions and isinstance(parts[0], Tensor):
+            parts = (parts[0].reshape(parts[0].shape[::2]),)
+        rows, columns = swaps.get(name, (None, None))
+        parts = parts if rows is None else (parts[0].reorder(rows),)
         tensor, order = parts[0], None
         try:
             stored_name = names.gguf(tensor.name)
@@ -111,8 +117,17 @@ def write_gguf(
         weights = None
         if importance and len(tensor.shape) == 2:
             weights = importance.find(names.gguf(name), len(parts), tensor.shape[1])
-        offset = config.norm_offset if tensor.name.endswith("norm.weight") else 0.0
-        plan[name] = _TensorPlan(parts, name != tensor.name, kind, order, offset, weights)
+        offset = config.norm_offset if config.is_shifted(tensor.name) else 0.0
+        plan[name] = _TensorPlan(
+            parts,
+            name != tensor.name,
+            kind,
+            order,
+            offset,
+            names.is_logarithm(name),
+            columns,
+            weights,
+        )
     if importance:
         _write_importance(writer, importance)
         if not any(item.importance is not None for item in plan.values()):
@@ -162,6 +177,8 @@ class _TensorPlan(writing.TensorPlan):
     kind: str  # a GGUF type
     order: np.ndarray | None  # as of `convert_slabs`
     offset: float = 0.0  # to add to the values
+    is_logarithm: bool = False  # of what is stored with the sign changed
+    columns: np.ndarray | None = None  # the source's column for each, None for the same
     importance: np.ndarray | None = None  # float32 [parts, K], of columns
 
     @property
@@ -175,7 +192,8 @@ class _TensorPlan(writing.TensorPlan):
         """Shape for add_tensor_info: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
-        shape = self.whole(self.tensor.shape)
+        # [C, W] of a convolution's [C, 1, W]
+        shape = self.whole((*self.tensor.shape[:1], *self.tensor.shape[1:][-1:]))
         if self.written != np.uint8:
             return shape
         return quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
@@ -187,6 +205,8 @@ class _TensorPlan(writing.TensorPlan):
     def keeps_blocks(self, tensor: Tensor | AffineWeight) -> bool:
         """True for blocks of a GGUF file that have the type already, which are copied."""
         if not isinstance(tensor, GGUFWeight) or tensor.factors is not None:
+            return False
+        if self.columns is not None:
             return False
         return tensor.format == self.kind
 
@@ -211,6 +231,8 @@ class _TensorPlan(writing.TensorPlan):
         dtype = {"F16": "float16", "BF16": "bfloat16"}.get(self.kind, "float32")
 
         def convert(start: int, rows: np.ndarray) -> None:
+            rows = rows if self.columns is None else rows[:, self.columns]
+            rows = -np.exp(rows) if self.is_logarithm else rows
             if self.kind == "BF16":
                 rows = encode(rows, dtype).view(np.uint16)
             elif self.written == np.uint8:
@@ -224,7 +246,7 @@ class _TensorPlan(writing.TensorPlan):
                         f"scales are float16; write the MLX form, whose scales can be wider"
                     )
             rows = rows + np.float32(self.offset) if self.offset else rows
-            result[start : start + len(rows)] = rows
+            result[start : start + len(rows)] = rows.reshape(-1, *result.shape[1:])
 
         writing.convert_slabs(tensor, convert, advance, self.order, dtype)
 
@@ -268,11 +290,13 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
         if key in fields:
             continue
         value = config.stored(entry)
+        if entry.skips_zeros:
+            value = [value if layer.attention else 0 for layer in config.layers]
         if isinstance(value, list):
             writer.add_array(f"{family.gguf}.{key}", value)
         elif value is not None or entry.gguf_default is not None:
-            add = writer.add_uint32 if entry.kind is int else writer.add_float32
-            add(f"{family.gguf}.{key}", value or 0)
+            adders = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
+            adders[entry.kind](f"{family.gguf}.{key}", entry.kind(value or 0))
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
     if config.local_rope is not None and family.local_theta and family.local_theta[1]:
@@ -313,7 +337,8 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     metadata = {key: entry.value for key, entry in writer.kv_data[0].items()}
     try:
-        again = LlamaConfig.from_gguf(metadata, {}, {}, config.dtype, checkpoint.name)
+        shapes = config.tensor_shapes()
+        again = LlamaConfig.from_gguf(metadata, shapes, {}, config.dtype, checkpoint.name)
     except ConfigError as error:
         raise ConfigError(f"{str(error).rpartition(';')[0]}; write the MLX form") from None
     ours, theirs = _describe(config), _describe(again)
@@ -332,9 +357,10 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
         name: getattr(config, name)
         for name in (
             "activation local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
-            "temperature_floor"
+            "temperature_floor routed_scaling_factor"
         ).split()
     }
+    values |= config.own
     mixers = [layer.attention for layer in config.layers if layer.attention]
     for name in ("window", "rotates", "scale", "softcap"):
         layers = [getattr(mixer, name) for mixer in mixers]
@@ -344,6 +370,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
                 for window in layers
             ]
         values[name] = layers if len(set(layers)) > 1 else layers[0]
+    values["states"] = [(mixer.index, mixer.states) for mixer in config.recurrent]
     return values
 
 

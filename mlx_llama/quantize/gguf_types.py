@@ -20,11 +20,13 @@ def choose_type(
     architecture: str,
     is_weighed: bool = False,
 ) -> str:
-    """The GGUF type of a tensor, "F32" for vectors. name, architecture: as in the file. is_weighed:
-    by an importance matrix. As llama-quantize, except that the projection to the vocabulary of Q4_0
-    is Q8_0, not Q6_K.
+    """The GGUF type of a tensor, "F32" for vectors and convolutions. name, architecture: as in the
+    file. is_weighed: by an importance matrix. As llama-quantize, except that the projection to the
+    vocabulary of Q4_0 is Q8_0, not Q6_K.
     """
-    if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):  # the router of experts
+    # vectors, convolutions, the router of experts, the shared one's gate
+    is_filter = name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight"))
+    if len(shape) != 2 or is_filter or ".ffn_gate_inp" in name:
         return "F32"
     kind = FORMATS[format]
     if kind in PLAIN:
@@ -57,8 +59,11 @@ def _wanted_type(
         return "Q8_0"
     if not name.startswith("blk.") or format in ("Q6_K", "Q8_0"):
         return kind
-    _, number, module, _ = name.split(".")
+    _, number, module, *_ = name.split(".")
     layer, queries_per_key = int(number), config.num_attention_heads // config.num_key_value_heads
+    is_70b = layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2")
+    if module in ("attn_v", "attn_qkv") and (attention := config.layers[layer].attention):
+        layer, layers = attention.slot, config.key_value_layers
     is_sensitive = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     if module == "attn_output":
         if config.num_experts == 8:
@@ -72,7 +77,6 @@ def _wanted_type(
         if format == "Q3_K_M":
             kind = "Q5_K" if layer < 2 else "Q4_K"
         # Heads of a 70B model share values: few weights, used often
-        is_70b = layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2")
         return "Q5_K" if is_70b and kind in ("Q3_K", "Q4_K") else kind
     if module in ("ffn_down", "ffn_down_exps"):
         if format == "IQ4_XS":

@@ -21,6 +21,8 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.system.files import read_file, reading, write_file, writing
 
+from .writing import swap_heads
+
 _LIMIT = 1 << 30  # bytes of a file
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
@@ -218,6 +220,10 @@ def measure_importance(
     finally:
         model.decoder = decoder
     sums = {name: total.astype(np.float32) for name, total in recorder.sums.items()}
+    family = FAMILIES[llm.checkpoint.config.architecture]
+    for name, (_, columns) in swap_heads(llm.checkpoint.config, family.tiles).items():
+        if columns is not None:
+            sums[family.names.gguf(name)] = sums[family.names.gguf(name)][:, columns]
     return Importance(sums, recorder.counts, (dataset,), count, window)
 
 
@@ -278,7 +284,9 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
                 add(modules, linear.weight)
         mlp = block.mlp
         if experts := layer.experts:
-            add((experts.router,), mlp.router.weight)
+            add((experts.router.module,), mlp.router.weight)
+            if experts.shared_gate:
+                add((experts.shared_gate,), mlp.shared_gate.weight)
             for modules, stack in zip((experts.gate, experts.up, experts.down), mlp.stacks):
                 add(modules, stack, experts.count)
             mlp = mlp.shared

@@ -20,6 +20,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import FP8_NUMBERS, AffineWeight, pack_stream
 from mlx_llama.core.files.tensor import DTYPES, NUMBERS, Tensor, encode
 from mlx_llama.core.models.families import FAMILIES
+from mlx_llama.core.models.parts import GatedDelta
 from mlx_llama.core.models.quantization import (
     FLOAT_MODES,
     QUANTIZED_BITS as BITS,
@@ -146,6 +147,10 @@ def write_mlx(
     offset = 0.0
     if checkpoint.gguf_metadata is not None:  # already added in GGUF files
         offset = FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset
+    if any(isinstance(mixer, GatedDelta) for mixer in checkpoint.config.recurrent):
+        offset = -checkpoint.config.norm_offset  # mlx_lm stores the sum
+    swaps = writing.swap_heads(checkpoint.config, tiled=False)
+    convolutions = {f"{mixer.conv}.weight" for mixer in checkpoint.config.recurrent}
     tensors = writing.stack_experts(checkpoint)
     packing = None if bits is None else Packing(bits, group_size, mode)
     packings: Mapping[str, Packing | None]
@@ -161,12 +166,21 @@ def write_mlx(
     for name, parts in tensors.items():
         dtype = _pick_dtype(parts[0], checkpoint, config)
         chosen = packings.get(name.removesuffix(".weight"), packing)
-        shift = offset if name.endswith("norm.weight") else 0.0
-        plan[name] = _TensorPlan(parts, name != parts[0].name, dtype, chosen, shift, keep)
+        shift = offset if checkpoint.config.is_shifted(name) else 0.0
+        rows, columns = swaps.get(name, (None, None))
+        if rows is not None:
+            parts = (parts[0].reorder(rows),)
+        if name in convolutions and isinstance(parts[0], Tensor):  # [C, W, 1] in mlx_lm
+            parts = (parts[0].reshape((*parts[0].shape[::2], 1)),)
+        plan[name] = _TensorPlan(parts, name != parts[0].name, dtype, chosen, shift, keep, columns)
     odd = [
         name
         for name, item in plan.items()
-        if packing and not keep and len(item.tensor.shape) == 2 and not item.is_quantised
+        if packing
+        and not keep
+        and len(item.tensor.shape) == 2
+        and not item.is_quantised
+        and item.packing
     ]
     if packing and not any(item.is_quantised for item in plan.values()):
         raise OptionsError(
@@ -179,8 +193,11 @@ def write_mlx(
     nbytes, weights = sum(sizes.values()), writing.count_weights(checkpoint)
     if packing:
         scheme: dict[str, Any] = _describe(packing) | {"mode": packing.mode}
+        wrapper = FAMILIES[checkpoint.config.architecture].wrapper
+        is_outer = wrapper is not None and config.get("model_type") == wrapper[1]
+        prefix = "language_model." if is_outer else ""  # of mlx_lm's modules
         scheme |= {
-            name: _describe(other)
+            prefix + name: _describe(other)
             for name, other in packings.items()
             if other and (not keep or other != packing)
         }
@@ -224,6 +241,7 @@ class _TensorPlan(writing.TensorPlan):
     packing: Packing | None
     offset: float = 0.0  # to subtract from the values
     rounds_scales: bool = False  # two levels of scales may become a single level, rounded to dtype
+    columns: np.ndarray | None = None  # the source's column for each, None for the same
 
     @property
     def is_quantised(self) -> bool:
@@ -233,7 +251,7 @@ class _TensorPlan(writing.TensorPlan):
     @property
     def keeps_codes(self) -> bool:
         """True if codes and, unless `rounds_scales`, scales are those of the packed matrix."""
-        if not self.is_quantised or self.packing is None:
+        if not self.is_quantised or self.packing is None or self.columns is not None:
             return False
         bits, group_size, mode = self.packing
         return all(
@@ -290,6 +308,8 @@ class _TensorPlan(writing.TensorPlan):
         self, tensor: Tensor | AffineWeight, start: int, values: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """Rows of the arrays, for the tensor's rows from `start` on. Raises CheckpointError."""
+        if self.columns is not None:
+            values = values[:, self.columns]
         if not self.is_quantised:
             return (encode(values - np.float32(self.offset), self.dtype),)
         assert self.packing is not None
@@ -321,13 +341,23 @@ def _describe(packing: Packing) -> dict[str, Any]:
     return settings if packing.mode == "affine" else settings | {"mode": packing.mode}
 
 
-def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing]:
-    """{module: packing} of routers that mlx_lm.convert stores with more bits: Qwen, gpt-oss."""
-    config, wide = checkpoint.config, ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
-    if config.architecture not in wide or config.hidden_size % 64:
-        return {}
-    experts = (layer.experts for layer in config.layers)
-    return {part.router: Packing(8, 64) for part in experts if part}
+def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing | None]:
+    """{module: packing} of routers that mlx_lm.convert stores with more bits (Qwen, gpt-oss,
+    Granite), or as they are (None: those with a bias).
+    """
+    config = checkpoint.config
+    name = config.architecture.removesuffix("ForCausalLM")
+    gated = name in ("Qwen3Next", "Qwen3_5Moe")
+    is_wide = gated or name in ("Qwen3Moe", "GptOss", "GraniteMoe", "Lfm2Moe")
+    experts = [layer.experts for layer in config.layers if layer.experts]
+    modules = [part.router.module for part in experts]
+    modules += [part.shared_gate for part in experts if gated and part.shared_gate]
+    packings: dict[str, Packing | None] = {
+        part.router.module: None for part in experts if part.router.bias
+    }
+    if is_wide and config.hidden_size % 64 == 0:
+        packings |= dict.fromkeys(modules, Packing(8, 64))
+    return packings
 
 
 def _pick_packing(tensor: Tensor | AffineWeight) -> Packing | None:

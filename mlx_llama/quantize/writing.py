@@ -18,7 +18,9 @@ from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.files.tensor import Tensor, encode
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
+from mlx_llama.core.models.parts import GatedDelta
 from mlx_llama.core.system import machine
 
 _SLAB = 1 << 18  # weights at a time: a few float32 arrays of this size fit a core's cache
@@ -117,6 +119,17 @@ def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeig
     }
     in_stacks = {tensor.name for parts in stacks.values() for tensor in parts}
     return {name: (tensor,) for name, tensor in stored.items() if name not in in_stacks} | stacks
+
+
+def swap_heads(
+    config: LlamaConfig, tiled: bool
+) -> dict[str, tuple[np.ndarray | None, np.ndarray | None]]:
+    """{tensor of the delta rule: (its rows, its columns), None for all as they are} where value
+    heads are in another order than `tiled`, as of parts.GatedDelta.
+    """
+    mixers = (mixer for mixer in config.recurrent if isinstance(mixer, GatedDelta))
+    others = (mixer for mixer in mixers if mixer.tiled != tiled)
+    return {name: order for mixer in others for name, order in mixer.swaps().items()}
 
 
 def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> list[str]:

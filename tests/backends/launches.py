@@ -32,6 +32,7 @@ from cuda_fallback.model import Llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.parts import Window
+from mlx_llama.core.ops import DeltaWeights
 from mlx_llama.core.options import LoadOptions
 from mlx_llama.core.sample import SamplingFeatures
 
@@ -112,6 +113,7 @@ MODELS = {  # fields of a config.json
         sliding_window=4,
     ),
     "windows and softcaps": dict(dtype="bfloat16"),
+    "recurrent": {},  # as make_hybrid makes it
     "8 bits": dict(dtype="bfloat16", architectures=["Qwen3ForCausalLM"], head_dim=128),
 }
 GEMMA = dict(
@@ -130,9 +132,13 @@ GEMMA = dict(
 
 def load(name: str):
     """One of MODELS on the meta device."""
+    from cases.recurrent import make_hybrid
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if name == "low-bit":
+        if name == "recurrent":
+            checkpoint = make_hybrid("bfloat16")
+        elif name == "low-bit":
             make_gguf(folder / "m.gguf", **MODELS[name])
             checkpoint = open_checkpoint(folder / "m.gguf")
         elif name == "windows and softcaps":
@@ -166,6 +172,7 @@ def extra_launches() -> None:
     numbers.
     """
     from cases.machine_code import low_bit
+    from cases.recurrent import delta
 
     from cuda_fallback.kernels import decode, packed
 
@@ -181,6 +188,12 @@ def extra_launches() -> None:
         decode.adapt(state, made(2, 1, 96), made(2, 1, 64), made(3, 16, 64), made(3, 96, 16))
         decode.gate(made(2, 3, 64), "gelu_tanh")
         decode.xielu(made(2, 3, 64), 0.8, 0.8, 0.5, -1e-6)
+        decode.gate_output(made(2, 3, 64), made(2, 3, 64))
+        decode.short_conv(state, (0, 128), made(2, 3, 3 * 64), made(64, 3), made(64))
+        rates = made(4, dtype=torch.float32)
+        weights = DeltaWeights(made(256, 4), rates, rates, made(32))
+        x = made(2, 3, 256 + 4 * 32 + 8)
+        decode.gated_delta(state, (0, 768, 4864), x, delta(2, 4, 32, 32), weights)
         for bits in (None, 8, 16):
             decode.read_keys(state, 0, 2, 2, 64, dtype, bits)
             query = decode.store_rotated(state, 0, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from cases.architectures import (
@@ -26,7 +29,8 @@ from cases.architectures import (
     llama_cpp_logits,
     run,
 )
-from making import make_tokenizer
+from making import edit_json, make_tokenizer, refusal
+from making_gguf import write_all
 from safetensors.numpy import load_file, save_file
 
 from backends.conftest import in_chunks, mlx_lm_logits, relative_error, transformers_logits
@@ -54,6 +58,14 @@ LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the
 MINISTRAL_YARN = YARN | dict(rope_theta=1e4, mscale=1.0, mscale_all_dim=1.0)
 PLAIN_ROPE = dict(rope_type="default", rope_theta=1e4)
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
+DELTA = dict(
+    head_dim=24,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=10,
+    linear_value_head_dim=10,
+)
+NEXT = dict(moe_intermediate_size=44, shared_expert_intermediate_size=60)
 GEMMA4 = dict(
     head_dim=18,
     global_head_dim=40,
@@ -215,6 +227,38 @@ FAMILIES: dict[str, dict] = {
     "Apertus, rotated plainly": dict(
         kind="apertus", hidden_act="xielu", rope_parameters=PLAIN_ROPE
     ),
+    "LFM2": dict(kind="lfm2", full_attn_idxs=[1, 3], block_multiple_of=16),
+    "LFM2 with biases": dict(
+        kind="lfm2",
+        conv_bias=True,
+        conv_L_cache=4,
+        num_hidden_layers=5,
+        layer_types=["full_attention", "conv", "conv", "full_attention", "conv"],
+        block_ff_dim=100,
+        block_ffn_dim_multiplier=1.3,
+        block_multiple_of=24,
+    ),
+    "LFM2 with attention alone, not tied": dict(
+        kind="lfm2", block_auto_adjust_ff_dim=False, tie_word_embeddings=False
+    ),
+    "LFM2-MoE": dict(
+        kind="lfm2_moe",
+        layer_types=["conv", "full_attention"] * 2,
+        num_dense_layers=1,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+    ),
+    "LFM2-MoE with shares as they are": dict(
+        kind="lfm2_moe",
+        layer_types=["full_attention", *["conv"] * 3],
+        num_dense_layers=2,
+        num_experts=5,
+        moe_intermediate_size=40,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+    ),
     "Mixtral": dict(kind="mixtral", num_local_experts=5),
     "Mixtral with windows": dict(
         kind="mixtral", num_local_experts=3, num_experts_per_tok=3, sliding_window=7
@@ -254,6 +298,72 @@ FAMILIES: dict[str, dict] = {
         moe_intermediate_size=44,
         norm_topk_prob=False,
     ),
+    "Qwen2-MoE": dict(
+        kind="qwen2_moe",
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=96,
+        shared_expert_intermediate_size=32,
+    ),
+    "Qwen2-MoE with windows": dict(
+        kind="qwen2_moe",
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=60,
+        shared_expert_intermediate_size=60,
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=3,
+    ),
+    "OLMoE": dict(kind="olmoe", num_experts=7, num_experts_per_tok=3),
+    "OLMoE with shares that add up": dict(
+        kind="olmoe", num_experts=5, num_experts_per_tok=2, norm_topk_prob=True
+    ),
+    "Granite-MoE": dict(kind="granitemoe", **GRANITE, num_local_experts=7, num_experts_per_tok=3),
+    "Granite-MoE, tied": dict(
+        kind="granitemoe",
+        num_local_experts=5,
+        attention_multiplier=0.2,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "GLM-4.5": dict(
+        kind="glm4_moe",
+        head_dim=20,
+        n_routed_experts=11,
+        num_experts_per_tok=4,
+        moe_intermediate_size=96,
+        attention_bias=True,
+        routed_scaling_factor=2.5,
+    ),
+    "GLM-4.5, larger": dict(
+        kind="glm4_moe",
+        head_dim=20,
+        n_routed_experts=12,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=36,
+        first_k_dense_replace=2,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        use_qk_norm=True,
+    ),
+    "Qwen3.5": dict(kind="qwen3_5_text", **DELTA),
+    "Qwen3.5, tied": dict(
+        kind="qwen3_5_text",
+        **DELTA | dict(linear_num_value_heads=2),
+        layer_types=["full_attention", "linear_attention"] * 2,
+        tie_word_embeddings=True,
+    ),
+    "Qwen3.5 with biases": dict(kind="qwen3_5_text", **DELTA, attention_bias=True),
+    "Qwen3.5-MoE": dict(
+        kind="qwen3_5_moe_text", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
+    ),
+    "Qwen3-Next": dict(
+        kind="qwen3_next", **DELTA, **NEXT | dict(num_experts=5, num_experts_per_tok=2)
+    ),
     # Angles that llama.cpp computes like the others, though it rounds the range of pairs.
     "gpt-oss": dict(kind="gpt_oss", **GPT_OSS, rope_parameters=GPT_OSS_YARN | {"rope_theta": 5.0}),
     "gpt-oss with yarn as published": dict(
@@ -289,11 +399,16 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     ).eval()
     with torch.no_grad():
         for key, value in model.state_dict().items():
-            # Gemma stores weights less one
-            offset = 0.0 if "norm" not in key or kind.startswith(("gemma2", "gemma3")) else 1.0
+            # Gemma 2, Gemma 3 and Qwen3.5 store weights less one
+            is_less = kind.startswith(("gemma2", "gemma3")) or (
+                DELTA.keys() <= fields.keys() and "linear_attn" not in key
+            )
+            offset = 0.0 if "norm" not in key or is_less else 1.0
             offset = 1.0 if key.endswith("layer_scalar") else offset
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
+            if key.endswith("e_score_correction_bias"):
+                spread = 0.5
             value.copy_(spread * torch.randn(value.shape) + offset)
         logits = model(torch.from_numpy(TOKENS).long()).logits.numpy()
     folder = Path(tempfile.mkdtemp(prefix="model"))
@@ -303,14 +418,16 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     # mlx-lm reads the rope where older transformers wrote it.
     rope = fields["rope_parameters"]
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
+    if kind == "lfm2":  # as in Liquid's files
+        fields["block_dim"] = fields["hidden_size"]
     if kind == "granitemoehybrid":
         fields["layer_types"] = ["attention"] * len(fields["layer_types"])
     if kind == "apertus":
         fields |= {"rope_scaling": rope, "mlp_bias": False, "post_norm": False, "qk_norm": True}
     if kind == "hunyuan_v1_dense":
         fields["rope_scaling"] = {"type": "dynamic"} | {name: rope[name] for name in rope}
-    if kind == "glm4":
-        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    if kind in ("glm4", "glm4_moe"):
+        fields |= {"partial_rotary_factor": rope["partial_rotary_factor"], "rope_scaling": None}
     if rope.get("rope_type") == "longrope":
         fields["rope_scaling"] = {"type": "longrope"} | {
             name: rope[name] for name in ("short_factor", "long_factor")
@@ -323,6 +440,10 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
         }
     if kind == "gpt_oss":
         fields["rope_scaling"] = rope
+    if kind.startswith("qwen3_5"):
+        fields["model_type"] = kind.removesuffix("_text")
+    if kind == "qwen3_next":
+        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if kind.startswith("gemma4"):  # as published; mlx-lm knows no `per_layer_config`
         (first, *_) = fields.pop("per_layer_config").values()
         fields["global_head_dim"] = first["head_dim"]
@@ -379,8 +500,11 @@ def test_logits_are_those_of_transformers(name, compile, backend):
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     seen = {}
     config = check_steps(backend, *made(name), seen.__setitem__)
-    shared = sum(layer.attention.keys_of is not None for layer in config.layers)
-    assert len(seen) == 3 + 10 * config.num_hidden_layers - 3 * shared
+    # of attention those of heads, of a convolution its state
+    counts = [10 if layer.attention else 6 for layer in config.layers]
+    mixers = [layer.attention for layer in config.layers if layer.attention]
+    shared = sum(mixer.keys_of is not None for mixer in mixers)
+    assert len(seen) == 3 + sum(counts) - 3 * shared
 
 
 IN_GGUF = [
@@ -401,12 +525,17 @@ _NOT_IN_MLX = (
     "OLMo 3, long",
     "Mixtral with windows",
     "Qwen3-MoE with shares as they are",
+    "Qwen3.5, tied",  # it takes each so-manyth layer for attention
+    "Qwen3.5 with biases",
+    "Qwen2-MoE with windows",
+    "GLM-4.5, larger",  # it ranks experts of other groups as 0
     # mlx-lm has it in models with images alone: see below
     "Llama 4",
     "Llama 4 with chunks",
     "Llama 4 without norms, tied",
     "Gemma 4 12B",
     "gpt-oss with yarn as published",  # it rounds the range of pairs
+    "LFM2 with attention alone, not tied",  # its head is always tied
 )
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 
@@ -440,6 +569,15 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
     assert relative_error(logits, made(name)[1]) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5-MoE", "Qwen3-Next"])
+def test_a_gguf_file_becomes_a_folder_that_mlx_lm_reads(name, tmp_path):
+    pytest.importorskip("mlx.core")
+    write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
+    assert relative_error(mlx_lm_logits(tmp_path / "out", TOKENS), made(name)[1]) < 1e-4
+    again = run(select("cpu"), open_checkpoint(tmp_path / "out"), (0, 30))
+    assert relative_error(again, made(name)[1]) < 1e-4
+
+
 @pytest.mark.slow_for(
     "Apertus-Q8_0",
     "ERNIE 4.5-Q8_0",
@@ -453,17 +591,112 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
 def test_llama_cpp_reads_the_file(name, format):
     # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of
     # float16, in Gemma 4 twice a layer.
-    tolerance = 0.1 if format == "Q8_0" else 2e-3 if "Gemma" in name else 1e-5
+    wide = 2e-3 if "Gemma" in name else 1e-5
+    tolerance = {"Qwen3.5-MoE": 0.2}.get(name, 0.1) if format == "Q8_0" else wide
     path = exported(name, format)
     wanted = llama_cpp_logits(path)
-    logits = run(select("cpu"), open_checkpoint(path), (0, 29, 30))[0]
-    if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE", "Llama 4", "gpt-oss")):
+    checkpoint = open_checkpoint(path)
+    logits = run(select("cpu"), checkpoint, (0, 29, 30))[0]
+    if format == "Q8_0" and checkpoint.config.num_experts:
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
         errors = np.linalg.norm(logits - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
         assert np.median(errors) < tolerance
     else:
         assert np.linalg.norm(logits - wanted) < tolerance * np.linalg.norm(wanted)
+
+
+WITH_EXPERTS = ("Mixtral", "Qwen3-MoE", "Qwen2-MoE", "OLMoE", "Granite-MoE", "GLM-4.5")
+
+
+def check_same_tensors(path: Path, name: str) -> None:
+    """The tensors of `path` are those of the family's folder, bit for bit."""
+    tensors, wanted = open_checkpoint(path).tensors, open_checkpoint(made(name)[0]).tensors
+    assert tensors.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        np.testing.assert_array_equal(tensors[key].float32(), tensor.float32(), key)
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_stacks_of_experts_as_transformers_5_has_them(name, tmp_path):
+    """Gates on ups in one tensor, under the names of its classes."""
+    folder = made(name)[0]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    shutil.copy(folder / "tokenizer.model", tmp_path)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    assert any(".experts.gate_up_proj" in key for key in tensors_of(tmp_path))
+    check_same_tensors(tmp_path, name)
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def test_layers_of_multi_token_prediction_are_left_out(tmp_path):
+    folder, name = made("GLM-4.5")[0], "model.layers.4"
+    tensors = tensors_of(folder)
+    tensors |= {
+        key.replace("model.layers.3", name): value.clone()
+        for key, value in tensors.items()
+        if "layers.3." in key
+    }
+    tensors |= {f"{name}.enorm.weight": torch.ones(72), f"{name}.eh_proj.weight": torch.ones(72, 9)}
+    shutil.copytree(folder, tmp_path / "next")
+    safetensors.torch.save_file(tensors, tmp_path / "next" / "model.safetensors")
+    check_same_tensors(tmp_path / "next", "GLM-4.5")
+    notices = open_checkpoint(tmp_path / "next").config.notices
+    assert notices[0].endswith("config.json: 1 layer of multi-token prediction left out")
+    edit_json(tmp_path / "next" / "config.json", num_nextn_predict_layers=0)
+    message = refusal(open_checkpoint, tmp_path / "next")
+    assert f"tensor '{name}." in message and "is not part of the model" in message
+
+
+def copy_gguf(path: Path, out: Path, fields: dict, change) -> None:
+    """Copy a GGUF file with other fields, and with the tensors that change(name, values) gives."""
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(out, architecture)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            value = fields.pop(key.removeprefix(f"{architecture}."), field.contents())
+            writer.add_key_value(key, value, field.types[0], *field.types[1:2])
+    assert not fields
+    for tensor in reader.tensors:
+        for name, values in change(tensor.name, tensor.data):
+            writer.add_tensor(name, np.ascontiguousarray(values))
+    write_all(writer)
+
+
+def test_a_gguf_file_with_a_layer_of_multi_token_prediction(tmp_path):
+    """llama.cpp's converter counts it, and names its own tensors "nextn"."""
+
+    def change(name, values):
+        yield name, values
+        if name.startswith("blk.3."):
+            yield name.replace("blk.3.", "blk.4."), values
+        if name == "blk.3.attn_norm.weight":
+            yield "blk.4.nextn.enorm.weight", values
+
+    out, fields = tmp_path / "next.gguf", {"block_count": 5, "nextn_predict_layers": 1}
+    copy_gguf(exported("GLM-4.5", "F32"), out, fields, change)
+    check_same_tensors(out, "GLM-4.5")
+    assert open_checkpoint(out).config.num_hidden_layers == 4
+    assert "1 layer of multi-token prediction" in open_checkpoint(out).config.notices[0]
+
+
+def test_the_shared_experts_gate_is_a_vector_in_gguf_files(tmp_path):
+    out, seen = tmp_path / "vector.gguf", []
+
+    def change(name, values):
+        if name.endswith("ffn_gate_inp_shexp.weight"):
+            seen.append(values.shape)
+            values = values.reshape(-1)
+        yield name, values
+
+    copy_gguf(exported("Qwen2-MoE", "F32"), out, {}, change)
+    assert seen == [(1, 72)] * 4
+    check_same_tensors(out, "Qwen2-MoE")
 
 
 def quantized(folder: Path) -> tuple[Path, np.ndarray]:
@@ -478,7 +711,7 @@ def quantized(folder: Path) -> tuple[Path, np.ndarray]:
 @functools.cache
 def quantized_family(name: str) -> tuple[Path, np.ndarray]:
     folder = made(name, wide=True)[0]
-    if name.startswith("gpt-oss"):  # of the plain matrices it reads stacks alone
+    if name.startswith(("gpt-oss", "Qwen3.5-MoE")):  # of the plain matrices it reads stacks alone
         write_mlx(open_checkpoint(folder), (folder := Path(tempfile.mkdtemp()) / "stacks"), None)
     return quantized(folder)
 
@@ -493,6 +726,23 @@ def test_a_low_bit_folder_has_the_logits_of_mlx_lm(name, backend):
     # On cpu each width of a head and activation compiles for seconds; see the first test.
     compile = False if backend.name == "cpu" and name not in ("SmolLM3", "Qwen3-MoE") else None
     assert relative_error(run(backend, checkpoint, (0, 29, 30), compile=compile), wanted) < 1e-4
+
+
+@pytest.mark.slow_for("Qwen2", "OLMoE", "Granite")
+@pytest.mark.parametrize("name", ["Qwen2-MoE", "OLMoE", "Granite-MoE", "GLM-4.5"])
+def test_mlx_lm_reads_the_low_bit_folder(name, tmp_path):
+    """Of routers with a bias, its matrix cannot be quantised."""
+    pytest.importorskip("mlx.core")
+    source = open_checkpoint(made(name, wide=True)[0])
+    written = write_mlx(source, tmp_path / "out", 4, 32)
+    kept = (notice for notice in written.notices if "kept at" in notice)
+    heads = "4 matrices (such as model.layers.0.self_attn.o_proj"  # rows of 80
+    assert all(notice.startswith(heads) for notice in kept)
+    checkpoint, wanted = open_checkpoint(tmp_path / "out"), mlx_lm_logits(tmp_path / "out", TOKENS)
+    router = checkpoint.tensors[f"{checkpoint.config.layers[3].experts.router.module}.weight"]
+    assert router.description == ("float32" if name == "GLM-4.5" else router.description)
+    logits = run(select("cpu"), checkpoint, (0, 29, 30), compile=False)
+    assert relative_error(logits, wanted) < 1e-4
 
 
 def with_images(name: str):

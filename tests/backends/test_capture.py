@@ -59,7 +59,7 @@ def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", "low-bit", "experts", "sinks", "windows and softcaps", "8 bits"]
+    "name", ["dense", "low-bit", "experts", "sinks", "windows and softcaps", "recurrent", "8 bits"]
 )
 def test_a_step_can_be_captured(name, compile_call):
     operations, faults, launches = compile_call(check, name)

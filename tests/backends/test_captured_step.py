@@ -139,6 +139,10 @@ def rows_and_products(dtype) -> dict[str, float]:
         )
     x, numbers = made(2, 3, 30, dtype=dtype), (0.8, 0.7, 0.5, -1e-6)
     errors["xielu"] = worst(decode.xielu(x, *numbers), ops.xielu(x.double(), *numbers))
+    gate = made(2, 3, 30, dtype=dtype, seed=1)
+    errors["gate of output"] = worst(
+        decode.gate_output(x, gate), x.double() * gate.double().sigmoid()
+    )
     x = made(2, 5, 3, 24, dtype=dtype).transpose(1, 2)
     table = made(5, 12, seed=1), made(5, 12, seed=2)
     with computing(by_kernels=False):
@@ -167,7 +171,7 @@ def rows_and_products(dtype) -> dict[str, float]:
 )
 def test_norms_products_gates_and_rotations(dtype, bound, call):
     errors = call(rows_and_products, dtype)
-    assert len(errors) == 32 and max(errors.values()) < bound, errors
+    assert len(errors) == 33 and max(errors.values()) < bound, errors
 
 
 def device_state(*rows: tuple):
@@ -777,6 +781,9 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
             ROOM=80,
             LENGTH=70,
             VOCABULARY=500,
+            DELTA=(1, 2, 8, 12),
+            CONV=(20, 3),
+            PROMPT=3,
             BOUNDS={name: gpu_kernels.BOUNDS[name] for name in ("float32", "float16")},
         ).items():
             patch.setattr(gpu_kernels, name, small)
@@ -796,12 +803,15 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     examples = Path(__file__).resolve().parents[2] / "examples/benchmarks"
     right, wrong, rates = call(judged, str(examples))
-    assert len(right) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1
+    assert len(right) == 2 * (2 + 3 * 2 + 3 + 3 + 6 + 4) + 1
     assert all(check["ok"] for check in right), right
     bad = [check["name"] for check in wrong if not check["ok"]]
     # a single position hides the fault
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8
-    assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"}
+    recurrent = {"gated delta", "short convolution"}
+    assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"} | recurrent | {
+        f"{name}, 3 positions" for name in recurrent
+    }
     assert all(rate > 0 for check in rates.values() for rate in check.values())
 
 

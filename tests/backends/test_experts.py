@@ -87,6 +87,37 @@ def scaled() -> Path:
     return in_4_bits(make_checkpoint(Path(tempfile.mkdtemp()) / "llama4", **config))
 
 
+@functools.cache
+def biased() -> Path:
+    """Low-bit experts of GLM-4.5: a bias and groups choose them after a dense layer."""
+    config = dict(
+        architectures=["Glm4MoeForCausalLM"],
+        model_type="glm4_moe",
+        head_dim=16,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        n_group=3,
+        topk_group=2,
+        num_nextn_predict_layers=0,
+    )
+    return in_4_bits(make_checkpoint(Path(tempfile.mkdtemp()) / "glm", **config))
+
+
+@functools.cache
+def gated() -> Path:
+    """Low-bit experts of Qwen2-MoE, and a shared one behind a gate."""
+    config = dict(
+        architectures=["Qwen2MoeForCausalLM"],
+        model_type="qwen2_moe",
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=128,
+    )
+    return in_4_bits(make_checkpoint(Path(tempfile.mkdtemp()) / "qwen2", **config))
+
+
 def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:
     """{layer: experts that a text of this one token does not use}, by the router's weights in
     float64.
@@ -94,10 +125,14 @@ def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:
     model = backend.load(open_checkpoint(path), "float32")
     inputs, unused = probes(model, backend.runtime.to_numpy, np.array([[token]])), {}
     for layer in model.config.layers:
-        router = weights()[f"{layer.experts.router}.weight"].astype(np.float64)
+        router = weights()[f"{layer.experts.router.module}.weight"].astype(np.float64)
         scores = router @ inputs[f"{layer.index}.ffn_norm"].reshape(-1)
-        unused[layer.index] = np.argsort(-scores)[layer.experts.used :].tolist()
+        unused[layer.index] = np.argsort(-scores)[layer.experts.router.used :].tolist()
     return unused
+
+
+PATHS = [folder, low_bit, scaled, biased, gated]
+NAMES = ["float32", "low-bit", "scaled", "biased", "gated"]
 
 
 @pytest.mark.parametrize("compile", [None, False])
@@ -117,8 +152,8 @@ def test_only_the_chosen_experts_weights_take_part(compile, backend, tmp_path):
     assert np.isfinite(results[0]).all() and results[0].tobytes() == results[1].tobytes()
 
 
-@pytest.mark.slow_for("low-bit")
-@pytest.mark.parametrize("path", [folder, low_bit, scaled], ids=["float32", "low-bit", "scaled"])
+@pytest.mark.slow_for("low-bit", "biased", "gated")
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
 def test_compiled_rows_have_the_same_bits_in_any_batch(path):
     backend = select("cpu")
     model = backend.load(open_checkpoint(path()))
@@ -296,8 +331,8 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     return pairs
 
 
-@pytest.mark.slow_for("low-bit", "scaled")
-@pytest.mark.parametrize("path", [folder, low_bit, scaled], ids=["float32", "low-bit", "scaled"])
+@pytest.mark.slow_for("low-bit", "scaled", "biased", "gated")
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
 def test_experts_by_tritons_kernels_are_torchs(path, call):
     for got, wanted in call(by_kernels, path()):
         assert relative_error(got, wanted) < 1e-5

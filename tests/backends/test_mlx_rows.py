@@ -33,6 +33,7 @@ MODELS = {
     **{name: COMPILED[name] for name in ("sliding", "qwen2", "qwen3")},
     "Q4_K": dict(kinds="Q4_K"),
     "dynamic": dict(rope_scaling=dict(rope_type="dynamic", factor=4.0)),
+    **{name: COMPILED[name] for name in ("LFM2", "Qwen3.5")},
 }
 
 
@@ -127,15 +128,17 @@ class Batch:
         self.last.pop(row, None)
 
     def trim(self, row: int, length: int) -> None:
-        self.cache.trim(length, row)
-        self.alone[row].trim(length)
+        """A row of recurrent states is emptied unless both caches have a checkpoint there."""
+        cuts = self.cache.trim(length, row), self.alone[row].trim(length)
+        if cuts[0] != cuts[1] or (not cuts[0] and length):
+            self.reset(row)
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.reset(target)
-        self.cache.copy_prefix(source, target, length)
-        self.alone[target].restore(self.alone[source].state())
-        self.alone[target].trim(length)
+        length = self.cache.copy_prefix(source, target, length)
+        self.alone[target].restore(self.alone[source].state(length=length))
         self.last[target] = self.last[source]
+        self.trim(target, length)
 
     def step(self, rows: list[int], count: int) -> None:
         rows = [

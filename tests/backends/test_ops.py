@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from making import few_experts
 from transformers.activations import XIELUActivation
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 
 from backends import conftest
 from mlx_llama.core import llama
@@ -93,6 +95,9 @@ def test_norms_gates_and_caps_are_torchs(words):
     numbers = (F.softplus(judge.alpha_p), judge.beta + F.softplus(judge.alpha_n))
     curve = back(ops.xielu(convert(numbers_near_0), *(x.item() for x in numbers), 0.5, -1e-6))
     np.testing.assert_allclose(curve, wanted, rtol=2e-6)
+    score = made(*x.shape[:-1], 1)
+    gated = back(ops.gate_output(convert(x), convert(score)))
+    assert relative_error(gated, torch.sigmoid(wide(score)) * wide(x)) < 1e-6
     capped = back(ops.softcap(convert(x), 0.7))
     assert relative_error(capped, 0.7 * torch.tanh(wide(x) / 0.7)) < 1e-6
 
@@ -102,7 +107,7 @@ def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
     ops, convert, back = words
     scores = made(9, 6)
     spec = few_experts(6, used=2, normalises=normalises)
-    chosen, shares = ops.choose_experts(convert(scores), spec)
+    chosen, shares = ops.choose_experts(convert(scores), spec.router)
     every = torch.softmax(wide(scores), dim=-1)
     wanted, numbers = torch.topk(every, 2)
     wanted = wanted / wanted.sum(-1, keepdim=True) if normalises else wanted
@@ -113,13 +118,42 @@ def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
     assert relative_error(np.take_along_axis(got, order, -1), wanted.numpy()) < 1e-6
 
 
+@pytest.mark.parametrize("groups, used_groups", [(1, 1), (4, 2), (3, 3)])
+def test_experts_are_chosen_by_a_bias_in_groups_as_in_glm_4_5(groups, used_groups, words):
+    ops, convert, back = words
+    scores, bias, normalises = made(9, 12), made(12), groups == 4
+    config = Glm4MoeConfig(
+        hidden_size=12,
+        n_routed_experts=12,
+        num_experts_per_tok=5,
+        n_group=groups,
+        topk_group=used_groups,
+        norm_topk_prob=normalises,
+        routed_scaling_factor=2.5,
+    )
+    judge = Glm4MoeTopkRouter(config)
+    judge.weight.data, judge.e_score_correction_bias.data = torch.eye(12), torch.from_numpy(bias)
+    with torch.no_grad():
+        _, wanted, numbers = judge(torch.from_numpy(scores))
+    settings = dict(scoring="sigmoid", scale=2.5, groups=groups, used_groups=used_groups)
+    spec = few_experts(12, 5, normalises, **settings)
+    chosen, shares = ops.choose_experts(convert(scores), spec.router, convert(bias))
+    spread = np.zeros((2, 9, 12), np.float32)  # shares by expert
+    for row, places, values in zip(
+        spread, (back(chosen), numbers.numpy()), (back(shares), wanted.numpy())
+    ):
+        np.put_along_axis(row, np.asarray(places).astype(int), np.asarray(values), -1)
+    assert np.count_nonzero(spread[1]) == 9 * 5
+    np.testing.assert_allclose(spread[0], spread[1], rtol=1e-6)
+
+
 @pytest.mark.filterwarnings("error")
 def test_sigmoid_shares_of_extreme_scores(words):
     """As torch's, for scores whose exponential float32 does not hold."""
     ops, convert, back = words
     scores = np.float32([[-200, 3, -100], [95, -95, -300]])
     spec = few_experts(3, used=3, normalises=False, scoring="sigmoid")
-    chosen, shares = (np.asarray(back(x)) for x in ops.choose_experts(convert(scores), spec))
+    chosen, shares = (np.asarray(back(x)) for x in ops.choose_experts(convert(scores), spec.router))
     wanted = torch.sigmoid(wide(np.take_along_axis(scores, chosen.astype(int), -1)))
     np.testing.assert_allclose(shares, wanted.numpy(), rtol=1e-5, atol=1e-38)
 

@@ -28,10 +28,11 @@ torch = pytest.importorskip("torch")
 from backends.triton_process import DEVICE_NAME, call, computing  # noqa: F401
 
 ADAPTED = "a LoRA adapter"
-CASES = ("Gemma 2", "OLMo 2", "Hunyuan", "Apertus", "gpt-oss", "Granite 3", ADAPTED)
+CASES = "Gemma 2", "OLMo 2", "Hunyuan", "Apertus", "gpt-oss", "Granite 3", "Qwen2-MoE", ADAPTED
 TOKENS = np.random.default_rng(3).integers(3, 300, (1, 9)).astype(np.int32)
 # {word: its first arguments that are activations}; others have one
 ACTIVATIONS = {"embed": 0, "add": 2, "add_rms_norm": 2, "experts": 2, "adapt": 2}
+ACTIVATIONS |= {"gate_output": 2}
 Calls = list[tuple[str, list, list]]  # (word, inputs, results)
 
 

@@ -48,10 +48,10 @@ def check_steps(backend, folder: Path, wanted: np.ndarray, probe=None) -> LlamaC
     """Check the greedy steps of two rows after TOKENS, whose logits are `wanted`; returns the
     model's config. probe: of the prompt.
     """
-    # Traced on MLX, too, where its CPU device asks for it.
-    model = backend.load(
-        open_checkpoint(folder), "float32", compile=True if backend.name == "mlx" else None
-    )
+    checkpoint = open_checkpoint(folder)
+    # Traced on MLX, too, where its CPU device asks for it; steps with recurrent states are not.
+    traces = backend.name == "mlx" and not checkpoint.config.recurrent
+    model = backend.load(checkpoint, "float32", compile=True if traces else None)
     cache = model.make_cache(40, 2)
     model.forward(TOKENS[:, :-1], 0, cache, probe=probe)
     token = TOKENS[:, -1:]

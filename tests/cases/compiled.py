@@ -25,6 +25,23 @@ MODELS = {
         max_window_layers=1,
     ),
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
+    "LFM2": dict(
+        architectures=["Lfm2ForCausalLM"],
+        model_type="lfm2",
+        layer_types=["conv", "full_attention"],
+        block_auto_adjust_ff_dim=False,
+        conv_bias=True,
+    ),
+    "Qwen3.5": dict(
+        architectures=["Qwen3_5ForCausalLM"],
+        model_type="qwen3_5_text",
+        layer_types=["linear_attention", "full_attention"],
+        head_dim=24,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=10,
+        linear_value_head_dim=14,
+    ),
     # low-bit: groups with a kernel of MLX, groups of 16 by two products, and both in one matrix
     "Q4_0": dict(kinds="Q4_0"),
     "mixed": dict(

@@ -53,7 +53,7 @@ def test_all_backends_agree(door):
     facts = run(door, "--dtype", "float32", "--tokens", "40")
     assert [entry["backend"] for entry in facts["backends"]] == BACKENDS
     assert len(facts["tokens"]) == 40
-    in_layers = (f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER)
+    in_layers = (f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER if name != "state")
     names = ["embedding", *in_layers, "norm", "logits"]
     for entry in facts["backends"]:
         assert entry["within"] and entry["first_bad"] is None
@@ -77,6 +77,41 @@ def test_transformers_as_the_reference(door):
         kinds = {name.split(".")[-1] for name in entry["not_compared"]}
         assert kinds == {"query_rope", "key_rope"} and len(entry["probes"]) == 1 + 8 * LAYERS + 2
         assert entry["decoded"]["first_difference"] is None
+
+
+@functools.cache
+def make_hybrid() -> Path:
+    fields = dict(architectures=["Lfm2ForCausalLM"], model_type="lfm2", full_attn_idxs=[1])
+    fields |= dict(num_hidden_layers=LAYERS, tie_word_embeddings=True)
+    return make_checkpoint(Path(tempfile.mkdtemp()) / "m", **fields)
+
+
+def test_layers_with_a_recurrent_state_have_a_probe_of_it(door):
+    facts = run(door, "--dtype", "float32", "--tokens", "40", path=make_hybrid())
+    mixers = [["state"], core.HEAD_PROBES, ["state"]]
+    for entry in facts["backends"]:
+        assert entry["within"] and not entry["not_compared"]
+        names = [probe["probe"] for probe in entry["probes"]]
+        for i, kinds in enumerate(mixers):
+            here = [name.partition(".")[2] for name in names if name.startswith(f"{i}.")]
+            assert here == ["attention_norm", *kinds, "attention", "ffn_norm", "ffn", "block"]
+
+
+@pytest.mark.slow
+def test_transformers_judges_a_hybrid(door):
+    flags = "--dtype float32 --reference transformers".split()
+    for entry in run(door, *flags, path=make_hybrid())["backends"]:
+        assert entry["within"], entry["verdict"]
+        kinds = {name.split(".")[-1] for name in entry["not_compared"]}
+        assert kinds == {"query_rope", "key_rope", "state"}
+
+
+@pytest.mark.slow
+def test_every_way_of_filling_a_hybrid_s_cache(door):
+    facts = run(door, "--dtype", "float32", "--verify-cache", path=make_hybrid())
+    ways = [entry["way"] for entry in facts["ways"] if entry["backend"] == BACKENDS[0]]
+    assert "decoded by steps: recurrent states" in ways
+    assert all(entry["within"] for entry in facts["ways"])
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from making import make_checkpoint
 
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
+from mlx_llama.core.backends.positions import KEPT_CHECKPOINTS
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.system import machine
@@ -59,6 +60,18 @@ def test_a_context_that_memory_is_said_to_hold_is_held(tmp_path, monkeypatch):
     filled = model.make_cache(4 * cpu.longest_context)
     with pytest.raises(ContextError, match="of memory are free"):
         filled.check_memory({0: 4 * cpu.longest_context})
+
+
+def test_recurrent_states_and_their_checkpoints_take_room(tmp_path, monkeypatch):
+    fields = dict(architectures=["Lfm2ForCausalLM"], model_type="lfm2", full_attn_idxs=[1])
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=1 << 20, **fields)
+    monkeypatch.setattr(machine, "free_memory", lambda: 8 << 20)
+    diagnosis = diagnose(folder)
+    state = 4 * 2 * 64  # a layer's last two inputs
+    assert diagnosis.model["state_bytes"] == state
+    cpu = fit(diagnosis, "cpu")
+    room = (8 << 20) - cpu.weights_bytes - (1 + KEPT_CHECKPOINTS) * state
+    assert cpu.longest_context == room // (2 * cpu.cache_bytes_per_token)
 
 
 def test_tokens_of_many_conversations_and_8_bits(tmp_path, monkeypatch):

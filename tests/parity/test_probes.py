@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
+from making import config_fields
 from transformers import AutoModelForCausalLM
 
 from mlx_llama.core.errors import ContextError
@@ -22,7 +21,7 @@ def test_probes_have_the_names_and_shapes_of_the_model(backend, open_llm, small)
     probes = core.collect(backend, llm.model, TOKENS, 4)
     config = LlamaConfig.from_file(small)
     assert set(probes) == set(core.probe_names(config))
-    assert len(probes) == 1 + 3 * len(core.IN_LAYER) + len(core.LAST)
+    assert len(probes) == 1 + 3 * (len(core.IN_LAYER) - 1) + len(core.LAST)
     queries, keys = (
         heads * config.head_dim
         for heads in (config.num_attention_heads, config.num_key_value_heads)
@@ -68,7 +67,7 @@ def report(**errors):
     """A report of one layer whose probes are off by the relative errors of these names, at position
     1.
     """
-    config = SimpleNamespace(num_hidden_layers=1)
+    config = LlamaConfig.from_dict(config_fields(num_hidden_layers=1))
     wanted = {name: np.ones((3, 2), np.float32) for name in core.probe_names(config)}
     probes = {name: array.copy() for name, array in wanted.items()}
     for name, error in errors.items():
@@ -100,7 +99,7 @@ def test_decoded_tokens_that_differ_are_outside_unless_they_are_a_tie():
 
 
 def test_probes_that_the_reference_lacks_are_listed():
-    config = SimpleNamespace(num_hidden_layers=1)
+    config = LlamaConfig.from_dict(config_fields(num_hidden_layers=1))
     probes = {name: np.ones((2, 2), np.float32) for name in core.probe_names(config)}
     wanted = {name: probes[name] for name in probes if "rope" not in name}
     comparison = core.compare("cpu", "NumPy", "float32", 1e-4, probes, wanted, config)

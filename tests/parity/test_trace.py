@@ -9,12 +9,11 @@ import json
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cases.fixtures import SMALL
-from making import make_checkpoint, refusal
+from making import config_fields, make_checkpoint, refusal
 
 import mlx_llama
 from mlx_llama.core.errors import TraceError
@@ -222,7 +221,7 @@ def test_one_wrong_logit_of_a_likely_token_is_found(golden, run):
 def test_other_widths_and_missing_probes(golden, run):
     probes = dict(run[0], norm=run[0]["norm"][:, :-1])
     del probes["0.ffn"]
-    names = parity.probe_names(SimpleNamespace(num_hidden_layers=3))
+    names = parity.probe_names(LlamaConfig.from_dict(config_fields(num_hidden_layers=3)))
     checked = trace.check(golden, probes, run[1], 1e-4, names)
     assert checked.first_bad == "norm" and math.isinf(checked.errors["norm"].min())
     assert checked.missing == ["0.ffn"]

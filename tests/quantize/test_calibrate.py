@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from making import make_checkpoint
+from making import config_fields, make_checkpoint, random_tensors
 from transformers import AutoModelForCausalLM
 
 import mlx_llama
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.quantize.importance import measure_importance, read_docs
 from mlx_llama.quantize.writing import stack_experts
@@ -92,11 +93,20 @@ def test_experts_count_the_tokens_that_they_see(tmp_path):
             position_embedding_type="rope",
             shared_intermediate_size=96,
         ),
+        dict(
+            architectures=["Lfm2ForCausalLM"],
+            model_type="lfm2",
+            layer_types=["conv", "full_attention"],
+            tie_word_embeddings=True,
+        ),
     ],
-    ids=["llama4", "granite4"],
+    ids=["llama4", "granite4", "lfm2"],
 )
 def test_matrices_have_the_names_that_the_gguf_file_has(fields, tmp_path):
-    llm = load(make_checkpoint(tmp_path / "m", **fields))
+    tensors = random_tensors(config := config_fields(**fields))
+    parts = LlamaConfig.from_dict(config).fused_parts() if "lfm2" in config["model_type"] else {}
+    tensors = {parts.get(name, (name,))[0]: values for name, values in tensors.items()}
+    llm = load(make_checkpoint(tmp_path / "m", tensors=tensors, **fields))
     tokens = np.random.default_rng(0).integers(3, 380, 8).tolist()
     importance = measure_importance(llm, tokens, "a.txt", 8)
     names = FAMILIES[llm.checkpoint.config.architecture].names

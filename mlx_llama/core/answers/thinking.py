@@ -19,7 +19,7 @@ from .grammar import Constraint
 
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: Qwen3's, Granite's
 # The second is a word of other templates' texts, too: look for a condition.
-_SWITCH = re.compile(r"\benable_thinking\b|\{%-?\s*(?:el)?if\b[^%'\"]*\bthinking\b")
+_SWITCH = re.compile(r"\benable_thinking\b|\{%-?\s*(?:el)?if\b[^%'\"]*(?<!\.)\bthinking\b")
 
 
 def has_switch(source: str) -> bool:

@@ -82,7 +82,11 @@ def build_experts(
     stacks = ExpertStacks(gate, up, down, experts)
     if experts.has_biases:
         stacks = stacks._replace(biases=tuple(map(weights.stack_biases, modules)))
-    return Experts(ops, weights.linear([experts.router]), stacks, shared)
+    if experts.router.bias:
+        stacks = stacks._replace(router_bias=weights.float32(experts.router.bias))
+    gate_of_shared = weights.linear([experts.shared_gate]) if experts.shared_gate else None
+    router = weights.linear([experts.router.module])
+    return Experts(ops, router, stacks, shared, gate_of_shared)
 
 
 def build_mixer(

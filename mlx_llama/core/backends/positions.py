@@ -46,8 +46,9 @@ def state_nbytes(config: LlamaConfig) -> int:
 
 
 Layers = Sequence[np.ndarray]  # keys or values by slot
-# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed
-States = tuple[tuple[Any, ...], ...]
+# A row's recurrent states by slot, float32 of `mixer.states`: replaced, never changed, unless
+# `_freeze` copies them; a tuple, or a backend's type that is indexed like one
+States = Any
 
 
 class Positions:
@@ -262,6 +263,10 @@ class Positions:
     def _checkpoints_to(self, length: int, row: int) -> dict[int, States]:
         return {at: states for at, states in self.checkpoints[row].items() if at <= length}
 
+    def _freeze(self, states: States) -> States:
+        """States that no later call changes."""
+        return states
+
     def advance(self, span: Span, states: States) -> None:
         """Account for a call's new positions, after which the recurrent states are `states`."""
         row, end = span.row, span.end
@@ -269,10 +274,10 @@ class Positions:
         if not self.state_nbytes:
             return
         kept = self.checkpoints[row]
-        if span.count > 1 and span.start:  # drafts are cut to it
-            kept[span.start] = self.states[row]
+        if span.count > 1 and span.start and span.start not in kept:  # drafts are cut to it
+            kept[span.start] = self._freeze(self.states[row])
         if span.count > 1 or end % CHECKPOINT == 0:
-            kept[end] = states
+            kept[end] = self._freeze(states)
         self.states[row] = states
         while len(kept) > KEPT_CHECKPOINTS:
             # those within a block go first, but for the latest, which end messages
@@ -291,7 +296,9 @@ class Positions:
                 self.checkpoints[target] = self._checkpoints_to(length, source)
                 is_end = length == self.lengths[source]
                 self.states[target] = (
-                    self.states[source] if is_end else self.checkpoints[target][length]
+                    self._freeze(self.states[source])
+                    if is_end
+                    else self.checkpoints[target][length]
                 )
             self.lengths[target] = length
         return length
@@ -478,11 +485,21 @@ class CallView(View):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             for i, span in enumerate(self.spans):
-                slots = range(len(self.config.recurrent))
-                states = tuple(
-                    tuple(self.cache._own(part[i]) for part in self._kept[slot]) for slot in slots
-                )
-                self.cache.advance(span, states)
+                self.cache.advance(span, self.states_after(i) if self.cache.state_nbytes else ())
+            if self.listener is not None:
+                self._probe_states()
+
+    def _probe_states(self) -> None:
+        """Show the last of each layer's states after the call, [B, 1, n]."""
+        for slot, mixer in enumerate(self.config.recurrent):
+            states = [self.cache.states[span.row][slot][-1] for span in self.spans]
+            rows = self.cache._stack([state.reshape(1, -1) for state in states])
+            self.probe("state", rows, mixer.index)
+
+    def states_after(self, i: int) -> States:
+        """The recurrent states of sequence `i` after this call."""
+        kept = (self._kept[slot] for slot in range(len(self.config.recurrent)))
+        return tuple(tuple(self.cache._own(part[i]) for part in parts) for parts in kept)
 
     def recurrent(self, slot: int) -> tuple[Any, ...]:
         """As of ops.View: new rows begin with zeros."""

@@ -12,6 +12,7 @@ from typing import Any
 
 EMBEDDING, ROPE, ATTENTION = "embedding", "rope, store keys and values", "attention"
 HEAD_NORMS, EXPERTS, ADAPTERS = "norm of heads", "experts", "adapters"
+CONVOLUTION, GATED_DELTA = "convolution", "gated delta rule"
 # {word of `ops`: its name in a profile}; a product has the name of its matrix
 _PRODUCTS = ("linear", "gated_linear")
 _WORDS = {
@@ -28,7 +29,10 @@ _WORDS = {
     "experts": EXPERTS,
     "adapt": ADAPTERS,
     "gate": "gate",
+    "gate_output": "gate",
     "xielu": "gate",
+    "short_conv": CONVOLUTION,
+    "gated_delta": GATED_DELTA,
     **dict.fromkeys(_PRODUCTS, "product"),
 }
 
@@ -70,12 +74,16 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
     named: list[tuple[str, Any]] = []
     for block in model.decoder.blocks:
         if block.mixer:
-            kind = ("query, key, value", "attention output")
+            kinds = ["query, key, value", "attention output"]
             if not block.spec.attention:
-                kind = ("convolution input", "convolution output")
-            named += zip(kind, block.mixer.products)
+                kinds = ["convolution input", "convolution output"]
+            elif block.mixer.gate:
+                kinds.insert(1, "gate of attention")
+            named += zip(kinds, block.mixer.products)
         if block.spec.experts:
             named.append(("router", block.mlp.router))
+            if block.mlp.shared_gate:
+                named.append(("gate of the shared expert", block.mlp.shared_gate))
         mlp = block.mlp.shared if block.spec.experts else block.mlp
         if mlp is not None:
             named += [("gate, up", mlp.gate_up), ("down", mlp.down)]

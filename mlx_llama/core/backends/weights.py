@@ -94,6 +94,10 @@ class BaseWeights:
         with self._allocating():
             return self._float32(numbers)
 
+    def float32(self, name: str) -> Array:
+        """The vector of that name in float32, whatever the model's dtype."""
+        return self.send(self.tensors[name].float32())
+
     def filter(self, name: str, size: int) -> Array:
         """The weights of a convolution of each of `size` channels: [size, positions]."""
         with self._allocating():

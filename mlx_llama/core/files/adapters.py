@@ -113,14 +113,14 @@ class Adapter:
         return a, b
 
 
-def _add(base: Tensor | AffineWeight, additions: Sequence[tuple[int, Pair]]) -> Tensor:
-    """A matrix plus additions (first row, pair), rounded to its dtype, computed at each access."""
+def _add(base: Tensor | AffineWeight, additions: Sequence[tuple[Any, Pair]]) -> Tensor:
+    """A matrix plus additions (rows, pair), rounded to its dtype, computed at each access."""
 
     def compute() -> np.ndarray:
         base.check_file()
         values = base.float32()
-        for first, pair in additions:
-            values[first : first + pair.shape[0]] += pair.b() @ pair.a()
+        for rows, pair in additions:
+            values[rows] += pair.b() @ pair.a()
         with np.errstate(over="ignore"):  # writers refuse values that are not finite
             return as_bits(values.astype(NUMBERS[base.dtype], copy=False))
 
@@ -132,12 +132,13 @@ def merge(
 ) -> dict[str, Tensor | AffineWeight]:
     """Add an adapter to the matrices of `stored` tensors (config.stored_shapes)."""
     places = config.fused_parts()
-    additions: dict[str, list[tuple[int, Pair]]] = {}
+    additions: dict[str, list[tuple[Any, Pair]]] = {}
     for module, pair in adapter.pairs.items():
-        name, first = f"{module}.weight", 0
-        if name not in stored:
-            name, first, _ = places[name]
-        additions.setdefault(name, []).append((first, pair))
+        name = f"{module}.weight"
+        whole, rows = places.get(name, (name, slice(None)))
+        if name in stored and whole != name:
+            whole, rows = name, slice(None)
+        additions.setdefault(whole, []).append((rows, pair))
     return {**stored, **{name: _add(stored[name], parts) for name, parts in additions.items()}}
 
 
@@ -396,19 +397,20 @@ def _pair(path: Path, part: re.Pattern[str], scale_of: Scale) -> dict[str, Pair]
 
 def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
     """Pairs by modules of `config`, without the writer's prefix; those of fused matrices split."""
-    fused: dict[str, dict[str, tuple[int, int]]] = {}  # {module: {part: its rows}}
-    for part, (whole, first, last) in config.fused_parts().items():
+    fused: dict[str, dict[str, Any]] = {}  # {module: {part: its rows}}
+    for part, (whole, rows) in config.fused_parts().items():
         spans = fused.setdefault(whole.removesuffix(".weight"), {})
-        spans[part.removesuffix(".weight")] = first, last
+        spans[part.removesuffix(".weight")] = rows
+    stored = config.stored_shapes()
     expanded = {}
     for written, pair in pairs.items():
         module = written.removeprefix(_PEFT_PREFIX)
         if config.is_text_part:
             module = strip_wrapper(module) or module
         spans = fused.get(module, {})
-        if pair.shape[0] == max((last for _, last in spans.values()), default=None):
-            for part, (first, last) in spans.items():
-                rows = pair.stored_b.stored[first:last]
+        if spans and pair.shape[0] == stored[f"{module}.weight"][0]:
+            for part, span in spans.items():
+                rows = pair.stored_b.stored[span]
                 b = replace(pair.stored_b, shape=rows.shape, values=rows)
                 expanded[part] = replace(pair, stored_b=b)
         else:

@@ -27,7 +27,7 @@ from mlx_llama.core.system.forks import cached_property
 
 from . import hub
 from .adapters import Adapter, merge, open_adapters
-from .fit import select, split
+from .fit import describe_form, select, split
 from .gguf import GGUFFile, is_gguf, list_models, part_names, pick_type
 from .quantized import AffineWeight
 from .safetensors import INDEX, find_single, find_weights
@@ -214,6 +214,7 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
         # report a bad id now, not after the first answer
         _read_eos_ids(generation, path, config.vocab_size)
         weights = find_weights(path)
+        config = describe_form(weights, config)
     stored = select(weights, config, path, source)
     if notice := notice_decoded(stored.values()):
         config = dataclasses.replace(config, notices=(*config.notices, notice))

@@ -14,6 +14,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES, strip_wrapper
+from mlx_llama.core.models.parts import GatedDelta
 from mlx_llama.core.models.quantization import (
     Float8Quantization,
     PackedQuantization,
@@ -32,6 +33,7 @@ Weights = Mapping[str, Stored]  # by tensor name
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 _PARTS = (".weight", ".scales", ".biases")
 _LAYER = re.compile(r"\.\d+\.")
+PREDICTION = re.compile(r"(model\.)?mtp\.")
 
 
 def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
@@ -47,6 +49,53 @@ def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
     tied = [_HEAD + part for part in _PARTS]
     kept = {name: stored for name, stored in weights.items() if name not in tied}
     return kept if _EMBEDDING + ".weight" in kept else kept | head
+
+
+def skip_layers(weights: Weights, config: LlamaConfig) -> Weights:
+    """Leave out the layers of multi-token prediction."""
+    last = config.num_hidden_layers
+    numbers = range(last, last + config.num_nextn_predict_layers)
+    skipped = tuple(f"{name}.{i}." for i in numbers for name in ("model.layers", "blk"))
+    return {name: stored for name, stored in weights.items() if not name.startswith(skipped)}
+
+
+def skip_prediction(weights: Weights) -> Weights:
+    """Leave out Qwen's module of multi-token prediction."""
+    return {name: x for name, x in weights.items() if not PREDICTION.match(name)}
+
+
+def describe_form(weights: Weights, config: LlamaConfig) -> LlamaConfig:
+    """The config of these `weights`: mlx_lm's converter adds `norm_offset` to the norms of models
+    with the delta rule, whose convolutions it turns; a notice of tensors that are not used.
+    """
+    notices = config.notices
+    if any(map(PREDICTION.match, weights)):
+        notices += ("the module of multi-token prediction (mtp) is left out",)
+    weights = resolve_tied(weights, config)
+    convs = (f"{mixer.conv}.weight" for mixer in config.recurrent if isinstance(mixer, GatedDelta))
+    shapes = [weights[name].shape for name in convs if name in weights]
+    is_turned = any(len(shape) == 3 and shape[1] > shape[2] == 1 for shape in shapes)
+    return replace(config, notices=notices, norm_offset=0.0 if is_turned else config.norm_offset)
+
+
+def shape_convolutions(weights: Weights, config: LlamaConfig) -> Weights:
+    """Give convolutions Hugging Face's shape [C, 1, W]: mlx_lm's [C, W, 1] and llama.cpp's [C, W]
+    have the same order.
+    """
+
+    def shaped(stored: Stored, shape: tuple[int, ...]) -> Stored:
+        def decode(name: str) -> Tensor:
+            return stored.tensor(name).reshape(shape)
+
+        return replace(stored, shape=shape, decode=decode)
+
+    result = dict(weights)
+    for mixer in config.recurrent:
+        channels, _, width = shape = mixer.shapes()[mixer.conv]
+        stored = weights.get(name := f"{mixer.conv}.weight")
+        if stored and stored.shape in ((channels, width), (channels, width, 1)):
+            result[name] = shaped(stored, shape)
+    return result
 
 
 def _take_part(whole: Stored, i: int, count: int, axes: int) -> Stored:
@@ -89,7 +138,8 @@ def unstack(weights: Weights, config: LlamaConfig) -> Weights:
 
 def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
     """`weights` by the names of `config.stored_shapes()`, other quantisers' modules as matrices."""
-    weights = unstack(resolve_tied(weights, config), config)
+    weights = skip_prediction(skip_layers(resolve_tied(weights, config), config))
+    weights = shape_convolutions(unstack(weights, config), config)
     # Published files hold these of layers that read another's keys and values.
     unused = {
         mixer.qkv[0].replace("q_proj", part)
@@ -201,11 +251,13 @@ def split(
     """Split fused tensors into those of `config.tensor_shapes()`, and give rows their order."""
     tensors, parts = {}, config.fused_parts()
     for name, shape in config.tensor_shapes().items():
-        if name in stored:
+        whole, rows = parts.get(name, (name, slice(None)))
+        if name not in parts or (name in stored and whole != name):
             tensor = stored[name]
+        elif isinstance(rows, slice):
+            tensor = stored[whole].part(name, rows.start, rows.stop)
         else:
-            whole, first, last = parts[name]
-            tensor = stored[whole].part(name, first, last)
+            tensor = stored[whole].part(name, 0, stored[whole].shape[0]).reorder(rows)
         order = config.row_order(name.rpartition(".")[0], shape[0] if shape else 1)
         tensors[name] = tensor if order is None else tensor.reorder(order)
     return tensors
@@ -277,10 +329,11 @@ def _more(names: list[str]) -> str:
     return f", and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-# Experts of gpt-oss and Llama 4 as transformers stores them: all in one tensor. Matrices are
-# transposed: `gate_up_proj` [X, E, 2 F], gates and ups interleaved or as halves, and `down_proj`
-# [X, F, E]. gpt-oss's published files have mxfp4: `NAME_blocks` uint8 [X, N, K / 32, 16] and
-# `NAME_scales` uint8 [X, N, K / 32]. Biases are `NAME_bias` [X, N].
+# Experts as transformers 5 and Granite's files store them: all in one tensor, `gate_up_proj` [X,
+# 2 F, E] and `down_proj` [X, E, F]. Those of gpt-oss and Llama 4 are transposed, [X, E, 2 F] and
+# [X, F, E]. Gates and ups are halves, in gpt-oss interleaved. Its published files have mxfp4:
+# `NAME_blocks` uint8 [X, N, K / 32, 16] and `NAME_scales` uint8 [X, N, K / 32]. Biases are
+# `NAME_bias` [X, N].
 
 _ALL = slice(None)
 _BLOCK = 32  # weights that share a scale
@@ -298,15 +351,17 @@ class _Part(Tensor):
 
 
 def _take_expert(
-    whole: Stored, i: int, count: int, rows: slice, is_bias: bool, scales: Stored | None
+    whole: Stored, i: int, count: int, rows: slice, axes: int, transposes: bool, scales: Any
 ) -> Stored:
-    """The tensor of expert `i`: those rows of a stored one of all. scales: of mxfp4."""
+    """The tensor of expert `i`, with so many axes: those rows of a stored one of all. scales: of
+    mxfp4, or None.
+    """
     shape = list(whole.shape[1:])
-    if whole.shape[:1] != (count,) or len(shape) != (3 if scales else 2 - is_bias):
+    if whole.shape[:1] != (count,) or len(shape) != (3 if scales else axes):
         return whole
     if scales:
         shape = [shape[0], shape[1] * _BLOCK]
-    elif not is_bias:
+    elif transposes:
         shape.reverse()
     shape[0] = len(range(*rows.indices(shape[0])))
 
@@ -314,7 +369,7 @@ def _take_expert(
         if scales is None:
             number = whole.tensor(name)  # raises for another dtype
             view, pages = whole.take(i, count)
-            view = (view if is_bias else view.T)[rows]
+            view = (view.T if transposes else view)[rows]
             return _Part(name, number.dtype, view.shape, view, pages)
         groups = whole.shape[:-1]
         for stored, wanted in ((whole, (*groups, _BLOCK // 2)), (scales, groups)):
@@ -335,21 +390,27 @@ def _take_expert(
 def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[str, Stored]:
     """Name each expert's tensors where the file has those of all experts in one."""
     modules = FAMILIES[config.architecture].experts
-    if modules is None or not modules.fused_rows:
+    if modules is None:
         return weights
     units = config.moe_intermediate_size
     gates, ups = slice(0, units), slice(units, None)
     if modules.fused_rows == "in turn":
         gates, ups = slice(0, None, 2), slice(1, None, 2)
+    prefixes = [f"model.layers.{layer.index}." for layer in config.layers if layer.experts]
+    usual = {
+        f"model.layers.{layer.index}.{name}": f"model.layers.{layer.index}.{ours}"
+        for layer in config.layers
+        for name, ours in modules.aliases.items()
+    }
+    weights = {usual.get(name, name): stored for name, stored in weights.items()}
     result = dict(weights)
-    for experts in filter(None, (layer.experts for layer in config.layers)):
-        stack = experts.gate[0].removesuffix(f".0.{modules.gate}")
-        for names, fused, rows in (
-            (experts.gate, "gate_up_proj", gates),
-            (experts.up, "gate_up_proj", ups),
-            (experts.down, "down_proj", _ALL),
+    for prefix, experts in zip(prefixes, filter(None, (layer.experts for layer in config.layers))):
+        gate_up, down = (prefix + name for name in modules.fused)
+        for names, whole, rows in (
+            (experts.gate, gate_up, gates),
+            (experts.up, gate_up, ups),
+            (experts.down, down, _ALL),
         ):
-            whole = f"{stack}.{fused}"
             blocks, packed = f"{whole}_blocks", None
             if blocks in weights and f"{whole}_scales" in weights:
                 packed = result.pop(f"{whole}_scales", weights[f"{whole}_scales"])
@@ -359,8 +420,15 @@ def split_fused(weights: Mapping[str, Stored], config: LlamaConfig) -> Mapping[s
                 ("bias", f"{whole}_bias", None),
             ):
                 result.pop(stored, None)
+                axes = 1 if kind == "bias" else 2
                 for i, name in enumerate(names if stored in weights else ()):
                     result[f"{name}.{kind}"] = _take_expert(
-                        weights[stored], i, len(names), rows, kind == "bias", scales
+                        weights[stored],
+                        i,
+                        len(names),
+                        rows,
+                        axes,
+                        transposes=modules.transposes and axes == 2,
+                        scales=scales,
                     )
     return result

@@ -167,6 +167,8 @@ class GGUFFile:
                     if name in self._tensors:
                         other = self._tensors[name].path.name
                         raise part.corrupt(f"tensor {show(stored)} is in {other} already")
+                    if name.endswith("shared_expert_gate.weight") and len(entry.shape) == 1:
+                        entry = _make_row(entry)
                     self._tensors[name] = entry
         for name in list(self._tensors):
             if match := _FACTORS.fullmatch(name):
@@ -210,6 +212,8 @@ class GGUFFile:
             for name, shape in self.config.stored_shapes().items():
                 if name.endswith(".bias") and name not in weights and ".experts." not in name:
                     weights[name] = self._constant(name, 0.0, shape)
+        for name in filter(self._names.is_logarithm, weights):
+            weights[name] = _take_logarithm(weights[name])
         return weights | self._numbers()
 
     def _constant(self, name: str, value: float, shape: tuple[int, ...]) -> Stored:
@@ -264,6 +268,28 @@ class GGUFFile:
             )
         factors = entry.tensor(entry.name).float32().reshape(-1)
         return np.repeat(factors, rows // len(factors))
+
+
+def _take_logarithm(rates: Stored) -> Stored:
+    """The logarithm of what llama.cpp's converter stored as -exp of it."""
+
+    def decode(name: str) -> Tensor:
+        with np.errstate(all="ignore"):
+            values = np.log(-rates.tensor(name).float32())
+        values.flags.writeable = False
+        return Tensor(name, "float32", rates.shape, values)
+
+    return replace(rates, decode=decode)
+
+
+def _make_row(vector: Stored) -> Stored:
+    """The matrix of one row that llama.cpp's converter stored as a vector."""
+
+    def array() -> tuple[np.ndarray, Any]:
+        view, pages = vector.array()
+        return view[None], pages
+
+    return replace(vector, shape=(1, *vector.shape), array=array)
 
 
 def part_names(name: str) -> list[str]:

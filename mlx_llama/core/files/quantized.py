@@ -197,7 +197,7 @@ class GGUFWeight(_StoredRows):
         self.table = layout.table
         if factors is None and format in ("MXFP4", "NVFP4"):
             self.mode = format.lower()
-        self.nbytes = blocks.nbytes
+        self.nbytes = blocks.nbytes * shape[0] // max(len(blocks), 1)
         self.layout, self.column_unit = layout, layout.block_size
 
     def _derive(self, name: str, arrays: Sequence[Any], **where: Any) -> GGUFWeight:
@@ -269,7 +269,8 @@ class MLXWeight(_StoredRows):
         rows = len(packed) if order is None else len(order)
         self.shape = (rows, packed.shape[1] * 32 // bits)
         self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
-        self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
+        stored = packed.nbytes + scales.nbytes + biases.nbytes
+        self.nbytes = stored * rows // max(len(packed), 1)
         self.pages, self.column_unit, self.order = pages, math.lcm(group_size, 32), order
 
     # the arrays with rows in `order`

@@ -116,6 +116,10 @@ class Tensor(Mapped):
     column_unit = 1  # columns that must stay together
 
     @property
+    def stored_rows(self) -> int:
+        return self.shape[0] if self.order is None else len(self.stored)
+
+    @property
     def stored(self) -> np.ndarray:
         """`values`, computed if they are a function's."""
         return self.values() if callable(self.values) else self.values
@@ -139,8 +143,12 @@ class Tensor(Mapped):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
-        return self.stored.nbytes if self.file_bytes is None else self.file_bytes
+        """Bytes in the file, of those rows that `order` has."""
+        if self.file_bytes is not None:
+            return self.file_bytes
+        stored = self.stored
+        rows = None if self.order is None else len(self.order)
+        return stored.nbytes if rows is None else stored.nbytes * rows // max(len(stored), 1)
 
     def float32(self) -> np.ndarray:
         """A new, writable float32 array [shape]; bfloat16 and float16 widen exactly."""
@@ -155,16 +163,21 @@ class Tensor(Mapped):
         """Rows start .. stop - 1 of a matrix, or numbers of a vector, as a tensor called `name`."""
         first, last, order = self.rows_in_file(start, stop)
         view, pages = self.stored[first:last], tuple(self.pages_of(first, last))
-        return Tensor(name, self.dtype, view.shape, view, pages, order)
+        return Tensor(name, self.dtype, (stop - start, *view.shape[1:]), view, pages, order)
 
     def columns(self, start: int, stop: int) -> Tensor:
-        view = self.stored[:, start:stop]
-        return Tensor(self.name, self.dtype, view.shape, view, self.pages, self.order)
+        view, shape = self.stored[:, start:stop], (self.shape[0], stop - start)
+        return Tensor(self.name, self.dtype, shape, view, self.pages, self.order)
 
     def reorder(self, order: np.ndarray) -> Tensor:
         """The tensor whose row n is row order[n] of this one; rows may repeat."""
         order = order if self.order is None else self.order[order]
         return replace(self, order=order, shape=(len(order), *self.shape[1:]))
+
+    def reshape(self, shape: tuple[int, ...]) -> Tensor:
+        """The same rows with other axes. shape: [rows, ...]."""
+        stored = self.stored
+        return replace(self, values=stored.reshape((len(stored), *shape[1:])), shape=shape)
 
     def flat(self) -> Tensor:
         """View a stack of matrices [X, N, K] as a matrix [X N, K]; of vectors, as a vector."""

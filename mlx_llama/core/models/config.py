@@ -92,14 +92,21 @@ class LlamaConfig:
     num_experts_per_tok: int = 0  # experts that a token uses
     moe_intermediate_size: int = 0  # hidden units of an expert
     norm_topk_prob: bool = True  # the shares of a token's experts add up to 1
+    routed_scaling_factor: float = 1.0  # on these shares
+    n_group: int = 1  # groups of experts
+    topk_group: int = 1  # groups that a token chooses from
+    n_shared_experts: int = 1  # experts' widths of the shared expert, if the family has one ...
+    shared_expert_intermediate_size: int = 0  # ... unless this is its width
     expert_step: int = 1  # every so many layers have experts, others a plain MLP
+    first_k_dense_replace: int = 0  # layers before all others that have a plain MLP
+    num_nextn_predict_layers: int = 0  # layers after the last that are not used
     attention_sinks: bool = False  # a logit per head in the softmax of attention
     # key-value heads and hidden units of each layer, 0 for a layer without attention or MLP; empty
     # if all layers are alike. The key-value heads of layers that have fewer than
     # `num_key_value_heads` are repeated here.
     layer_sizes: tuple[tuple[int, int], ...] = ()
     # the family's own fields, by name
-    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
@@ -173,6 +180,7 @@ class LlamaConfig:
     def _layer(self, i: int) -> Layer:
         layer = f"model.layers.{i}."
         has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
+        has_experts = has_experts and i >= self.first_k_dense_replace
         before, after = NORM_NAMES[self.norm_placement]
         key_value_heads, units = self._sizes(i)
         ffn: MLP | Experts | None = None
@@ -225,6 +233,7 @@ class LlamaConfig:
             key_norm=f"{names}k_norm" if has_norms else None,
             norms_rotated=norm == "rotated",
             norms_heads=norm == "without weights" and i not in self.unrotated_layers,
+            gate=f"{layer}{family.gate}" if family.gate else None,
             sinks=f"{names}sinks" if self.attention_sinks else None,
         )
 
@@ -255,19 +264,29 @@ class LlamaConfig:
             for name in (modules.gate, modules.up, modules.down)
         )
         shared, stack = f"{block}.{modules.shared}.", f"{block}.{modules.stack}."
+        shared_size = self.moe_intermediate_size * self.n_shared_experts
+        shared_size = self.shared_expert_intermediate_size or shared_size
+        router, gate_of_shared = modules.router, modules.shared_gate
+        has_bias = self.own.get("use_expert_bias", True)
         return Experts(
-            router=f"{block}.{modules.router}",
+            router=dataclasses.replace(
+                router,
+                module=f"{block}.{router.module}",
+                bias=f"{block}.{router.bias}" if router.bias and has_bias else None,
+                used=self.num_experts_per_tok,
+                normalises=self.norm_topk_prob,
+                scale=self.routed_scaling_factor,
+                groups=self.n_group,
+                used_groups=self.topk_group,
+            ),
             gate=gate,
             up=up,
             down=down,
             stacks=(f"{stack}gate_proj", f"{stack}up_proj", f"{stack}down_proj"),
             size=self.moe_intermediate_size,
-            used=self.num_experts_per_tok,
-            normalises=self.norm_topk_prob,
             activation=self.activation,
-            scoring=modules.scoring,
-            scales_input=modules.scales_input,
-            shared=self._mlp(shared, self.moe_intermediate_size) if modules.shared else None,
+            shared=self._mlp(shared, shared_size) if modules.shared else None,
+            shared_gate=f"{block}.{gate_of_shared}" if gate_of_shared else None,
             has_biases=self.mlp_bias,
         )
 
@@ -284,7 +303,8 @@ class LlamaConfig:
     @property
     def mlp_sizes(self) -> tuple[int, ...]:
         """Hidden units of the layers' MLPs and experts, without duplicates."""
-        return tuple(dict.fromkeys(layer.ffn.size for layer in self.layers if layer.ffn))
+        parts = (part for layer in self.layers for part in (layer.ffn, layer.mlp) if part)
+        return tuple(dict.fromkeys(part.size for part in parts))
 
     def stacks(self) -> dict[str, tuple[str, ...]]:
         """{module of all experts' matrices together: their modules, by number}."""
@@ -455,7 +475,12 @@ class LlamaConfig:
                         is_whole = self.query_key_norm == "whole"
                         shapes[f"{norm}.weight"] = (width if is_whole else mixer.head_dim,)
             if experts := layer.experts:
-                matrices((experts.router,), (experts.count,), d, self.mlp_bias)
+                router = experts.router
+                matrices((router.module,), (experts.count,), d, self.mlp_bias)
+                if router.bias:
+                    shapes[router.bias] = (experts.count,)
+                if experts.shared_gate:
+                    shapes[f"{experts.shared_gate}.weight"] = (1, d)
                 for gate, up, down in zip(experts.gate, experts.up, experts.down):
                     matrices((gate, up), [experts.size] * 2, d, self.mlp_bias)
                     matrices((down,), (d,), experts.size, self.mlp_bias)
@@ -478,18 +503,28 @@ class LlamaConfig:
             shapes["lm_head.weight"] = (vocab, d)
         return shapes
 
-    def fused_parts(self) -> dict[str, tuple[str, int, int]]:
-        """{tensor of `tensor_shapes`: (stored tensor with its rows, first, one after the last)}."""
-        shapes, parts = self.tensor_shapes(), {}
-        fused, layers = FAMILIES[self.architecture].fused, range(self.num_hidden_layers)
+    def fused_parts(self) -> dict[str, tuple[str, slice | np.ndarray]]:
+        """{tensor of `tensor_shapes`: (stored tensor with its rows, these rows)}. A stored tensor
+        with scattered rows may have the name of one of its parts.
+        """
+        shapes, family = self.tensor_shapes(), FAMILIES[self.architecture]
+        parts: dict[str, tuple[str, slice | np.ndarray]] = {}
+        fused, layers = family.fused, range(self.num_hidden_layers)
         for i, whole, kind in itertools.product(layers, fused, ("weight", "bias")):
             first = 0
             for module in fused[whole]:
                 name = f"model.layers.{i}.{module}.{kind}"
                 if name in shapes:
                     last = first + shapes[name][0]
-                    parts[name] = f"model.layers.{i}.{whole}.{kind}", first, last
+                    parts[name] = f"model.layers.{i}.{whole}.{kind}", slice(first, last)
                     first = last
+        for layer in self.layers:
+            scattered = family.scattered(layer.mixer) if family.scattered else {}
+            for (module, (whole, rows)), kind in itertools.product(
+                scattered.items(), ("weight", "bias")
+            ):
+                if f"{module}.{kind}" in shapes:
+                    parts[f"{module}.{kind}"] = f"{whole}.{kind}", rows
         return parts
 
     def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:
@@ -515,12 +550,18 @@ class LlamaConfig:
         """
         parts, stored = self.fused_parts(), {}
         for name, shape in self.tensor_shapes().items():
-            if name in names or name not in parts:
+            if name not in parts or (name in names and parts[name][0] != name):
                 if self.layer_sizes and re.search(r"\.[kv]_proj\.", name):
                     rows = self._sizes(int(name.split(".")[2]))[0] * self.head_dim
                     shape = (rows, *shape[1:])
                 stored[name] = shape
             else:
-                whole, _, last = parts[name]
-                stored[whole] = (last, *shape[1:])
+                whole, span = parts[name]
+                last = span.stop if isinstance(span, slice) else int(span.max()) + 1
+                stored[whole] = (max(last, *stored.get(whole, (0,))[:1]), *shape[1:])
         return stored
+
+    def is_shifted(self, name: str) -> bool:
+        """True for a norm's tensor that is stored without `norm_offset`."""
+        gated = (mixer.norm for mixer in self.recurrent if isinstance(mixer, GatedDelta))
+        return name.endswith("norm.weight") and name.rpartition(".")[0] not in gated

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # {LlamaConfig.norm_placement: modules of norms (before attention and MLP), (after them)}
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
     "before": (("input_layernorm", "post_attention_layernorm"), None),
@@ -143,23 +145,39 @@ class MLP:
 
 
 @dataclass(frozen=True)
-class Experts:
-    """Gated MLPs, of which a router chooses some for each token (Shazeer et al. 2017)."""
+class Router:
+    """Chooses experts for each token and their shares (Shazeer et al. 2017; with a bias and groups,
+    DeepSeek-V3, arXiv 2412.19437).
+    """
 
-    router: str  # module of the scores, [experts, E]
+    module: str  # of the scores, [experts, E]
+    used: int = 1  # experts of a token, those with the largest scores
+    # A share is the "softmax" of all scores, or the score's "sigmoid" (Llama 4).
+    scoring: str = "softmax"
+    # tensor [experts] to add to the scores' sigmoids for the choice alone (GLM-4.5)
+    bias: str | None = None
+    normalises: bool = False  # divide the chosen experts' shares by their sum
+    scale: float = 1.0  # on the shares after that
+    groups: int = 1  # of neighbouring experts, ranked by the sum of their best two
+    used_groups: int = 1  # those that a token may choose from
+    scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Gated MLPs, of which a router chooses some for each token, and one for all tokens."""
+
+    router: Router
     gate: tuple[str, ...]  # each expert's module, by number
     up: tuple[str, ...]
     down: tuple[str, ...]
     # modules of all gates, ups and downs, [experts, N, K], in files that store them so
     stacks: tuple[str, str, str]
     size: int  # hidden units of an expert, F
-    used: int  # experts of a token
-    normalises: bool  # divide the chosen experts' shares by their sum
     activation: str = "silu"
-    # A share is the "softmax" of the scores, or the score's "sigmoid" (Llama 4).
-    scoring: str = "softmax"
-    scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
     shared: MLP | None = None  # for all tokens; its output is added
+    # module [1, E] of a score whose sigmoid multiplies the shared MLP's output (Qwen2-MoE)
+    shared_gate: str | None = None
     has_biases: bool = False  # biases of each expert's three matrices
 
     @property
@@ -191,6 +209,8 @@ class GatedDelta:
     hidden: int  # E
     width: int  # of the convolution, W
     eps: float  # of the norm
+    # Value head n has key head n % Hk, as in llama.cpp's files of Qwen3.5; else n // (Hv / Hk).
+    tiled: bool = False
 
     @property
     def channels(self) -> int:
@@ -216,6 +236,24 @@ class GatedDelta:
         }
         shapes |= {self.conv: (self.channels, 1, self.width), self.norm: (self.value_size,)}
         return shapes | {self.out: (self.hidden, values)}
+
+    def swaps(self) -> dict[str, tuple[np.ndarray | None, np.ndarray | None]]:
+        """{tensor: (its rows, its columns) in the other order of value heads, int64, None for all
+        as they are}.
+        """
+        sides = self.key_heads, self.value_heads // self.key_heads
+        heads = np.arange(self.value_heads).reshape(sides[::-1] if self.tiled else sides).T
+        values = np.arange(self.value_heads * self.value_size).reshape(self.value_heads, -1)
+        heads, values = heads.reshape(-1), values[heads.reshape(-1)].reshape(-1)
+        first = self.channels - len(values)
+        channels = np.concatenate([np.arange(first), first + values])
+        qkv, gate, strength, decay = (f"{name}.weight" for name in self.into)
+        rows = {qkv: channels, f"{self.conv}.weight": channels, gate: values}
+        rows |= dict.fromkeys((strength, decay, self.decay, self.decay_bias), heads)
+        swaps: dict[str, tuple[np.ndarray | None, np.ndarray | None]] = {
+            name: (order, None) for name, order in rows.items()
+        }
+        return swaps | {f"{self.out}.weight": (None, values)}
 
 
 @dataclass(frozen=True)

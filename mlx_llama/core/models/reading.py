@@ -100,6 +100,8 @@ def read_metadata(
     if (length := read.integer("attention.value_length", key_length)) != key_length:
         read.fail("attention.value_length", length, f"{key_length}, the size of a head")
     values.setdefault("activation", ACTIVATIONS.get(family.activation[1], XIELU))
+    if any(name.endswith("self_attn.q_norm.weight") for name in shapes):
+        values.setdefault("query_key_norm", "head")  # not of all GLM-4.5 models
     positions, global_dim = (
         values["max_position_embeddings"],
         values.get("global_head_dim", head_dim),
@@ -121,6 +123,7 @@ def read_metadata(
         "mlp_bias": any(".mlp." in name and name.endswith(".bias") for name in shapes),
         "bos_token_id": bos,
         "eos_token_ids": tuple(dict.fromkeys(token for token in ends if token is not None)),
+        "notices": tuple(read.notices),
     }
 
 
@@ -245,8 +248,13 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
     known = {field.gguf for field in family.table}
     if family.scales_queries:
         known.add("rope.scaling.yarn_log_multiplier")
+    if family.has_sections:
+        known.add("rope.dimension_sections")
+    scoring = family.experts.router.scoring if family.experts else ""
     for field, neutral in _GGUF_NEUTRAL.items():
         # without experts, llama.cpp ignores the size of a shared one (Granite 4)
+        if field == "expert_gating_func" and scoring == "sigmoid":
+            neutral = 0, 2
         is_unused = field == "expert_shared_feed_forward_length" and family.experts is None
         if field not in known and not is_unused:
             read.refuse(field, neutral, reason="nothing else is supported")

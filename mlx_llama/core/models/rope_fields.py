@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,7 +122,8 @@ def _read_rope(
             reader.fail("partial_rotary_factor", factor, f"an even part of {head_dim}")
     elif rope.get("rope_type", None) != "proportional":
         rope.refuse("partial_rotary_factor", [1], reason="only whole heads are rotated")
-    foreign = _FOREIGN[:-1] if family.scales_queries else _FOREIGN
+    foreign: Sequence[str] = _FOREIGN[:-1] if family.scales_queries else _FOREIGN
+    foreign = foreign[2:] if family.has_sections else foreign
     for name, value in rope.raw.items():
         if isinstance(value, dict):
             expected = "a plain value, since angles that differ between layers are not supported"

@@ -2,7 +2,8 @@
 
 The templates are those of llama.cpp (models/templates, tests/test-chat-template.cpp) and of this
 project's tests. Their time and output grow linearly with the conversation and its tools. Those of
-Mistral v3 and Nemo are missing: with tools, they grow with the product of both.
+Mistral v3 and Nemo are missing: with tools, they grow with the product of both. Gemma 4's grows
+with the square of the messages, LFM2's with that of the tools.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ KNOWN = {
     "55b2f4a26ac9ee719330a61a0c39d9e5",  # Qwen2.5
     "94c6035b4f0eb905c95e2b7d8dace854",  # QwQ
     "87a2728cb8dc9fe424d624542f6060ec",  # Qwen3
+    "eae48a3307931acb10a6fce475a36b71",  # Qwen3-Coder
+    "a4aee8afcf2e0711942cf848899be660",  # Qwen3.5
     "ce62e308475b364e1fc76699dccbddeb",  # Hermes 2 Pro, Llama 3; Hermes 3, Llama 3.1
     "dd2675619a64a449cdcdd2b93e605a0a",  # DeepSeek R1 Distill Llama
     "bbe594884b44d740667ee65a70bc8d33",  # DeepSeek R1 Distill Qwen

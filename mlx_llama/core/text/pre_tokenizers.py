@@ -38,6 +38,10 @@ GPT2 = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _DIGITS_GPT2 = (r"\p{N}", *GPT2)
 _LLAMA3 = (rf"{CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER}",)
 _QWEN2 = (rf"{CONTRACTION}|{_WORD}|\p{{N}}|{_OTHER}",)
+_QWEN35 = (
+    rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|"
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _TEKKEN = (rf"{_CASED}{_UPPER}*{_LOWER}+|{_CASED}{_UPPER}+{_LOWER}*|\p{{N}}|{_OTHER_SLASH}",)
 _GPT4O = (
     rf"{_CASED}{_UPPER}*{_LOWER}+{CONTRACTION}?|{_CASED}{_UPPER}+{_LOWER}*{CONTRACTION}?|"
@@ -81,6 +85,7 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"), _QWEN2
     ),
+    "qwen35": _QWEN35,
     "ufakzeka": (rf"{_WORD}|\p{{N}}|{_OTHER}",),
     "minicpm5": (r"\p{N}{1,3}", rf"{CONTRACTION}|{_WORD}|\p{{N}}+|{_OTHER}"),
     "seed-coder": (

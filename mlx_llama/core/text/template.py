@@ -25,13 +25,14 @@ from .known_templates import is_known
 from .template_process import PROCESS, Stopped
 from .tokenizer import Tokenizer
 
-# {"role", "content"}; of an assistant also "tool_calls", and then the content may be None; of a
+# {"role", "content"}; of an assistant also "tool_calls", and then the content may be None, and
+# "tool_responses", [{"name", "response"}], for templates that take results there (Gemma 4); of a
 # tool also "tool_call_id" and "name". A content is a text, or a list of {"type": "text", "text"},
 # perhaps with further fields for templates that take lists.
 Message = Mapping[str, Any]
 
 _FIELDS = {
-    "assistant": {"tool_calls", "name", "reasoning_content"},
+    "assistant": {"tool_calls", "tool_responses", "name", "reasoning_content"},
     "tool": {"tool_call_id", "name"},
     "user": {"name"},
     "system": {"name", "tools"},  # Phi-4 mini takes tools here, as text
@@ -187,6 +188,10 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     calls = fields.pop("tool_calls", None)
     if calls is not None:
         fields["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
+    responses = fields.get("tool_responses", ())
+    if not isinstance(responses, (list, tuple)) or not all(map(_is_response, responses)):
+        expected = "a list of {'name', 'response'}"
+        raise _unexpected(f"{where}.tool_responses", responses, expected)
     fields["content"] = "" if calls and fields.get("content") is None else fields.get("content")
     if isinstance(fields["content"], (list, tuple)):
         fields["content"] = _check_parts(fields["content"], f"{where}.content")
@@ -194,6 +199,10 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         if name in fields and not isinstance(fields[name], str):
             raise _unexpected(f"{where}.{name}", fields[name], "a string")
     return fields
+
+
+def _is_response(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("name"), str) and "response" in value
 
 
 def _check_parts(parts: Sequence[Any], where: str) -> PartsText:
@@ -445,7 +454,7 @@ def _render_parts(
                 ]
             rest = {
                 name: _cut_nested(message[name], to_cut, cut)
-                for name in ("tool_calls", "name", "reasoning_content", "tools")
+                for name in ("tool_calls", "tool_responses", "name", "reasoning_content", "tools")
                 if name in message
             }
             marked.append({**message, "content": content, **rest})

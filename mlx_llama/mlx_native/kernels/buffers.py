@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import CACHE_GROUP, Positions
+from mlx_llama.core.backends.positions import CACHE_GROUP, Positions, Span, States
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.parts import Attention
 
 Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes, scales, biases)
+# recurrent states of several rows, float32 [S, *shape], by slot of the mixer
+SharedStates = Sequence[tuple[mx.array, ...]]
 SLOTS = (1, 2, 4, 8, 16, 32)  # sizes of buffers, and so of a traced step's batches
 # a buffer has at most this many times the positions that its rows need, unless it is small
 SPARE = 4
@@ -77,6 +79,24 @@ class Packing:
         return numbers[..., :head_dim].astype(self.dtype)
 
 
+class RowStates(Sequence[tuple[mx.array, ...]]):
+    """A row of shared states, as of Positions.states; sliced when they are read."""
+
+    def __init__(self, shared: SharedStates, number: int):
+        self.shared, self.number = shared, number
+
+    def __len__(self) -> int:
+        return len(self.shared)
+
+    def __getitem__(self, slot):
+        return tuple(part[self.number] for part in self.shared[slot])
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that share the arrays."""
+        return len(self.shared[0][0])
+
+
 class Buffer:
     """Arrays of some rows."""
 
@@ -85,6 +105,7 @@ class Buffer:
     ):
         self.keys, self.values = keys, values  # by layer, Parts of [S, G, L, *]
         self.tokens = tokens  # int32 [S, L]
+        self.states: SharedStates = ()  # of the last step
         self.rows = rows  # the row in each slot, None in a free one
         self.wide_steps = 0  # consecutive steps that used at most a quarter of the slots
 
@@ -204,6 +225,9 @@ class Buffers(Positions):
             step = self._assign(rows)
             for buffer in step.buffers:
                 self._forget(buffer)
+                for row in buffer.rows:  # idle ones would hold the arrays of their last step
+                    if row is not None and row not in rows:
+                        self.states[row] = self._own_states(self.states[row])
             self.steps[rows] = step
         step = self.steps[rows]
         for buffer, order in zip(step.buffers, step.orders):
@@ -213,6 +237,30 @@ class Buffers(Positions):
                 self._shrink(buffer, rows)
                 return self.step_buffers(rows)
         return step
+
+    def gather_states(self, rows: Sequence[int | None]) -> SharedStates:
+        """The recurrent states of `rows`, zeros for an empty row and anything for None: the arrays
+        that they share in this order, or else new ones.
+        """
+        mixers = self.config.recurrent
+        if not mixers:
+            return ()
+        states: list[Any] = [() if row is None else self.states[row] for row in rows]
+        shared = next((each.shared for each in states if each), ())
+        if shared and len(shared[0][0]) == len(rows):
+            moved = [
+                row
+                for i, (row, each) in enumerate(zip(rows, states))
+                if row is not None and not (each and each.shared is shared and each.number == i)
+            ]
+            if not moved:
+                return shared
+        gathered = []
+        for slot, mixer in enumerate(mixers):
+            empty = tuple(mx.zeros(shape) for shape in mixer.states)
+            parts = zip(*(each[slot] if each else empty for each in states))
+            gathered.append(tuple(mx.stack(part) for part in parts))
+        return gathered
 
     def tables(self, length: int) -> tuple:
         """Tables of the first `length` positions, as ops.rope takes them."""
@@ -242,6 +290,31 @@ class Buffers(Positions):
         lengths = {buffer.length for buffer in self.buffers()} & set(self._tables)
         self._tables = {length: self._tables[length] for length in lengths}
 
+    def advance(self, span: Span, states: States) -> None:
+        super().advance(span, states)
+        kept = self.checkpoints[span.row]
+        if span.end in kept:
+            kept[span.end] = self._own_states(states)
+
+    def _own_states(self, states: States) -> States:
+        """A row's states in arrays of its own, so that it holds those of no other row."""
+        if not isinstance(states, RowStates) or states.rows == 1:
+            return states
+        at = slice(states.number, states.number + 1)
+        with mx.stream(self.device):
+            copies = [tuple(mx.contiguous(part[at]) for part in parts) for parts in states.shared]
+            mx.async_eval(copies)
+        return RowStates(copies, 0)
+
+    def _split_states(self, numbers: np.ndarray) -> States:
+        with mx.stream(self.device):
+            split = super()._split_states(numbers)
+            return RowStates([tuple(part[None] for part in parts) for parts in split], 0)
+
+    def state_arrays(self) -> list[mx.array]:
+        shared = [states.shared for states in self.states if isinstance(states, RowStates)]
+        return [array for states in shared for parts in states for array in parts]
+
     def _grow(self, ends: Mapping[int, int]) -> None:
         grown = {row: self._copy_rows([row], 1, self.storage_for(end)) for row, end in ends.items()}
         # Assign at the end: an interrupt before this line changes nothing.
@@ -269,9 +342,14 @@ class Buffers(Positions):
         """Copy rows to slots of a buffer. places: (row, number of the slot)."""
         for row, number in places:
             buffer.copy(number, self.slots[row], self.lengths[row])
-        if any(self.lengths[row] and self.slots[row].buffer.slots > 1 for row, _ in places):
+        shared = [
+            row for row, _ in places if self.lengths[row] and self.slots[row].buffer.slots > 1
+        ]
+        if shared:
             # A pending slice would hold shared arrays, and their next step would copy them.
             mx.eval(buffer.arrays())
+        for row in shared:
+            self.states[row] = self._own_states(self.states[row])
 
     def _place(self, row: int, buffer: Buffer, number: int) -> None:
         """Let a row have a slot that its contents were copied to."""

@@ -12,13 +12,13 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.backends.interface import Masks
-from mlx_llama.core.backends.positions import CallView
+from mlx_llama.core.backends.positions import CallView, States
 from mlx_llama.core.backends.shards import Vocabulary
 from mlx_llama.core.sample import SamplingFeatures, Values, sample
 
 from .. import arrays as words
 from ..arrays import SamplingBatch
-from .buffers import Buffer, Buffers, Packing
+from .buffers import Buffer, Buffers, Packing, RowStates
 
 # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
 CLEAR_EVERY = 256
@@ -28,13 +28,21 @@ KEPT = 24  # compiled functions per model; the least recently used is evicted
 Work = list[tuple[Buffer, tuple[int, ...], mx.array]]
 
 
+class Step(CallView):
+    """A step's rows, whose new recurrent states lie in their buffers."""
+
+    def states_after(self, i: int) -> States:
+        buffer, number = self.cache.slots[self.spans[i].row]
+        return RowStates(buffer.states, number)
+
+
 class Runner:
     """Runs decode steps, by slots and kind of sampling."""
 
     def __init__(self, advance: Callable, compile: bool, vocabulary: Vocabulary | None = None):
-        """advance: (window, packing, token, position, tokens, keys, values, tables, adapters) ->
-        (logits, recent, tokens, keys, values), of arrays alone after the first two. compile: False
-        runs it untraced. vocabulary: see core.sample.sample.
+        """advance: (window, packing, token, position, tokens, keys, values, states, tables,
+        adapters) -> (logits, recent, tokens, keys, values, states), of arrays alone after the first
+        two. compile: False runs it untraced. vocabulary: see core.sample.sample.
         """
         self.advance, self.compile, self.vocabulary = advance, compile, vocabulary
         self.functions: OrderedDict[tuple, Callable] = OrderedDict()
@@ -47,7 +55,7 @@ class Runner:
         self._steps += 1
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
-        with CallView(cache, len(tokens), 1, index_pos, rows) as call:
+        with Step(cache, len(tokens), 1, index_pos, rows) as call:
             if call.batch == 1:
                 (span,) = call.spans
                 token = tokens if isinstance(tokens, mx.array) else mx.array(tokens)
@@ -58,6 +66,9 @@ class Runner:
                 if tokens is not buffers.result:
                     inputs = [_pick(tokens, order) for order in buffers.orders]
                 work = list(zip(buffers.buffers, buffers.orders, inputs))
+            for buffer, order, _ in work:
+                active = [row if i >= 0 else None for row, i in zip(buffer.rows, order)]
+                buffer.states = cache.gather_states(active)
             if masks is None:
                 drawn = self._run(cache, work, sampling)
             else:
@@ -135,8 +146,9 @@ def _advance(
 ) -> list:
     """Call a unit on a buffer's arrays, which it updates; returns its other results."""
     tables = cache.tables(buffer.length)
-    *results, buffer.tokens, buffer.keys, buffer.values = step(
-        *arguments, buffer.tokens, buffer.keys, buffer.values, tables, adapters
+    stored = buffer.tokens, buffer.keys, buffer.values, buffer.states
+    *results, buffer.tokens, buffer.keys, buffer.values, buffer.states = step(
+        *arguments, *stored, tables, adapters
     )
     return results
 

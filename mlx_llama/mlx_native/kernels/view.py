@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_llama.core.models.parts import Attention, Window
 from mlx_llama.core.ops import View
 
-from .buffers import Packing, Parts
+from .buffers import Packing, Parts, SharedStates
 
 
 class StepView(View):
@@ -31,12 +31,14 @@ class StepView(View):
         tokens: mx.array,
         keys: Sequence[Parts],
         values: Sequence[Parts],
+        states: SharedStates,
         tables: tuple,
         adapters: mx.array | None = None,
     ):
-        """Store `token`, int32 [S, 1], at `position`. tokens, keys, values: of the buffer."""
+        """Store `token`, int32 [S, 1], at `position`. tokens, keys, values: of the buffer.
+        states: recurrent ones [S, *shape], by slot of the mixer."""
         self.position, self.packing, self.adapters = position, packing, adapters
-        self.keys, self.values = list(keys), list(values)
+        self.keys, self.values, self.states = list(keys), list(values), list(states)
         # each slot's position, by heads and last axis
         self._indices: dict[tuple[int, int], mx.array] = {}
         self._masks: dict[Window | None, mx.array] = {}
@@ -63,6 +65,12 @@ class StepView(View):
     def stored(self, layer: int, window: Window | None = None) -> list[tuple[Parts, Parts]]:
         """A layer's keys and values of all slots, visible or not: [S, G, L, *] each; see `mask`."""
         return [(self.keys[layer], self.values[layer])]
+
+    def recurrent(self, slot: int) -> tuple[mx.array, ...]:
+        return self.states[slot]
+
+    def keep(self, slot: int, states: tuple[mx.array, ...]) -> None:
+        self.states[slot] = states
 
     def new_keys(self, spec: Attention) -> mx.array:
         parts = tuple(

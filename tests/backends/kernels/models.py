@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from making import make_checkpoint
+from making import config_fields, make_checkpoint
 from making_gguf import make_gguf, random_blocks
 
 from cpu_fallback.model import Llama
-from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.options import LoadOptions
 
 WIDE = dict(hidden_size=256, intermediate_size=512)
@@ -71,6 +73,37 @@ MODELS: dict[str, dict] = {
     "qwen3, head 64": dict(kinds="float32", architectures=["Qwen3ForCausalLM"], head_dim=64),
     "Q8_0 tied": dict(kinds="Q8_0", tie_word_embeddings=True, vocab_size=384, **WIDE),
 }
+DELTAS = dict(
+    kinds="bfloat16",
+    architectures=["Qwen3_5ForCausalLM"],
+    model_type="qwen3_5_text",
+    partial_rotary_factor=0.4,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=11,
+    linear_value_head_dim=52,
+    **SIX_HEADS,
+)
+# Models with recurrent states
+HYBRIDS: dict[str, dict] = {
+    "short convolutions": dict(
+        kinds="float32",
+        architectures=["Lfm2ForCausalLM"],
+        model_type="lfm2",
+        hidden_size=40,
+        intermediate_size=100,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        block_auto_adjust_ff_dim=False,
+        conv_bias=True,
+    ),
+    # the last layer's mixer is attention, or a gated delta rule
+    "gated delta rules": dict(DELTAS, layer_types=["linear_attention", "full_attention"] * 2),
+    "gated delta rules, tiled": dict(
+        DELTAS, layer_types=["linear_attention", "full_attention", "linear_attention"]
+    ),
+}
 LENGTH = 37
 TOKENS = np.random.default_rng(1).integers(0, 384, (3, LENGTH)).astype(np.int32)
 
@@ -78,8 +111,14 @@ TOKENS = np.random.default_rng(1).integers(0, 384, (3, LENGTH)).astype(np.int32)
 @functools.cache
 def files(case: str) -> Path:
     """Make the model's files; returns their path."""
-    fields = dict(MODELS[case])
+    fields = dict((MODELS | HYBRIDS)[case])
     kinds = fields.pop("kinds")
+    if case in HYBRIDS:
+        fields |= dict(num_hidden_layers=len(fields["layer_types"]), tensors={})
+        config, random = LlamaConfig.from_dict(config_fields(**fields)), np.random.default_rng(0)
+        for name, shape in config.stored_shapes().items():  # as transformers reads them
+            numbers = random.normal("norm" in name, 0.1, shape)
+            fields["tensors"][name] = numbers.astype(np.float32)
     home = Path(tempfile.mkdtemp())
     if isinstance(kinds, str) and kinds.startswith(("float", "bfloat")):
         return make_checkpoint(home / "model", dtype=kinds, tokenizer=False, **fields)
@@ -105,8 +144,17 @@ def centred_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator)
     return blocks
 
 
+@functools.cache
+def checkpoint(case: str) -> Checkpoint:
+    stored = open_checkpoint(files(case))
+    if case != "gated delta rules, tiled":
+        return stored
+    config = dataclasses.replace(stored.config, own={**stored.config.own, "tiled": True})
+    return dataclasses.replace(stored, config=config)
+
+
 def load(case: str, dtype: str = "float32", **options) -> Llama:
-    return Llama.load(open_checkpoint(files(case)), LoadOptions(dtype=dtype, **options))
+    return Llama.load(checkpoint(case), LoadOptions(dtype=dtype, **options))
 
 
 @functools.cache

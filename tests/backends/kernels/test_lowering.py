@@ -116,7 +116,7 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
         return Trace(llama.config, core.code, core.workspace, 1, True)
 
     down = llama.decoder.blocks[0].mlp.down.weight
-    qkv = llama.decoder.blocks[0].attention.qkv.weight
+    qkv = llama.decoder.blocks[0].mixer.qkv.weight
     narrow, lowered = workspace.Buffer(1, 0), trace()
     with pytest.raises(ValueError, match="does not fit inputs of 0"):
         lowered.multiply(Columns(lowered, narrow, 0, 0), (down,), None)
@@ -132,7 +132,8 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
     with pytest.raises(ValueError, match="has a buffer already"):
         product.place(core.workspace.hidden)
     with pytest.raises(ValueError, match="layer 0: query, key and value have"):
-        words.split_heads(lowered.multiply(lowered.stream, qkv[:2], None), llama.config.layers[0])
+        spec = llama.config.layers[0].mixer
+        words.split_heads(lowered.multiply(lowered.stream, qkv[:2], None), spec)
     with pytest.raises(ValueError, match="not multiples of 256"):
         lowered.pack(
             Normed(lowered, workspace.Buffer(40), 1e-5), list(core.code.recipe.activations)

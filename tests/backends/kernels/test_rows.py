@@ -29,6 +29,8 @@ CASES = [
     ("head 36", 32, 16),
     ("many formats", 8, None),
     ("head 128, dynamic rope", 32, None),
+    ("short convolutions", 32, None),
+    ("gated delta rules", 16, 8),
 ]
 
 
@@ -95,8 +97,7 @@ class Batch:
                 )
 
     def trim(self, row: int, share: float) -> None:
-        length = int(share * len(self.tokens[row]))
-        self.cache.trim(length, row)
+        length = self.cache.trim(int(share * len(self.tokens[row])), row)
         self.tokens[row] = self.tokens[row][:length]
         self.events[row] = (*self.events[row], length) if length else ()
 
@@ -104,7 +105,7 @@ class Batch:
         if source != target:
             self.reset(target)
             length = int(share * len(self.tokens[source]))
-            self.cache.copy_prefix(source, target, length)
+            length = self.cache.copy_prefix(source, target, length)
             self.tokens[target] = self.tokens[source][:length]
             self.events[target] = (*self.events[source], length) if length else ()
 
@@ -149,6 +150,8 @@ EVENTS = st.one_of(
 
 @pytest.mark.slow_for(
     "('Q4_K_M', 16",
+    "('gated",
+    "('short",
     "('head 128",
     "('head 20",
     "('head 36",

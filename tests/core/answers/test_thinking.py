@@ -42,6 +42,7 @@ def test_switches_of_templates():
     switched = {name for name, source in sources.items() if has_switch(source)}
     assert switched == {"qwen3"} and has_switch(granite) and has_switch(deepseek)
     assert not has_switch("{% if thinking %}")  # without thoughts
+    assert not has_switch("<think>{% if message.thinking is defined %}")  # no switch but a field
 
 
 def test_templates_that_expect_their_switch_to_be_set_think(qwen):

@@ -198,16 +198,20 @@ def test_a_merged_folder_is_what_peft_merges(base, tmp_path):
     assert np.abs(peft_logits(base, None, tokens) - wanted).max() > 1e-2
 
 
+QWEN = dict(head_dim=16, layer_types=["full_attention", "linear_attention"])
+
+
 @pytest.mark.parametrize(
     "kind, fields, modules",
     [
         ("phi3", {}, ["qkv_proj", "gate_up_proj", "o_proj"]),
         ("glm4", dict(head_dim=20), ["q_proj", "k_proj", "v_proj", "gate_up_proj"]),
+        ("qwen3_5_text", QWEN, ["q_proj", "in_proj_qkv", "in_proj_z", "o_proj"]),
     ],
 )
 def test_fused_projections_and_rows_in_another_order(kind, fields, modules, tmp_path):
     """Phi-3 stores query, key and value as one matrix, and gate and up; PEFT adapts those. GLM-4
-    has the rows of rotary pairs side by side.
+    has the rows of rotary pairs side by side, Qwen3.5 those of a head's query and gate.
     """
     torch.manual_seed(0)
     sizes = config_fields(pad_token_id=0, **fields)

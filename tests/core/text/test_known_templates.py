@@ -7,7 +7,7 @@ from mlx_llama.core.files.checkpoint import GUIDE_PATH
 from mlx_llama.core.text.known_templates import KNOWN, digest, is_known
 
 SOURCES = {name: TEMPLATES[name] for name in ("llama-2", "llama-3", "zephyr", "smollm2")}
-SOURCES |= {name: TOOL_TEMPLATES[name] for name in ("llama-3.1", "qwen2.5")}
+SOURCES |= {name: TOOL_TEMPLATES[name] for name in ("llama-3.1", "qwen2.5", "qwen3.5")}
 SOURCES["guide"] = (GUIDE_PATH / "chat_template.jinja").read_text(encoding="utf-8")
 
 

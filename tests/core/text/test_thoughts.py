@@ -40,7 +40,39 @@ def test_splits_at_every_size_of_the_pieces(answer, thought, text):
     check_pieces(lambda: GRANITE.parser(state), answer, (thought, text))
 
 
+# Inputs of llama.cpp's tests of Gemma 4, and others
+THOUGHT = "<|channel>thought\nI'm\nthinking<channel|>"
+EMPTY = "<|channel>thought\n<channel|>"
+CHANNELS = [
+    (f"{THOUGHT}{REST}", "I'm\nthinking", REST),
+    (f"<|channel>thought<channel|>{REST}", "", REST),
+    (REST, "", REST),
+    (f"{EMPTY}{REST}<channel|>", "", REST),
+    (f"{EMPTY}{REST}{EMPTY}", "", REST),
+    (f"{EMPTY}{REST}{EMPTY}<channel|>", "", REST),
+    (f"<|channel>{EMPTY}{REST}", "", REST),
+    (
+        f"{THOUGHT}<|tool_call>call:f{{}}<tool_call|>",
+        "I'm\nthinking",
+        "<|tool_call>call:f{}<tool_call|>",
+    ),
+    (f"a {THOUGHT} b {THOUGHT}", "I'm\nthinking" * 2, "a b "),
+    ("<|channel>thought\nI am cut ", "I am cut", ""),
+    (" <|channel > < chan", "", " <|channel > < chan"),
+]
+
+
+@pytest.mark.parametrize("answer, thought, text", CHANNELS)
+def test_gemma_4_thinks_at_any_place(answer, thought, text):
+    form = find_thoughts(TOOL_TEMPLATES["gemma-4"])
+    check_pieces(form.parser, answer, (thought, text))
+    if answer.startswith(THOUGHT):  # templates open a thought after a tool's result
+        opened = answer.removeprefix(form.start)
+        check_pieces(lambda: form.parser("thought"), opened, (thought, text))
+
+
 FRAGMENTS = ["<think>", "</think>", "<th", "ink>", "</", " ", "\n", "a", "<response>", "[THINK]"]
+FRAGMENTS += ["<|channel>", "thought", "<channel|>", "<|chan"]
 
 
 @given(
@@ -76,4 +108,6 @@ def test_templates_of_models_that_think():
     assert {name: form.start for name, form in forms.items() if form} == {
         **{"qwen3": "<think>", "r1": "<think>", "ministral": "[THINK]"},
         **{"apertus": "<|inner_prefix|>", "gpt-oss": "<|channel|>analysis<|message|>"},
+        **{"gemma-4": "<|channel>thought", "gemma-4-interleaved": "<|channel>thought"},
+        **{"lfm2.5": "<think>", "lfm2.5-a1b": "<think>", "qwen3.5": "<think>"},
     }

@@ -16,7 +16,7 @@ from .family import Family
 # Files of this folder. Of families with the same name in GGUF, the first is the usual one.
 _FILES = (
     "llama mistral llama4 qwen smollm3 granite olmo phi3 gemma gemma4 exaone4 plain apertus "
-    "gpt_oss nemotron_nas lfm2"
+    "gpt_oss nemotron_nas lfm2 glm4_moe qwen3_next"
 ).split()
 _ALL: tuple[Family, ...] = tuple(
     family for file in _FILES for family in import_module(f".{file}", __name__).FAMILIES
@@ -31,17 +31,14 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 
 # Well-known models that do not run: (how `general.architecture`, `model_type` or, in lower case,
 # the name in `architectures` begins, what they need, what runs in their place)
-_ABSENT = (
-    ("gemma3n", "AltUp and laurel", "Gemma 4"),
-    ("qwen35 qwen3_5 qwen3next qwen3_next", "layers with a recurrent state", "Qwen3"),
-    ("lfm2_moe lfm2moe", "a choice of experts by biased scores", "LFM2"),
-)
+_ABSENT = (("gemma3n", "AltUp and laurel", "Gemma 4"),)
 
 
 def unsupported(fault: str, known: Iterable[str], *names: object) -> ConfigError:
     """The error for an architecture: what it needs, or those that are supported (`known`)."""
     spelled = [name.lower() for name in names if isinstance(name, str)]
-    reason = f"supported are {', '.join(known)}; load another model"
+    short = ", ".join(name.removesuffix("ForCausalLM") for name in known)
+    reason = f"supported are {short}; load another model"
     for starts, needed, instead in _ABSENT:
         if any(name.startswith(tuple(starts.split())) for name in spelled):
             reason = f"it needs {needed}, which are missing here: load {instead}, which runs"
@@ -63,6 +60,10 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     names, kind = read.get("architectures", None), read.get("model_type", None)
     is_single = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
     name = names[0] if is_single else None
+    flat = BY_SPELLING.get(name or "")
+    if flat and flat.wrapper and kind == flat.wrapper[1]:  # mlx_lm takes a text model so
+        text = read.raw | {"model_type": flat.model_type}
+        read, name = read.inner(read.raw | {"text_config": text}), flat.wrapper[0]
     wrappers = (
         wrapper
         for wrapper, model_type in WRAPPERS.items()
@@ -124,6 +125,7 @@ def strip_wrapper(name: str) -> str | None:
         "vision_tower.",
         "vision_model.",
         "vision_embedder.",
+        "visual.",
         "audio_tower.",
         "embed_vision.",
         "embed_audio.",

@@ -17,10 +17,13 @@ from typing import Any
 
 from mlx_llama.core.errors import show
 from mlx_llama.core.models.fields import Field, Reader
-from mlx_llama.core.models.parts import NORM_NAMES
+from mlx_llama.core.models.parts import NORM_NAMES, Router
 from mlx_llama.core.system.forks import cached_property
 
-_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)\.(weight|bias)", re.ASCII)
+_NAME = re.compile(
+    r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.(?!(?:weight|bias)$)\w{1,16})?)(?:\.(weight|bias))?",
+    re.ASCII,
+)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
 _EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
 
@@ -37,8 +40,15 @@ _LAYERS = {
 }
 _QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
-# tensors that are no modules: GGUF's name has a suffix, these have none
-_BARE = ("self_attn.sinks", ".layer_scalar")
+# {tensor that is no module's: the suffix of its name in GGUF}
+_BARE = {
+    "self_attn.sinks": "weight",
+    "e_score_correction_bias": "bias",
+    "expert_bias": "bias",
+    "linear_attn.dt_bias": "bias",
+    "linear_attn.A_log": "",
+    "layer_scalar": "weight",
+}
 _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
@@ -83,12 +93,25 @@ def expert_fields(
     """Fields of a mixture of experts. count, width: names in config.json; `count` has an alias.
     default, used: defaults of the experts, and of those of a token.
     """
-    (alias,) = {"num_experts", "num_local_experts"} - {count}
+    alias = "num_experts" if count == "num_local_experts" else "num_local_experts"
     return (
         size("num_experts", "expert_count", 12, count, default=default, alias=alias),
         size("num_experts_per_tok", "expert_used_count", 12, default=used, placeholder=1),
         size("moe_intermediate_size", gguf_width, 22, width),
     )
+
+
+def skip_next_layers(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the layers of multi-token prediction, which GGUF counts too."""
+    skipped, count = values["num_nextn_predict_layers"], values["num_hidden_layers"]
+    if skipped:
+        layers = "1 layer" if skipped == 1 else f"{skipped} layers"
+        read.notices.append(f"{read.source}: {layers} of multi-token prediction left out")
+    if not read.is_gguf:
+        return {}
+    if skipped >= count:
+        read.fail("nextn_predict_layers", skipped, f"less than {count}")
+    return {"num_hidden_layers": count - skipped}
 
 
 @dataclass(frozen=True)
@@ -99,18 +122,23 @@ class Experts:
     gate: str = "gate_proj"  # in each expert
     up: str = "up_proj"
     down: str = "down_proj"
-    router: str = "gate"
+    # names of the module and the bias in the block; LlamaConfig has the numbers
+    router: Router = Router("gate")
     stack: str = "switch_mlp"  # module of the stacks of all experts
-    # Rows of gates and ups "in turn" or as "halves" of one tensor of all (core/files/fit.py)
-    fused_rows: str = ""
+    # tensors of all experts' gates and ups, and of all downs, of a layer (core/files/fit.py)
+    fused: tuple[str, str] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    fused_rows: str = "halves"  # gates before ups, or "in turn"
+    transposes: bool = False  # these matrices are transposed
+    aliases: Mapping[str, str] = field(default_factory=dict)  # {other name in a layer: name}
     shared: str = ""  # an MLP for all tokens
-    scoring: str = "softmax"  # as in parts.Experts
-    scales_input: bool = False
+    shared_gate: str = ""  # the score of its output
 
 
-def fused_experts(rows: str, **more: Any) -> Experts:
-    """Experts whose files have one tensor of all gates and ups, in transformers' names."""
-    return Experts(router="router", stack="experts", fused_rows=rows, **more)
+def fused_experts(rows: str, block: str = "mlp", **more: Any) -> Experts:
+    """Experts of files with transposed stacks alone, in transformers' names."""
+    fused = f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"
+    more = {"router": Router("router")} | more
+    return Experts(stack="experts", fused=fused, fused_rows=rows, transposes=True, **more)
 
 
 Layers = tuple[int, ...]
@@ -242,7 +270,7 @@ class Family:
     complete: Callable[[Reader, dict[str, Any]], dict[str, Any]] | None = None
     # LlamaConfig -> more fields of config.json
     write: Callable[[Any], dict[str, Any]] | None = None
-    # LlamaConfig -> fields of GGUF, in place of the table's
+    # LlamaConfig -> more fields of GGUF metadata, some in place of the table's: numbers, and lists
     write_gguf: Callable[[Any], dict[str, Any]] | None = None
 
     # None: config.json's `attention_bias` or `mlp_bias` decides
@@ -260,6 +288,9 @@ class Family:
     model_names: Mapping[str, str] = field(default_factory=dict)  # the same, outside of layers
     # {stored module: modules whose rows it has}; of a single module, its name in the family
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # a layer's mixer -> {module: (stored module, its rows there, int64)}
+    scattered: Callable[[Any], dict[str, tuple[str, Any]]] | None = None
+    tiles: bool = False  # llama.cpp's converter reorders value heads, as parts.GatedDelta.tiled
     splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
     # All files have the two rows of a rotary pair side by side, as Meta's do.
@@ -269,6 +300,7 @@ class Family:
 
     # (config, number of a layer) -> its mixer, None for attention
     mixer: Callable[[Any, int], Any] | None = None
+    gate: str = ""  # module of the gate of attention's output
     # (config, a layer as other families have it) -> the layer
     layer: Callable[[Any, Any], Any] | None = None
     inputs: Callable[[Any], Any] | None = None  # config -> parts.LayerInputs, or None
@@ -286,6 +318,8 @@ class Family:
     partial_rotation: bool = False  # `partial_rotary_factor`
     # yarn's `truncate` for GGUF files, which do not store it
     truncates_yarn: bool = True
+    # `mrope_section` is of positions in images: for text it is plain rope
+    has_sections: bool = False
     stretches_theta: bool = False  # by `alpha` of a rope of type "dynamic"
     scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
 
@@ -336,16 +370,21 @@ class GGUFNames:
         before, after = NORM_NAMES[family.fixed.get("norm_placement", "before")]
         layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
         layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
-        if family.fixed.get("query_key_norm"):
+        fields = {field.name for field in family.fields}
+        if family.fixed.get("query_key_norm") or "query_key_norm" in fields:
             layers |= _QUERY_KEY_NORMS
         layers = {name: single.get(module, module) for name, module in layers.items()}
         self.layers, self.experts = layers, {}
         self.permuted = _PERMUTED if family.permuted else ()
         if experts:
             block = experts.block or family.mlp
-            if all(field.name != "expert_step" for field in family.fields):  # no plain MLPs
+            if not fields & {"expert_step", "first_k_dense_replace"}:  # no plain MLPs
                 layers = {name: module for name, module in layers.items() if "mlp." not in module}
-            self.layers = layers | {"ffn_gate_inp": f"{block}.{experts.router}"}
+            self.layers = layers | {"ffn_gate_inp": f"{block}.{experts.router.module}"}
+            if experts.router.bias:
+                self.layers["exp_probs_b"] = f"{block}.{experts.router.bias}"
+            if experts.shared_gate:
+                self.layers["ffn_gate_inp_shexp"] = f"{block}.{experts.shared_gate}"
             for part in ("gate", "up", "down"):
                 if experts.shared:
                     self.layers[f"ffn_{part}_shexp"] = f"{block}.{experts.shared}.{part}_proj"
@@ -365,20 +404,27 @@ class GGUFNames:
             return None
         layer, module, suffix = match.groups()
         if layer is None:
-            return f"{self.model[module]}.{suffix}" if module in self.model else None
-        module, _, expert = module.partition(".")
-        theirs = self.experts.get(module) if expert else self.layers.get(module)
-        if theirs and f".{theirs}".endswith(_BARE):
+            return f"{self.model[module]}.{suffix}" if suffix and module in self.model else None
+        part, _, expert = module.partition(".")
+        theirs = self.layers.get(module) or (expert.isdecimal() and self.experts.get(part))
+        if theirs and theirs.endswith(tuple(_BARE)):
             return f"model.layers.{layer}.{theirs}"
-        return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
+        if not (theirs and suffix):
+            return None
+        return f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
         """The inverse of `hugging_face`; an expert's stack. Raises KeyError for unknown names."""
-        module, _, suffix = (f"{name}.weight" if name.endswith(_BARE) else name).rpartition(".")
+        bare = (f"{name}.{suffix}" for tensor, suffix in _BARE.items() if name.endswith(tensor))
+        module, _, suffix = next(bare, name).rpartition(".")
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""
         ours = self._inverse[_EXPERT.sub(".experts.#.", match[2]) if match else module]
-        return f"{prefix}{ours}.{suffix}"
+        return f"{prefix}{ours}.{suffix}".removesuffix(".")
+
+    def is_logarithm(self, name: str) -> bool:
+        """True if llama.cpp's converter stores -exp of the tensor. name: Hugging Face's."""
+        return name.endswith(".A_log")
 
     def is_permuted(self, name: str) -> bool:
         """True if llama.cpp's converter reorders the tensor's rows. name: Hugging Face's."""

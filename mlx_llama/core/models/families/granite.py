@@ -3,9 +3,11 @@
 from typing import Any
 
 from mlx_llama.core.models.fields import Reader
+from mlx_llama.core.models.parts import Router
 
-from .family import Family, Layers, factor, size
+from .family import Experts, Family, Layers, expert_fields, factor, size
 
+_BLOCK = "block_sparse_moe"
 FACTORS = (
     factor("embedding_multiplier", "embedding_multiplier", "embedding_scale"),
     factor("residual_multiplier", "residual_multiplier", "residual_scale"),
@@ -53,6 +55,33 @@ FAMILIES = (
         defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
         attention_biases=(None, None),
         mlp_bias=None,
+        permuted=True,
+        unrotated=unrotated_in_gguf,
+    ),
+    # Granite 3 with a mixture of experts in each layer.
+    Family(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        "granitemoe",
+        fields=(
+            *expert_fields("num_local_experts", 8, 2, "intermediate_size", "feed_forward_length"),
+            *FACTORS,
+        ),
+        defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
+        attention_biases=(None, None),
+        experts=Experts(
+            _BLOCK,
+            gate="w1",
+            up="w3",
+            down="w2",
+            router=Router("router.layer"),
+            fused=(f"{_BLOCK}.input_linear.weight", f"{_BLOCK}.output_linear.weight"),
+            aliases={
+                f"{_BLOCK}.router.weight": f"{_BLOCK}.router.layer.weight",
+                f"{_BLOCK}.experts.gate_up_proj": f"{_BLOCK}.input_linear.weight",
+                f"{_BLOCK}.experts.down_proj": f"{_BLOCK}.output_linear.weight",
+            },
+        ),
         permuted=True,
         unrotated=unrotated_in_gguf,
     ),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from mlx_llama.core.models.fields import Field, Reader
+from mlx_llama.core.models.parts import Router
 
 from . import smollm3
 from .family import Family, Layers, Windows, expert_fields, flag, fused_experts, size
@@ -68,7 +69,10 @@ FAMILIES = (
         },
         attention_biases=(None, None),
         experts=fused_experts(
-            "halves", shared="shared_expert", scoring="sigmoid", scales_input=True
+            "halves",
+            "feed_forward",
+            shared="shared_expert",
+            router=Router("router", scoring="sigmoid", scales_input=True),
         ),
         mlp="feed_forward",
         interleaved=True,
@@ -84,7 +88,11 @@ FAMILIES = (
         ),
         unrotated=unrotated,
         complete=complete,
-        fixed={"temperature_scale": _SCALE, "temperature_floor": _FLOOR},
+        fixed={
+            "temperature_scale": _SCALE,
+            "temperature_floor": _FLOOR,
+            "norm_topk_prob": False,
+        },
         theta=5e5,
         write=smollm3.write,
     ),

@@ -1,8 +1,10 @@
-"""OLMo 2 and 3: norms after attention and MLP, and of the whole query and key."""
+"""OLMo 2 and 3: norms after attention and MLP, and of the whole query and key; and OLMoE."""
 
 from typing import Any
 
-from .family import Family, Windows
+from mlx_llama.core.models.fields import Field
+
+from .family import Experts, Family, Windows, expert_fields
 
 SHARED: dict[str, Any] = {
     "defaults": {
@@ -30,5 +32,19 @@ FAMILIES = (
         windows=Windows(4096, is_free=True, is_required=True, pattern=4),
         theta=5e5,
         local_theta=("rope_theta", None),
+    ),
+    # OLMoE: Llama's norms, those of the whole query and key, and a mixture of experts.
+    Family(
+        "OlmoeForCausalLM",
+        "olmoe",
+        "olmoe",
+        fields=(
+            *expert_fields("num_experts", 64, 8, "intermediate_size", "feed_forward_length"),
+            Field("norm_topk_prob", "norm_topk_prob", kind=bool, default=False),
+        ),
+        defaults=SHARED["defaults"] | {"max_position_embeddings": 4096},
+        neutral={"clip_qkv": (None, "queries, keys and values are not clipped here")},
+        fixed={"query_key_norm": "whole", "norm_topk_prob": False},
+        experts=Experts(),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import State, Thought, ThoughtFormat, ThoughtParser
+from .gemma4 import Gemma4
 from .harmony import HARMONY
 from .marks import Marks
 
@@ -11,11 +12,12 @@ FORMATS: tuple[ThoughtFormat, ...] = (
     HARMONY,
     # Granite 3.3 writes marks around its answer, too
     Marks("<think>", "</think>", tail="\n<response>", answer=("<response>", "</response>")),
-    # Qwen3, SmolLM3, R1
+    # Qwen3, SmolLM3, R1, LFM2.5
     Marks("<think>", "</think>", lead="\n", tail="\n\n"),
     Marks("[THINK]", "[/THINK]"),  # Ministral, Magistral
     Marks("<seed:think>", "</seed:think>"),  # Seed-OSS
     Marks("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    Gemma4(),
 )
 
 __all__ = [

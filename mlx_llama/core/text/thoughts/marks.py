@@ -19,7 +19,9 @@ class Marks(ThoughtFormat):
         self.marks = (start, end)
 
     def matches(self, source: str) -> bool:
-        return all(mark in source for mark in (self.start, *self.answer))
+        # A template that only drops thoughts has no start mark.
+        has_mark = self.start in source or self.end in source
+        return has_mark and all(mark in source for mark in self.answer)
 
     def parser(self, state: State = "before") -> ThoughtParser:
         """An answer that does not begin with the mark has no thought."""
@@ -46,7 +48,7 @@ class MarkParser(ThoughtParser):
                 self.state, self._is_fresh = "text", False
         if self.state == "thought":
             thought, mark, rest = self.waiting.partition(self._form.end)
-            count = 0 if mark else _count_withheld(thought, self._form.end)
+            count = 0 if mark else count_withheld(thought, self._form.end)
             self.waiting = thought[len(thought) - count :]
             if not mark and not is_last:
                 thought = thought[: len(thought) - count]
@@ -65,7 +67,7 @@ class MarkParser(ThoughtParser):
         text, self.waiting = self.waiting, ""
         for mark in self._form.answer:
             text = text.replace(mark, "")
-            if not is_last and (count := _count_withheld(text, mark)):
+            if not is_last and (count := count_withheld(text, mark)):
                 text, self.waiting = text[:-count], text[-count:] + self.waiting
         return self._trim(text)
 
@@ -76,8 +78,7 @@ class MarkParser(ThoughtParser):
         return text
 
 
-def _count_withheld(text: str, mark: str) -> int:
-    """Length of the text's end that may begin the mark."""
-    return next(
-        (n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0
-    )
+def count_withheld(text: str, *marks: str) -> int:
+    """Length of the text's end that may begin one of the marks."""
+    counts = (n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
+    return max(counts, default=0)

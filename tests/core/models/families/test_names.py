@@ -32,21 +32,25 @@ def test_names_are_the_librarys_both_ways(name):
         | {"layer_types": ["full_attention"] * 13 if family.splits else None}
         | {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1}}] * 13}
         | {"model_type": family.model_type, "tie_word_embeddings": is_tied}
-        | {"num_key_value_heads": 2}
+        | {"num_key_value_heads": 2, "full_attn_idxs": [1, 2]}
     )
     shapes = config.tensor_shapes() if family.splits else config.stored_shapes()
-    for bare in (name for name in shapes if name.endswith(".sinks")):  # as the converter names it
-        assert names.gguf(bare) == theirs.get_name(f"{bare}.weight", (".weight",))
-        assert names.hugging_face(names.gguf(bare)) == bare
+    as_converted = {".sinks": ".sinks.weight", "correction_bias": "correction.bias"}
+    for suffix, converted in as_converted.items():
+        for bare in (name for name in shapes if name.endswith(suffix)):
+            wanted = theirs.get_name(bare.replace(suffix, converted), (".weight", ".bias"))
+            assert names.gguf(bare) == wanted
+            assert names.hugging_face(names.gguf(bare)) == bare
     suffixed = (name for name in shapes if name.endswith((".weight", ".bias")))
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in suffixed))
     stack_of = {module: stack for stack, modules in config.stacks().items() for module in modules}
     for module in modules:
         for suffix in (".weight", ".bias"):
             stored = names.gguf(module + suffix)
-            assert stored == theirs.get_name(
-                re.sub(r"experts\.\d+", "experts", module) + suffix, (".weight", ".bias")
-            )
+            wanted = re.sub(r"experts\.\d+", "experts", module) + suffix
+            spellings = wanted, wanted.removeprefix("model.")  # LFM2-MoE's stacks
+            known = (theirs.get_name(name, (".weight", ".bias")) for name in spellings)
+            assert stored == next(filter(None, known))
             assert names.hugging_face(stored) == stack_of.get(module, module) + suffix
     assert len({names.gguf(module + ".weight") for module in modules}) == len(
         {stack_of.get(module, module) for module in modules}

@@ -15,6 +15,7 @@ SIZES |= dict(num_attention_heads=4, num_key_value_heads=2)
 # Without them, transformers' class has parts that the family refuses.
 NEEDED = {
     "GraniteMoeHybridForCausalLM": dict(layer_types=["full_attention"] * 2, num_local_experts=0),
+    "Lfm2MoeForCausalLM": dict(layer_types=["full_attention", "conv"], num_dense_layers=1),
     "ApertusForCausalLM": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)),
 }
 # mlx-lm judges the other, in tests/backends/test_nemotron_nas.py.
@@ -38,10 +39,12 @@ def split_experts(
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
     tensors, block = {}, experts.block or mlp
     for key, shape in shapes.items():
-        layer, _, part = key.partition(f"{mlp}.")
+        layer, _, part = key.replace(".block_sparse_moe.", f".{mlp}.").partition(f"{mlp}.")
+        part = experts.aliases.get(f"{mlp}.{part}", part)
+        part = part.removeprefix(f"{mlp}.").removeprefix(f"{block}.")
         if part.startswith("experts."):
             count, *sizes = shape
-            if experts.fused_rows:  # transposed
+            if experts.transposes:
                 sizes.reverse()
             kind = "bias" if part.endswith("_bias") else "weight"
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
@@ -54,7 +57,8 @@ def split_experts(
                 for module in modules
             }
         else:
-            tensors[f"{layer}{block}.{part}" if part else key] = shape
+            module = f"{block}.{part}"
+            tensors[f"{layer}{experts.aliases.get(module, module)}" if part else key] = shape
     return tensors
 
 
@@ -96,9 +100,11 @@ def test_defaults_are_those_of_transformers_config(name):
     defaults = {field: value for field, value in defaults.items() if value is not REQUIRED}
     if not family.windows.is_switched:  # else transformers clears it
         defaults[family.windows.field] = family.windows.default
+    aliases = {field.json: field.alias for field in family.fields if field.alias}
     for field, value in (defaults | family.defaults).items():
-        is_of_rope = field == "partial_rotary_factor"
-        expected = theirs.rope_parameters[field] if is_of_rope else getattr(theirs, field, None)
+        is_of_rope, alias = field == "partial_rotary_factor", aliases.get(field, field)
+        expected = getattr(theirs, field, getattr(theirs, alias, None))
+        expected = theirs.rope_parameters[field] if is_of_rope else expected
         assert value == expected or (value is None and field == "num_key_value_heads"), field
 
 

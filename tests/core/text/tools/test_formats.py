@@ -60,7 +60,8 @@ def test_templates_with_tools_give_transformers_text_and_ids(name, model):
     for messages in (USER, TALK, TALK[:2]):
         ours, extras = form.offer(messages, tools)
         # what the template does not print, or takes as text, is ours to write
-        messages = ours if form.folds or form is FUNCTIONARY_32 else messages
+        is_ours = form.folds or form is FUNCTIONARY_32 or name == "gemma-4-interleaved"
+        messages = ours if is_ours else messages
         how = {"chat_template": template.source, "add_generation_prompt": True, **extras}
         assert template.render(ours, **extras) == model.judge.apply_chat_template(
             messages, tokenize=False, **how
@@ -104,6 +105,8 @@ def calling(arguments):
         ({"role": "tool"}, "expected the fields"),
         ({"role": ["assistant"], "content": "x"}, "expected a word"),
         ({"role": "tool", "content": "x", "id": "y"}, "tool_call_id"),
+        (calling({}) | {"tool_responses": 5}, "tool_responses is 5"),
+        (calling({}) | {"tool_responses": [{"name": "f"}]}, "list of {'name', 'response'}"),
     ],
 )
 def test_malformed_messages_name_message_and_field(message, reason):
@@ -179,11 +182,13 @@ def test_formats_are_recognised(model):
         **{"apertus": formats.APERTUS, "apriel": formats.APRIEL, "devstral": MISTRAL_HEADERS},
         **{"firefunction-2": formats.FIREFUNCTION, "functionary-3.1": FUNCTIONARY_31},
         **{"functionary-3.2": FUNCTIONARY_32, "gemma-2": formats.IN_USER, "glm-4.6": GLM},
+        **{"gemma-4": formats.GEMMA_4, "gemma-4-interleaved": formats.GEMMA_4},
+        **{"lfm2": formats.LFM2, "lfm2.5": formats.LFM2, "lfm2.5-a1b": formats.LFM2},
         **{"gpt-oss": HARMONY, "granite-3.3": GRANITE_3, "hermes-2-pro": HERMES},
         **{"llama-3.1": LLAMA3, "minimax-m2": MINIMAX_M2, "mistral-nemo": MISTRAL},
         **{"mistral-small-3.2": MISTRAL_IDS, "nemotron-nano-2": formats.NEMOTRON},
         **{"phi-4-mini": PHI_4_MINI, "qwen2.5": HERMES, "qwen3-coder": QWEN_CODER},
-        **{"seed-oss": SEED_OSS, "smollm3": SMOLLM3},
+        **{"qwen3.5": QWEN_CODER, "seed-oss": SEED_OSS, "smollm3": SMOLLM3},
     }
     assert find_format(TEMPLATES["llama-2"], model.tokenizer) is BRIEF
 

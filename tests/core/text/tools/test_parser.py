@@ -359,6 +359,8 @@ FRAGMENTS = (
     "<arg_key>a</arg_key> <arg_value>1 </arg_value>"
 ).split()
 FRAGMENTS += ['{"name": "f", ', '"a": "}"', '"arguments": {', '"parameters": {', '{"name": "g"}']
+FRAGMENTS += ["<|tool_call>call:f{", "a:", '<|"|>', "<tool_call|>", "<|tool_call_start|>[f("]
+FRAGMENTS += ["a='", "')]", "<|tool_call_end|>", "True"]
 FRAGMENTS += [", ", "; ", " \n", '"', "\\", '"id": "x", ', "\n<parameter=a>", ">>>f\n", "f\n"]
 
 

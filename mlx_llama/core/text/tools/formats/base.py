@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.text.json_schema import DEFINITIONS
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.calls import CallText, fold_calls, split_calls
 from mlx_llama.core.text.tools.describe import Tool
@@ -123,11 +124,14 @@ class ToolFormat(ABC):
         """Lark rules of `calls`. mark: spells a mark, as a token if it is a special one."""
         calls, rules = list[str](), [f"calls: {self.spell_calls(mark, many)}"]
         for number, tool in enumerate(tools):
-            schema: dict[str, Any] = {"additionalProperties": False, **tool.parameters}
-            rule = spell_json({**schema, "type": "object"}, tool.name)
-            rules.append(f"arguments_{number}: {rule}")
+            rules += self.spell_arguments(tool, f"arguments_{number}", mark)
             calls.append(self.spell_call(tool.name, f"arguments_{number}", mark))
         return [*rules, "call: " + "\n    | ".join(calls)]
+
+    def spell_arguments(self, tool: Tool, rule: str, mark: Spell) -> list[str]:
+        """Lark rules of one tool's arguments. rule: the name of the first."""
+        schema = {"additionalProperties": False, **tool.parameters, "type": "object"}
+        return [f"{rule}: {spell_json(schema, tool.name)}"]
 
     def spell_call(self, name: str, arguments: str, mark: Spell) -> str:
         """The rule of one tool's call. arguments: the rule of its arguments."""
@@ -148,6 +152,29 @@ def spell_json(schema: Mapping[str, Any], place: str = "") -> str:
     """A JSON schema as a Lark grammar spells it. place: tool and parameter, for errors."""
     note = {"$comment": place} if place else {}
     return f"%json {json.dumps({**schema, **note, 'x-guidance': JSON_OPTIONS})}"
+
+
+def spell_part(schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -> str:
+    """Part of a schema as `spell_json` does. root: has the definitions."""
+    definitions = {key: root[key] for key in DEFINITIONS if key in root}
+    return spell_json({**definitions, **schema}, place)
+
+
+def spell_members(
+    rule: str, members: Mapping[str, str], required: Collection[str], separator: str
+) -> list[str]:
+    """Lark rules of the members of an object, in their order, with separators between them.
+
+    rule: the name of the first. members: what each key's is spelled as.
+    """
+    ends = [f'{rule}_{kind}_{len(members)}: ""' for kind in ("first", "next")]
+    rules = [f"{rule}: {rule}_first_0", *ends]
+    for number, (key, member) in enumerate(members.items()):
+        for kind, before in (("first", ""), ("next", separator)):
+            skipped = "" if key in required else f" | {rule}_{kind}_{number + 1}"
+            after = f"{rule}_next_{number + 1}"
+            rules.append(f"{rule}_{kind}_{number}: {quote(before)} {member} {after}{skipped}")
+    return rules
 
 
 def quote(text: str) -> str:

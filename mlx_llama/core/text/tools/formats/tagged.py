@@ -12,12 +12,12 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mlx_llama.core.text.json_schema import DEFINITIONS, follow
+from mlx_llama.core.text.json_schema import follow
 from mlx_llama.core.text.tools.argument_types import resolve_types, write_value
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
 
-from .base import Spell, ToolFormat, quote, spell_json
+from .base import Spell, ToolFormat, quote, spell_part
 
 _STRING = frozenset(["string"])
 _NAME = re.compile(r"[\w.:/@-]+", re.ASCII)
@@ -124,8 +124,7 @@ class Tagged(ToolFormat):
         """
         schema, types = follow(schema, root), resolve_types(schema, root)
         if "string" not in types:
-            definitions = {key: root[key] for key in DEFINITIONS if key in root}
-            return spell_json({**definitions, **schema}, place), self.end
+            return spell_part(schema, root, place), self.end
         choices = [schema["const"]] if "const" in schema else schema.get("enum", ())
         if choices:
             texts = (value if isinstance(value, str) else json.dumps(value) for value in choices)
