@@ -8,8 +8,6 @@ reader chooses its output buffer.
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -50,21 +48,6 @@ class Columns(Symbol):
         if self.heads is None:
             return rows
         return rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
-
-
-@dataclass(eq=False)
-class State(Symbol):
-    """The last state of a slot, in the blocks of the rows."""
-
-    slot: int
-
-    def read(self, tokens: int) -> np.ndarray:
-        """Copy the numbers after the operation: float32 [rows, numbers]."""
-        r = self.trace.workspace.recurrence
-        first, shape = r.places[self.slot][-1]
-        kind = ctypes.c_float * math.prod(shape)
-        rows = dict.fromkeys(r.states.array[:tokens, 1].tolist())
-        return np.array([kind.from_address(row + 4 * first) for row in rows], np.float32)
 
 
 @dataclass(eq=False)
@@ -242,7 +225,7 @@ class Trace:
     def probe(self, name: str, symbol: Symbol) -> None:
         """Mark the operation after which `symbol` can be read, for columns the latest."""
         now = len(self.program)
-        if isinstance(symbol, (Columns, State)):
+        if isinstance(symbol, Columns):
             self._marks.append(Mark(name, now, now, symbol.read))
         elif isinstance(symbol, Normed) and symbol.packed:
             operation, layout = symbol.packed

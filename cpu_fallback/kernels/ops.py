@@ -10,7 +10,7 @@ from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 from .. import ops
 from .emit import LANES
 from .layouts import ROWS
-from .lowering import Adjusted, Columns, Gated, Normed, Product, State, Symbol, Trace, View
+from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Trace, View
 from .panels import Panels
 from .routing import share_kind
 from .workspace import Buffer, pad
@@ -218,7 +218,6 @@ def short_conv(
     x.place(w.recurrence.channels)
     bias = np.zeros(spec.size, np.float32) if bias is None else bias
     _convolve(trace, spec, weight, bias, w.mixed[spec.size])
-    view.probe("state", State(trace, spec.slot), spec.index)
     return Columns(trace, w.mixed[spec.size], 0, spec.size)
 
 
@@ -250,7 +249,6 @@ def gated_delta(x: Product, view: View, spec: GatedDelta, weights: DeltaWeights)
     sizes["state"] = 4 * r.places[spec.slot][1][0]
     numbers = dict(eps=spec.eps, scale=spec.key_size**-0.5)
     trace.program.add("gated_delta", spec.value_heads, **operands, **sizes, **numbers)
-    view.probe("state", State(trace, spec.slot), spec.index)
     return Gated(trace, "silu", gate, out)
 
 

@@ -187,8 +187,6 @@ class Runner:
                     )
         for name in runs[0] if probe else ():
             parts = [np.concatenate(run[name], axis=-2) for run in runs]  # [.., tokens, width]
-            if name.endswith(".state") and not together:
-                parts = [part[-1:] for part in parts]  # after the last chunk
             if len(parts) == batch:
                 probe(name, np.stack(parts))
             else:
