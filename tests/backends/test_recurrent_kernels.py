@@ -441,14 +441,27 @@ def logits_by_kernels(folder: Path, tokens: list[int]) -> np.ndarray:
     return torch.stack(logits).float().cpu().numpy()
 
 
+FAMILIES = {
+    "lfm2": dict(conv_bias=True, layer_types=["conv", "full_attention", "conv"]),
+    "qwen3_5_text": dict(
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=24,
+        linear_num_key_heads=1,
+        linear_num_value_heads=3,
+        linear_key_head_dim=6,
+        linear_value_head_dim=10,
+    ),
+}
+
+
 @pytest.mark.slow
-def test_lfm2_is_that_of_transformers(call, tmp_path):
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_families_are_those_of_transformers(kind, call, tmp_path):
     transformers = pytest.importorskip("transformers")
     fields = dict(vocab_size=67, hidden_size=36, intermediate_size=48, num_hidden_layers=3)
     fields |= dict(num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=64)
-    kinds = ["conv", "full_attention", "conv"]
-    config = transformers.Lfm2Config(**fields, layer_types=kinds, conv_bias=True)
-    judge, tokens = transformers.Lfm2ForCausalLM(config).eval(), ids(8)
+    config = transformers.AutoConfig.for_model(kind, **fields, **FAMILIES[kind])
+    judge, tokens = transformers.AutoModelForCausalLM.from_config(config).eval(), ids(8)
     randomise(judge)
     judge.save_pretrained(tmp_path)
     wanted = judge(torch.tensor([tokens])).logits[0].detach().numpy()
