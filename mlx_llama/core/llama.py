@@ -245,11 +245,9 @@ class Block:
     scalar: float = 1.0  # multiplies the stream
 
     def __call__(
-        self, x: Array, delta: Array | None, view: View, last_only: bool, inputs: Array | None
+        self, x: Array, delta: Array | None, inputs: Array | None, view: View, last_only: bool
     ) -> tuple[Array, Array | None]:
-        """x: the stream [B, T, E]; delta: what the next norm adds, None for zero. Returns both.
-        inputs: of all layers, see LayerInputs.
-        """
+        """x: the stream [B, T, E]; delta: what the next norm adds, None for zero. Returns both."""
         i = self.spec.index
         if self.mixer is not None:
             x, normed = self.attention_norm(x, delta)
@@ -268,8 +266,7 @@ class Block:
             view.probe("ffn", ffn, i)
             delta = self._adjust(ffn, self.post_ffn_norm)
         if self.input is not None:
-            x = self.ops.add(x, delta)
-            delta = self.input(x, inputs, view)
+            delta = self.input(x := self.ops.add(x, delta), inputs, view)
         if self.scalar != 1:
             x, delta = self.ops.scale(self.ops.add(x, delta), self.scalar), None
         view.probe_sum("block", x, delta, i, self.ops)
@@ -307,11 +304,10 @@ class Decoder:
             x = ops.scale(x, c.embedding_multiplier)
         view.probe("embedding", x)
         inputs = self.inputs(tokens, x, view) if self.inputs else None
-        # The last layer that has a state keeps all positions', but computes only the output that is
-        # asked for; so do those after it.
+        # The last layer with a state keeps all positions', but computes the last output alone.
         last = len(self.blocks) if view.count == 1 or all_positions else c.last_state
         for i, block in enumerate(self.blocks):
-            x, delta = block(x, delta, view, i == last, inputs)
+            x, delta = block(x, delta, inputs, view, last_only=i == last)
         _, normed = self.norm(x, delta)
         logits = self.head(normed, view)
         if c.logits_multiplier != 1:

@@ -293,4 +293,7 @@ def _name_matrices(decoder: Any, config: LlamaConfig) -> dict[int, tuple[str, in
         if layer.mlp:
             add(layer.mlp.gate_up, mlp.gate_up.weight)
             add((layer.mlp.down,), mlp.down.weight)
+        if part := layer.input:
+            add((part.gate,), block.input.gate.weight)
+            add((part.projection,), block.input.projection.weight)
     return places

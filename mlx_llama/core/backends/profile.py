@@ -87,6 +87,11 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
         mlp = block.mlp.shared if block.spec.experts else block.mlp
         if mlp is not None:
             named += [("gate, up", mlp.gate_up), ("down", mlp.down)]
+        if block.input:
+            named.append(("gate of the layer's input", block.input.gate))
+            named.append(("layer's input", block.input.projection))
+    if model.decoder.inputs:
+        named.append(("inputs of layers", model.decoder.inputs.projection))
     return [(name, linear.weight) for name, linear in (*named, ("head", model.decoder.head))]
 
 

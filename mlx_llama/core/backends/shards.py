@@ -180,6 +180,11 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
 
 def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
     """Raise BackendError for matrices that this split does not know."""
+    if config.is_mixed:
+        raise BackendError(
+            f"{checkpoint.name}: layers with other heads, or another's keys, are not split over "
+            "several processes: start one"
+        )
     known = {"model.embed_tokens", config.final_norm, config.head_name}
     for layer in config.layers:
         mixer, mlp = layer.attention, layer.mlp

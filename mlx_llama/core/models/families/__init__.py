@@ -31,9 +31,7 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 
 # Well-known models that do not run: (how `general.architecture`, `model_type` or, in lower case,
 # the name in `architectures` begins, what they need, what runs in their place)
-_ABSENT = (
-    ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
-)
+_ABSENT = (("gemma3n", "AltUp and laurel", "Gemma 4"),)
 
 
 def unsupported(fault: str, known: Iterable[str], *names: object) -> ConfigError:

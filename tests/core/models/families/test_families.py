@@ -544,7 +544,7 @@ REFUSED = [
     ({"architectures": ["BambaForCausalLM"], "model_type": "bamba"}, "BambaForCausalLM"),
     *(
         ({"model_type": name}, f"it needs {needed}.*: load {other}")
-        for name, needed, other in (("gemma3n", "AltUp, laurel, ", "Gemma 3, which runs"),)
+        for name, needed, other in (("gemma3n", "AltUp and laurel", "Gemma 4, which runs"),)
     ),
 ]
 
@@ -554,7 +554,7 @@ def test_a_bad_or_unsupported_field_is_named(fields, message):
     assert re.search(message, refusal(LlamaConfig.from_dict, fields, kind=ConfigError))
 
 
-@pytest.mark.parametrize("name, needed", [("gemma3n", "AltUp, laurel")])
+@pytest.mark.parametrize("name, needed", [("gemma3n", "AltUp and laurel")])
 def test_a_gguf_file_of_a_model_that_does_not_run_says_what_is_missing(name, needed):
     metadata = {"general.architecture": name}
     call = lambda: LlamaConfig.from_gguf(metadata, {}, {}, "float16", "model.gguf")  # noqa: E731
