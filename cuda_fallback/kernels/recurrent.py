@@ -187,9 +187,10 @@ def _load_line(
     HEADS: tl.constexpr,
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
     """A position's query, key, values v, decay and strength of value head h."""
-    head = numbers + h // (HEADS // GROUPS) * KEY + k
+    head = numbers + h // SHARED % GROUPS * KEY + k
     query = tl.load(head, mask=is_key & there, other=0)
     key = tl.load(head + GROUPS * KEY, mask=is_key & there, other=0)
     head = numbers + 2 * GROUPS * KEY + h * VALUE
@@ -211,6 +212,7 @@ def _delta(
     HEADS: tl.constexpr,
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The recurrence of some columns of a value head's matrix, over a sequence's positions."""
@@ -228,14 +230,14 @@ def _delta(
         numbers = mixed + line * (C + 2 * HEADS * _COLUMNS)
         product = out + (line * HEADS + h) * VALUE + v
         query, key, value, decay, strength = _load_line(
-            numbers, h, k, v, is_key, is_value, count > 0, GROUPS, HEADS, KEY, VALUE
+            numbers, h, k, v, is_key, is_value, count > 0, GROUPS, HEADS, KEY, VALUE, SHARED
         )
         for i in range(count):
             # of the next position, which arrive meanwhile
             numbers += C + 2 * HEADS * _COLUMNS
             there = i + 1 < count
             next_query, next_key, next_value, next_decay, next_strength = _load_line(
-                numbers, h, k, v, is_key, is_value, there, GROUPS, HEADS, KEY, VALUE
+                numbers, h, k, v, is_key, is_value, there, GROUPS, HEADS, KEY, VALUE, SHARED
             )
             matrix *= decay[None, :]
             delta = (value - tl.sum(matrix * key[:, None], axis=0)) * strength
@@ -333,6 +335,7 @@ def gated_delta(
         matrices,
         total,
         *sizes,
+        1 if spec.tiled else heads // groups,  # neighbours with one key head
         triton.next_power_of_2(key),
         num_warps=1,
     )

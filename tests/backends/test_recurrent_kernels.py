@@ -164,10 +164,10 @@ def delta_weights(spec, dtype):
     )
 
 
-def delta_error(sizes: tuple[int, ...], dtype) -> float:
+def delta_error(sizes: tuple[int, ...], dtype, tiled: bool = False) -> float:
     from cuda_fallback.kernels import decode
 
-    spec = delta(*sizes)
+    spec = dataclasses.replace(delta(*sizes), tiled=tiled)
     width = spec.channels + spec.value_heads * (spec.value_size + 2)
     x, weights = made(2, 4, width, dtype=dtype), delta_weights(spec, dtype)
     return checked(decode.gated_delta, ops.gated_delta, spec, x, spec, weights)
@@ -180,6 +180,11 @@ def delta_error(sizes: tuple[int, ...], dtype) -> float:
 @pytest.mark.parametrize("sizes", [(1, 1, 5, 3), (2, 4, 8, 11, 2)], ids=str)
 def test_gated_delta_is_that_of_plain_words(sizes, dtype, bound, call):
     assert call(delta_error, sizes, dtype) < bound
+
+
+@pytest.mark.slow
+def test_neighbours_of_a_value_head_may_have_other_key_heads(call):
+    assert call(delta_error, (2, 6, 5, 3, 2), torch.float32, True) < 2e-6
 
 
 def conv_error(size: int, width: int, has_bias: bool, dtype) -> float:

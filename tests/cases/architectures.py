@@ -49,9 +49,8 @@ def check_steps(backend, folder: Path, wanted: np.ndarray, probe=None) -> LlamaC
     model's config. probe: of the prompt.
     """
     checkpoint = open_checkpoint(folder)
-    # Traced on MLX, too, where its CPU device asks for it; steps with recurrent states are not.
-    traces = backend.name == "mlx" and not checkpoint.config.recurrent
-    model = backend.load(checkpoint, "float32", compile=True if traces else None)
+    # Traced on MLX, too, where its CPU device asks for it.
+    model = backend.load(checkpoint, "float32", compile=True if backend.name == "mlx" else None)
     cache = model.make_cache(40, 2)
     model.forward(TOKENS[:, :-1], 0, cache, probe=probe)
     token = TOKENS[:, -1:]
