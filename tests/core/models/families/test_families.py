@@ -110,7 +110,7 @@ def test_the_config_means_what_transformers_reads(name):
         "chunked_attention": lambda: Window(theirs.attention_chunk_size, is_chunk=True),
     }
     assert [layer.attention is None for layer in ours.layers] == [k == "conv" for k in kinds]
-    assert [mixer.window for mixer in ours.attentions] == [
+    assert [layer.attention.window for layer in ours.layers if layer.attention] == [
         windows[kind]() if kind in windows else None for kind in kinds if kind != "conv"
     ]
     # only layers with a window rotate
