@@ -165,6 +165,10 @@ class Cache(Positions):
     def states_nbytes(self) -> int:
         return super().states_nbytes() + sum(map(self._spare, range(self.rows)))
 
+    def nbytes_for(self, length: int) -> int:
+        slots = bool(length and self.has_live_states)  # one more
+        return super().nbytes_for(length) + slots * self.state_nbytes
+
     def taken(self, row: int) -> int:
         return super().taken(row) + self._spare(row)
 

@@ -269,6 +269,14 @@ def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
     return tensors
 
 
+def stored_tensors(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """`random_tensors` by the names in files of a family that fuses none."""
+    from mlx_llama.core.models.config import LlamaConfig
+
+    parts = LlamaConfig.from_dict(config).fused_parts()
+    return {parts.get(name, (name,))[0]: x for name, x in random_tensors(config).items()}
+
+
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
     """float32 -> bit patterns of bfloat16 (uint16), rounded to nearest even."""
     return x.astype(ml_dtypes.bfloat16).view(np.uint16)

@@ -237,6 +237,7 @@ class Runner:
                         result = step.logits
                     cache.swap_states(part)
                     logits.append(result[(stride - 1 - at) % stride : len(part) : stride].clone())
+                call.listener = probe  # of the states, when the call ends
                 for name, parts in probed.items():
                     probe(name, _by_sequence(torch.cat(parts), B, T))
                 return torch.cat(logits).view(B, T // stride, -1)

@@ -49,18 +49,17 @@ class TransformersReference:
 
         parts: dict[str, list[np.ndarray]] = {}
         stored, fused = self.config.stored_shapes(), self.config.fused_parts()
+        shapes = self.config.tensor_shapes()
         hooks = []
 
         def watch(name: str, module: str | None, is_parent: bool = False) -> None:
             """Keep the output of a module of ours, or of the one that contains it."""
             if module is None:
                 return
-            whole, first, last = fused.get(key := f"{module}.weight", (key, 0, 0))
-            is_share = not is_parent and 0 < last - first < stored[whole][0]
-            columns, path = (
-                slice(first, last) if is_share else slice(None),
-                whole[: -len(".weight")],
-            )
+            key = f"{module}.weight"
+            whole, rows = fused.get(key, (key, slice(None)))
+            is_share = not is_parent and key in shapes and shapes[key][0] < stored[whole][0]
+            columns, path = rows if is_share else slice(None), whole[: -len(".weight")]
 
             def hook(_: Any, inputs: Any, out: Any) -> None:
                 out = out[0] if isinstance(out, tuple) else out

@@ -360,7 +360,8 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
             "temperature_floor routed_scaling_factor"
         ).split()
     }
-    values |= config.own
+    # but the order of value heads, which the file may change
+    values |= {name: value for name, value in config.own.items() if name != "tiled"}
     mixers = [layer.attention for layer in config.layers if layer.attention]
     for name in ("window", "rotates", "scale", "softcap"):
         layers = [getattr(mixer, name) for mixer in mixers]

@@ -29,8 +29,9 @@ from backends.triton_process import (
     compile_call,  # noqa: F401
     computing,
 )
-from cuda_fallback import ops
+from cuda_fallback import ops, runtime
 from cuda_fallback.arrays import SamplingBatch
+from cuda_fallback.cache import Cache
 from cuda_fallback.kernels.state import (
     AFTER,
     BEFORE,
@@ -388,6 +389,45 @@ def bits_of_rows() -> None:
 @pytest.mark.slow
 def test_states_have_the_same_bits_in_any_chunks_and_company(call):
     call(bits_of_rows)
+
+
+def many_rows() -> float:
+    """Error of a prompt of more rows than a state has."""
+    config, outs = make_hybrid().config, []
+    x, weight = made(MAX_ROWS + 1, 2, 108), made(36, 3, seed=1)
+    tokens = torch.zeros(x.shape[:2], dtype=torch.int32, device=DEVICE)
+    for by_kernels in (True, False):
+        with computing(by_kernels), torch.inference_mode():
+            cache = Cache(config, 4, torch.float32, DEVICE, len(x))
+            nbytes = cache.nbytes_for(1) - 4 * cache.position_nbytes
+            assert nbytes == (1 + by_kernels) * cache.state_nbytes
+            with cache.view(tokens, 0) as view:
+                outs.append(ops.short_conv(x, view, config.recurrent[1], weight))
+                view.keep(0, view.recurrent(0))
+    return worst(*outs)
+
+
+@pytest.mark.slow
+def test_a_prompt_of_many_rows(call):
+    assert call(many_rows) < 1e-6
+
+
+def probes_of_a_step(by_kernels: bool) -> dict[str, np.ndarray]:
+    model, seen = loaded(make_hybrid(), compile=False, by_kernels=by_kernels), {}
+    with computing(by_kernels):
+        cache = model.make_cache(9)
+        model.forward([ids(5)], 0, cache)
+        note = lambda name, array: seen.__setitem__(name, runtime.to_numpy(array))  # noqa: E731
+        model.forward([[7]], 5, cache, probe=note)
+    return seen
+
+
+@pytest.mark.slow
+def test_states_are_probed_after_a_step(call):
+    seen, wanted = (call(probes_of_a_step, by_kernels) for by_kernels in (True, False))
+    assert seen.keys() == wanted.keys() >= {"0.state", "1.state"}
+    for name, array in wanted.items():
+        assert relative_error(seen[name], array) < 1e-5, name
 
 
 def logits_by_kernels(folder: Path, tokens: list[int]) -> np.ndarray:

@@ -29,6 +29,7 @@ from backends.triton_process import DEVICE_NAME, call, computing  # noqa: F401
 
 ADAPTED = "a LoRA adapter"
 CASES = "Gemma 2", "OLMo 2", "Hunyuan", "Apertus", "gpt-oss", "Granite 3", "Qwen2-MoE", ADAPTED
+CASES += "LFM2", "Qwen3.5", "Gemma 4 E4B"
 TOKENS = np.random.default_rng(3).integers(3, 300, (1, 9)).astype(np.int32)
 # {word: its first arguments that are activations}; others have one
 ACTIVATIONS = {"embed": 0, "add": 2, "add_rms_norm": 2, "experts": 2, "adapt": 2}
@@ -96,7 +97,8 @@ def replay(backend: Backend, checkpoint: Checkpoint, calls: Calls) -> set[str]:
         same = [x if x is None else convert(x).reshape(a.shape) for x, a in zip(inputs, arguments)]
         result = function(*same, *arguments[len(same) :])
         for array, wanted in zip(flatten(result), expected, strict=True):
-            assert relative_error(to_numpy(array).ravel(), wanted.ravel()) < 1e-5, word
+            if wanted.size:  # a layer may read another's keys and values, and has none
+                assert relative_error(to_numpy(array).ravel(), wanted.ravel()) < 1e-5, word
         if function.__module__.startswith("cuda_fallback.kernels"):
             by_kernels.add(word)
         return result
@@ -127,11 +129,15 @@ def test_all_words_are_numpys(backend, request):
         if backend.name != "cpu":
             assert not replay(backend, checkpoint, calls)
             continue
+        if checkpoint.config.is_mixed:
+            continue  # by plain NumPy alone
         compiled, plain = (backend.load(checkpoint, "float32", compile=c) for c in (True, False))
         for tokens in (TOKENS, TOKENS[:, :1]):
             expected = probes(plain, backend.runtime.to_numpy, tokens)
             for name, array in probes(compiled, backend.runtime.to_numpy, tokens).items():
-                assert relative_error(array, expected[name]) < 1e-5, (case, name)
+                # the delta rule sums differences of sums
+                tolerance = 5e-5 if case == "Qwen3.5" else 1e-5
+                assert relative_error(array, expected[name]) < tolerance, (case, name)
     assert words == set(members(Ops))
 
 
@@ -143,4 +149,5 @@ def test_all_words_by_kernels_are_numpys(call):
         calls = record(open_checkpoint(path, adapters=adapters))
         by_kernels |= call(replay_by_kernels, path, adapters, calls)
     kernels = "linear gated_linear gate xielu experts adapt add_rms_norm rms_norm norm_heads"
-    assert by_kernels == {*kernels.split(), "rope_and_store", "attend"}
+    kernels += " short_conv gated_delta gate_output rope_and_store attend"
+    assert by_kernels == {*kernels.split()}

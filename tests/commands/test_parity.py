@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from cases.batches import Counting
 from machine import to_run
-from making import make_checkpoint
+from making import config_fields, make_checkpoint, stored_tensors
 from making_gguf import make_gguf
 from rows_toy import ToyBackend, ToyModel
 
@@ -83,7 +83,8 @@ def test_transformers_as_the_reference(door):
 def make_hybrid() -> Path:
     fields = dict(architectures=["Lfm2ForCausalLM"], model_type="lfm2", full_attn_idxs=[1])
     fields |= dict(num_hidden_layers=LAYERS, tie_word_embeddings=True)
-    return make_checkpoint(Path(tempfile.mkdtemp()) / "m", **fields)
+    tensors = stored_tensors(config_fields(**fields))
+    return make_checkpoint(Path(tempfile.mkdtemp()) / "m", tensors=tensors, **fields)
 
 
 def test_layers_with_a_recurrent_state_have_a_probe_of_it(door):
@@ -109,9 +110,9 @@ def test_transformers_judges_a_hybrid(door):
 @pytest.mark.slow
 def test_every_way_of_filling_a_hybrid_s_cache(door):
     facts = run(door, "--dtype", "float32", "--verify-cache", path=make_hybrid())
-    ways = [entry["way"] for entry in facts["ways"] if entry["backend"] == BACKENDS[0]]
+    ways = [entry["way"] for entry in facts["rows"] if entry["backend"] == BACKENDS[0]]
     assert "decoded by steps: recurrent states" in ways
-    assert all(entry["within"] for entry in facts["ways"])
+    assert all(entry["within"] for entry in facts["rows"])
 
 
 @pytest.mark.slow

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from making import config_fields, make_checkpoint, random_tensors
+from making import config_fields, make_checkpoint, stored_tensors
 from transformers import AutoModelForCausalLM
 
 import mlx_llama
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.quantize.importance import measure_importance, read_docs
 from mlx_llama.quantize.writing import stack_experts
@@ -103,9 +102,8 @@ def test_experts_count_the_tokens_that_they_see(tmp_path):
     ids=["llama4", "granite4", "lfm2"],
 )
 def test_matrices_have_the_names_that_the_gguf_file_has(fields, tmp_path):
-    tensors = random_tensors(config := config_fields(**fields))
-    parts = LlamaConfig.from_dict(config).fused_parts() if "lfm2" in config["model_type"] else {}
-    tensors = {parts.get(name, (name,))[0]: values for name, values in tensors.items()}
+    config = config_fields(**fields)
+    tensors = stored_tensors(config) if config["model_type"] == "lfm2" else None
     llm = load(make_checkpoint(tmp_path / "m", tensors=tensors, **fields))
     tokens = np.random.default_rng(0).integers(3, 380, 8).tolist()
     importance = measure_importance(llm, tokens, "a.txt", 8)

@@ -67,10 +67,11 @@ def _read_layers(read: Reader, count: int) -> tuple[int, ...]:
 def write(config: Any) -> dict[str, Any]:
     """The layers' kinds, and what mlx_lm needs."""
     kinds = [_ATTENTION if layer.attention else _DELTA for layer in config.layers]
-    fields: dict[str, Any] = {"layer_types": kinds} | write_gguf(config)
-    fields.pop(_RECURRENT, None)
-    if config.architecture in _OUTER:
-        fields["model_type"] = _OUTER[config.architecture]
+    fields = {name: x for name, x in write_gguf(config).items() if name == _INTERVAL}
+    fields |= {"layer_types": kinds}
+    if config.architecture not in _OUTER:
+        return fields
+    fields["model_type"] = _OUTER[config.architecture]
     if config.rope.type == "default":
         share = config.rotary_dim / config.head_dim
         rope = {"rope_type": "default", "rope_theta": config.rope.theta}
