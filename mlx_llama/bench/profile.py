@@ -119,10 +119,12 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
 
 def _kv_nbytes(loaded: Loaded, cache: Any, length: int) -> int:
     """Bytes of keys and values that a token at the end of `length` positions reads."""
-    mixers = loaded.checkpoint.config.attentions
-    windows = (mixer.window for mixer in mixers)
-    positions = sum(min(length, window.size if window else length) for window in windows)
-    return positions * cache.position_nbytes // max(1, len(mixers))
+    config, numbers = loaded.checkpoint.config, 0
+    for mixer in (layer.attention for layer in config.layers if layer.attention):
+        positions = min(length, mixer.window.size if mixer.window else length)
+        numbers += positions * mixer.key_value_heads * mixer.head_dim
+    stored = sum(mixer.key_value_heads * mixer.head_dim for mixer in config.attentions)
+    return numbers * cache.position_nbytes // max(1, stored)
 
 
 class _ClockedSampling:
