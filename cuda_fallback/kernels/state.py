@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from mlx_llama.core.sample import SamplingFeatures, arrange
 
 from .. import runtime
 from ..arrays import SamplingBatch, pack, unpack
-from ..cache import Cache
 from .storage import Storage, state_places
 
 MAX_ROWS = 32  # in one step
@@ -53,7 +53,7 @@ def pack_row(
     state[:STATES, i] = position, position + 1, token, allocated, *addresses, adapter
 
 
-def pack_states(state: np.ndarray, cache: Cache, spans: Sequence[Span]) -> None:
+def pack_states(state: np.ndarray, cache: Any, spans: Sequence[Span]) -> None:
     """Set the fields of recurrent states of a state on the host. Spans of one row stand together,
     in order.
     """
@@ -65,7 +65,7 @@ def pack_states(state: np.ndarray, cache: Cache, spans: Sequence[Span]) -> None:
         state[AFTER, i] = rows.count(row) - 1 - state[BEFORE, i]
 
 
-def describe(cache: Cache, spans: Sequence[Span]) -> list[Tensor]:
+def describe(cache: Any, spans: Sequence[Span]) -> list[Tensor]:
     """States of a prompt's rows for the kernels of recurrent states, MAX_ROWS in each."""
     states = []
     for at in range(0, len(spans), MAX_ROWS):
@@ -118,7 +118,7 @@ class StateView(View):
 
     def point(
         self,
-        cache: Cache,
+        cache: Any,
         tokens: Sequence[Sequence[int]] | Tensor,
         spans: Sequence[Span],
         sampling: SamplingBatch | None = None,

@@ -268,11 +268,8 @@ class Positions:
         return states
 
     def advance(self, span: Span, states: States) -> None:
-        """Account for a call's new positions, after which the recurrent states are `states`."""
+        """Take over the recurrent states after a call, and keep some as checkpoints."""
         row, end = span.row, span.end
-        self.lengths[row] = end
-        if not self.state_nbytes:
-            return
         kept = self.checkpoints[row]
         if span.count > 1 and span.start and span.start not in kept:  # drafts are cut to it
             kept[span.start] = self._freeze(self.states[row])
@@ -485,7 +482,9 @@ class CallView(View):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             for i, span in enumerate(self.spans):
-                self.cache.advance(span, self.states_after(i) if self.cache.state_nbytes else ())
+                self.cache.lengths[span.row] = span.end
+                if self.cache.state_nbytes:
+                    self.cache.advance(span, self.states_after(i))
             if self.listener is not None:
                 self._probe_states()
 

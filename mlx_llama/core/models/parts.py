@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mlx_llama.core.system.forks import cached_property
+
 # {LlamaConfig.norm_placement: modules of norms (before attention and MLP), (after them)}
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
     "before": (("input_layernorm", "post_attention_layernorm"), None),
@@ -85,7 +87,7 @@ class Attention:
     # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]
     sinks: str | None = None
 
-    @property
+    @cached_property
     def new_heads(self) -> int:
         """Key-value heads that it computes and stores."""
         return 0 if self.keys_of is not None else self.key_value_heads

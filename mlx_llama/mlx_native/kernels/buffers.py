@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import CACHE_GROUP, Positions, Span, States
+from mlx_llama.core.backends.positions import CACHE_GROUP, Positions, States
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.parts import Attention
@@ -227,7 +227,7 @@ class Buffers(Positions):
                 self._forget(buffer)
                 for row in buffer.rows:  # idle ones would hold the arrays of their last step
                     if row is not None and row not in rows:
-                        self.states[row] = self._own_states(self.states[row])
+                        self.states[row] = self._freeze(self.states[row])
             self.steps[rows] = step
         step = self.steps[rows]
         for buffer, order in zip(step.buffers, step.orders):
@@ -290,13 +290,7 @@ class Buffers(Positions):
         lengths = {buffer.length for buffer in self.buffers()} & set(self._tables)
         self._tables = {length: self._tables[length] for length in lengths}
 
-    def advance(self, span: Span, states: States) -> None:
-        super().advance(span, states)
-        kept = self.checkpoints[span.row]
-        if span.end in kept:
-            kept[span.end] = self._own_states(states)
-
-    def _own_states(self, states: States) -> States:
+    def _freeze(self, states: States) -> States:
         """A row's states in arrays of its own, so that it holds those of no other row."""
         if not isinstance(states, RowStates) or states.rows == 1:
             return states
@@ -349,7 +343,7 @@ class Buffers(Positions):
             # A pending slice would hold shared arrays, and their next step would copy them.
             mx.eval(buffer.arrays())
         for row in shared:
-            self.states[row] = self._own_states(self.states[row])
+            self.states[row] = self._freeze(self.states[row])
 
     def _place(self, row: int, buffer: Buffer, number: int) -> None:
         """Let a row have a slot that its contents were copied to."""

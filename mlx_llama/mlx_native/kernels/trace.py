@@ -66,7 +66,7 @@ class Runner:
                 if tokens is not buffers.result:
                     inputs = [_pick(tokens, order) for order in buffers.orders]
                 work = list(zip(buffers.buffers, buffers.orders, inputs))
-            for buffer, order, _ in work:
+            for buffer, order, _ in work if cache.state_nbytes else ():
                 active = [row if i >= 0 else None for row, i in zip(buffer.rows, order)]
                 buffer.states = cache.gather_states(active)
             if masks is None:
