@@ -17,6 +17,7 @@ from ..ops import Adapters, Matrices
 from . import decode
 from .state import StateView
 
+layer_inputs, gate_input = plain.layer_inputs, plain.gate_input
 embed, add, scale, softcap = plain.embed, plain.add, plain.scale, plain.softcap
 last_position, scale_heads, split_heads = plain.last_position, plain.scale_heads, plain.split_heads
 add_rms_norm, gate, xielu = decode.add_rms_norm, decode.gate, decode.xielu
