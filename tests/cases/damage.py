@@ -51,7 +51,7 @@ def template(text):
     return write("chat_template.jinja", text), "chat_template.jinja"
 
 
-PROPORTIONAL = {"rope_type": "proportional", "factor": 2.0}
+AXIAL = {"rope_type": "axial", "factor": 2.0}
 
 
 DAMAGE = {
@@ -72,7 +72,7 @@ DAMAGE = {
     "field absurd": (config(num_hidden_layers=-3), "num_hidden_layers"),
     "field huge": (config(vocab_size=10**15), "vocab_size"),
     "unknown architecture": (config(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel"),
-    "unknown rope": (config(rope_scaling=PROPORTIONAL), "proportional"),
+    "unknown rope": (config(rope_scaling=AXIAL), "axial"),
     "quantised": (config(quantization={"bits": 4, "group_size": 64}), "quanti"),
     "tokenizer gone": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer"),
     "tokenizer corrupt": (write("tokenizer.model", b"\x0a\xff\xff\xff\xff"), "tokenizer.model"),

@@ -8,7 +8,7 @@ import shlex
 
 import gguf
 import pytest
-from cases.damage import DAMAGE, PROPORTIONAL, config
+from cases.damage import AXIAL, DAMAGE, config
 from making import make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
 
@@ -101,7 +101,7 @@ def test_damage_that_other_doors_refuse_is_found_without_loading(case, tmp_path,
 def test_it_goes_on_after_the_first(tmp_path, examined):
     """Two bad fields, a missing shard, a truncated one and no tokenizer are five findings."""
     folder = make_checkpoint(tmp_path / "m", shards=3, tokenizer=False)
-    config(rms_norm_eps="tiny", rope_scaling=PROPORTIONAL)(folder)
+    config(rms_norm_eps="tiny", rope_scaling=AXIAL)(folder)
     shards = sorted(folder.glob("*.safetensors"))
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-4])
@@ -110,7 +110,7 @@ def test_it_goes_on_after_the_first(tmp_path, examined):
     assert len(said) == 5, said
     for part in (
         "rms_norm_eps is 'tiny'",
-        "rope_type is 'proportional'",
+        "rope_type is 'axial'",
         shards[0].name,
         f"{shards[1].name}: tensor",
         "no tokenizer.json, tekken.json or tokenizer.model",

@@ -216,7 +216,12 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside, llm):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_lets_running_requests_end_and_refuses_new_ones(number, tmp_path, roomy):
-    with Live(tmp_path / "log", "--model", roomy) as server, ThreadPoolExecutor(1) as pool:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and children inherit
+    try:
+        live = Live(tmp_path / "log", "--model", roomy)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with live as server, ThreadPoolExecutor(1) as pool:
         asked = {"prompt": "hello", "max_tokens": 1500, "stream": True}
         running = pool.submit(fetch, server, "POST", ROUTE, **asked)
         server.wait(lambda: server.metric("rows_running") == 1)

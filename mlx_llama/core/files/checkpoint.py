@@ -310,6 +310,7 @@ def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
     """The config's fields. Later ones count only if set: hashes of the first traces stay valid."""
     compared = (field for field in fields(config) if field.compare)
     values = {field.name: (getattr(config, field.name), field.default) for field in compared}
+    values["own"] = config.own, {}
     values["rope"] = _describe_rope(config.rope), MISSING
     if isinstance(config.quantization, Quantization):
         values["quantization"] = _describe_quantization(config.quantization), MISSING
@@ -336,7 +337,7 @@ def _describe_quantization(quantization: Quantization) -> str:
 
 def _describe_rope(rope: RopeConfig) -> str:
     """The fields that the first traces have, and later fields that are set."""
-    later = ("short_factor", "long_factor", "dim")
+    later = ("short_factor", "long_factor", "dim", "share")
     values = {field.name: getattr(rope, field.name) for field in fields(rope)}
     shown = (f"{n}={x!r}" for n, x in values.items() if n not in later or x is not None)
     return f"RopeConfig({', '.join(shown)})"

@@ -276,7 +276,10 @@ def test_forced_calls_carry_exact_numbers(form, llama):
     assert text is not None and f"{SNOWFLAKE}" in text
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+# Gemma 4's values are not JSON: docs/tools.md says what is not enforced there
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS if form.name != "gemma4"], ids=lambda form: form.name
+)
 def test_schemas_of_forced_tools_are_relaxed_or_refused_by_name(form, llama):
     tags = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     inner = {"type": "object", "properties": {"tags": tags}}

@@ -73,7 +73,7 @@ class Lfm2(ToolFormat):
         root, rules, members = tool.parameters, list[str](), {}
         for number, (key, schema) in enumerate((root.get("properties") or {}).items()):
             part = follow(schema, root)
-            spelled = spell_part(part, root, f"{tool.name}.{key}")
+            spelled = spell_part(schema, root, f"{tool.name}.{key}")
             if part.get("type") == "boolean" and not part.keys() & {"const", "enum"}:
                 spelled = '"True" | "False"'
             rules.append(f"{rule}_{number}: {spelled}")
