@@ -69,6 +69,7 @@ class ChatTemplate:
         self.source = source = source.removeprefix("\ufeff")
         self.name, self.variables = name, dict(variables or {})
         self.notice = ""  # for the user
+        self.is_plain = False  # plain text that the user chose
         self.named: dict[str, ChatTemplate] = {}  # templates for NAMES, used where they apply
         self._is_known = _is_known(source)
         self._habits = Habits(self._probe)
@@ -120,9 +121,9 @@ class ChatTemplate:
 
     def check_shown(self, messages: Sequence[Message], text: str) -> None:
         """Raise TemplateError if `text`, of these messages, lacks a question, for a template that
-        failed in the probes.
+        failed in the probes. One of plain text, which its notice told of, is used as it is.
         """
-        if self._habits.takes_parts("user") is not None:
+        if self.is_plain or self._habits.takes_parts("user") is not None:
             return
         questions = (message["content"] for message in messages if message["role"] == "user")
         parts = itertools.chain.from_iterable(map(split_parts, questions))
@@ -361,6 +362,7 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
         if re.search(r"\s", value) and not re.search(r"[/\\]|\.\w+$", value):
             template = ChatTemplate(value, "`template`", named)
             template.notice = f"`template` {show(value)} is plain text: it shows no message"
+            template.is_plain = True
             return template
         raise TemplateError(
             f"template {show(value)}: neither a file, nor Jinja text, nor a known name; known "

@@ -30,7 +30,13 @@ from mlx_llama.core.text.adapting import (
     QUESTIONS,
     Habits,
 )
-from mlx_llama.core.text.template import BUILTIN, ChatTemplate, check_messages, encode_messages
+from mlx_llama.core.text.template import (
+    BUILTIN,
+    ChatTemplate,
+    check_messages,
+    encode_messages,
+    load_builtin_template,
+)
 from mlx_llama.core.text.tools import read_tools
 
 # Kimi's and others' rule, in Qwen3.5's words
@@ -342,3 +348,11 @@ def test_a_probe_is_rendered_once_and_a_plain_question_needs_one():
     for _ in range(2):
         assert not habits.refuses(("user",), ("system", "user"))
     assert rendered == [["user"], ["system", "user"]]
+
+
+def test_plain_text_that_the_user_chose_is_a_template():
+    """As llama-server takes it, with a notice: its tests ask for that."""
+    template = load_builtin_template("This is not a chat template, it is")
+    messages = [{"role": "user", "content": "hello"}]
+    template.check_shown(messages, template.render(messages))
+    assert "shows no message" in template.notice
