@@ -106,8 +106,8 @@ def count_groups(head_dim: int) -> int:
 
 
 def state_places(config: LlamaConfig) -> list[tuple[int, ...]]:
-    """Where the parts of each recurrent state begin in a row's numbers, by slot, and behind them
-    the count of all numbers. Multiples of ALIGNED.
+    """Offsets of each recurrent state's parts in a row's numbers, by slot, then the count of all
+    numbers. Multiples of ALIGNED.
     """
     places, end = [], 0
     for mixer in config.recurrent:

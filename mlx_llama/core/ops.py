@@ -43,7 +43,7 @@ class ExpertStacks(NamedTuple):
 
 
 class DeltaWeights(NamedTuple):
-    """What gated_delta multiplies beside its inputs."""
+    """Weights of `gated_delta`."""
 
     conv: Array  # [C, W]
     rate: Array  # float32 [Hv]: -exp of the stored numbers, the decays per unit of time

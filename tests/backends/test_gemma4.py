@@ -1,4 +1,4 @@
-"""What the caches keep of layers whose keys and values have several shapes (Gemma 4)."""
+"""Caches of layers whose keys and values have several shapes (Gemma 4)."""
 
 from __future__ import annotations
 

@@ -260,8 +260,8 @@ class GatedDelta:
 
 @dataclass(frozen=True)
 class PerLayerInput:
-    """What a layer adds to the stream of its own input: the input, times a gate of the stream,
-    projected and normed (Gemma 3n, Gemma 4).
+    """A layer's own input, times a gate of the stream, projected, normed and added to the stream
+    (Gemma 3n, Gemma 4).
     """
 
     index: int  # the layer's number

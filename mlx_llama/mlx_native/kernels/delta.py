@@ -247,7 +247,7 @@ def advance_blocks(
     left = mx.exp(mx.where(steps <= steps[:, None], decay - decay.swapaxes(-1, -2), -mx.inf))
     keys = key.swapaxes(-1, -2)
     changes = _invert(mx.where(steps < steps[:, None], strength * (key @ keys) * left, 0))
-    # What positions store is values @ - lengths @ state.
+    # Each position stores its value less what the state at the block's start gives for its key.
     stored = changes @ (value * strength)
     seen = changes @ (key * (strength * shown))
     scores, query = query @ keys * left, query * shown

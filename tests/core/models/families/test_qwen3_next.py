@@ -116,7 +116,7 @@ def test_ropes_in_all_spellings(rope):
 
 
 def metadata(family: str, config: LlamaConfig, **more) -> dict:
-    """What llama.cpp's converter writes."""
+    """Tensors in the layout of llama.cpp's converter."""
     mixer = config.recurrent[0]
     fields = {
         "context_length": config.max_position_embeddings,
