@@ -6,7 +6,6 @@ with a line; the launcher, or the lost connection, ends the others.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
+from safetensors import numpy as safetensors
 
 from mlx_llama.core.backends.shards import Ranks
 from mlx_llama.core.errors import LlamaError
@@ -112,16 +112,15 @@ class World:
 
 
 def _pack(message: Message, arrays: Arrays | None = None) -> bytes:
-    """A line of JSON, and the arrays as NumPy's archive."""
+    """A line of JSON, and the arrays as a file of safetensors."""
     text = json.dumps(message, separators=(",", ":")).encode()
     if not arrays:
         return text
-    archive = io.BytesIO()
-    np.savez(archive, **arrays)
-    return text + b"\n" + archive.getvalue()
+    # Not NumPy's own archive, whose headers are Python text: see core/text/tools/python_text.py
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    return text + b"\n" + safetensors.save(whole)
 
 
 def _unpack(data: bytes) -> tuple[Message, dict[str, np.ndarray]]:
-    text, _, archive = data.partition(b"\n")
-    arrays = dict(np.load(io.BytesIO(archive))) if archive else {}
-    return json.loads(text), arrays
+    text, _, arrays = data.partition(b"\n")
+    return json.loads(text), safetensors.load(arrays) if arrays else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import itertools
 import json
@@ -12,6 +11,7 @@ from typing import Any
 from mlx_llama.core.text.json_schema import follow
 
 from .calls import write_arguments
+from .python_text import read_literal
 
 _DEPTH = 16  # maximum nesting of references and alternatives
 _LENGTH = 1 << 14  # characters that are read as Python
@@ -63,5 +63,5 @@ def _read_value(text: str) -> Any:
         return json.loads(text, strict=False)
     if len(text) <= _LENGTH and text[:1] in "[{(\"'":
         with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            return ast.literal_eval(text)
+            return read_literal(text)
     return text

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from typing import Any
 
 from .calls import CallText, NoCall, write_arguments
+from .python_text import parse_python
 
 INTERPRETERS = ("code_interpreter", "python", "ipython")
 _LENGTH = 1 << 14  # characters of code that are read as calls
@@ -64,7 +65,7 @@ def parse_calls(code: str) -> list[Call]:
     if len(code) > _LENGTH:
         return []
     try:
-        for line in ast.parse(code).body:
+        for line in parse_python(code).body:
             if not isinstance(line, (ast.Expr, ast.Assign)) or line.value is None:
                 return []
             calls.append(_parse_call(line.value))

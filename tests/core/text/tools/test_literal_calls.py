@@ -4,8 +4,11 @@ transformers' parsers, enforced, and printed back.
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +25,9 @@ from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import Tool, ToolParser, find_format
+from mlx_llama.core.text.tools.argument_types import write_value
 from mlx_llama.core.text.tools.formats import GEMMA_4, LFM2, QWEN_CODER
+from mlx_llama.core.text.tools.python_calls import parse_calls
 
 from .reading import read
 
@@ -424,3 +429,31 @@ def test_enforced_nested_arguments_fit_their_schema(form, special, tokenizer, mo
         if ended > 4:
             break
     assert ended > 4 and len(keys) > 5
+
+
+def test_threads_read_calls_at_the_same_time():
+    """CPython's syntax trees share a counter: without a lock, threads meet SystemErrors."""
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    calls = [("f", {"x": [1, {"y": [2, 3]}], "z": "t"})] * 20
+
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            sum(range(50))
+
+    def read(_):
+        for _ in range(40):
+            Cycle()
+            assert parse_calls("\n".join(["f(x=[1, {'y': [2, 3]}], z='t')"] * 20)) == calls
+            assert write_value("{'a': [1, (2, 3)]}", frozenset(["object"])) == '{"a": [1, [2, 3]]}'
+
+    sys.setswitchinterval(1e-5)
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(read, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
