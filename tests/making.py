@@ -241,9 +241,9 @@ def config_fields(**fields: Any) -> dict[str, Any]:
 
 def shared_arithmetic(config: Any) -> tuple:
     """The fields of LlamaConfig that all layers share."""
-    layer, names = config.layers[0], "heads key_value_heads head_dim eps scale softcap"
+    layer, names = config.layers[0], "heads key_value_heads head_dim eps scale softcap query_norm norms_rotated norms_heads"
     shared = tuple(getattr(layer.mixer, name) for name in names.split())
-    others = config.activation, config.query_key_norm, config.hidden_size
+    others = config.activation, config.hidden_size
     return *shared, layer.residual_multiplier, *others
 
 

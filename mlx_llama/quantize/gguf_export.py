@@ -24,7 +24,7 @@ from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeigh
 from mlx_llama.core.files.tensor import Tensor, encode
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
-from mlx_llama.core.models.families.family import choose_layers
+from mlx_llama.core.models.layer_types import all_but_each
 from mlx_llama.core.models.parts import NUMBERS_OF_XIELU
 from mlx_llama.core.models.rope import inverse_frequencies, plain_frequencies
 from mlx_llama.core.models.rope_fields import UNROTATED
@@ -316,15 +316,15 @@ def _write_importance(writer: Any, importance: Importance) -> None:
 
 
 def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None:
-    windows, layers = FAMILIES[config.architecture].windows, config.num_hidden_layers
+    every, layers = config.family.gguf_pattern, config.num_hidden_layers
     window, positions = config.sliding_window, config.max_position_embeddings
-    if windows.pattern:
+    if every:
         writer.add_sliding_window(window or 0)
-        if FAMILIES[config.architecture].write_gguf:  # it has the pattern, too
-            return
-        if config.sliding_layers not in (None, choose_layers(layers, windows.pattern)):
-            writer.add_sliding_window_pattern([i in config.sliding_layers for i in range(layers)])
-    elif window is not None and window < positions and not windows.is_switched:
+        slides = [kind != "full_attention" for kind in config.layer_types]
+        # the family may write the pattern, too
+        if window and not config.family.write_gguf and slides != all_but_each(every, layers):
+            writer.add_sliding_window_pattern(slides)
+    elif window is not None and window < positions:
         writer.add_sliding_window(window)
         notices.append(
             f"the model looks back {window} tokens at most; the file says so, but llama.cpp "
@@ -353,15 +353,11 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
 def _describe(config: LlamaConfig) -> dict[str, Any]:
     """The arithmetic that no field of the table names; a list by layer where layers differ."""
     positions = config.max_position_embeddings
-    values: dict[str, Any] = {
-        name: getattr(config, name)
-        for name in (
-            "activation local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
-            "temperature_floor routed_scaling_factor"
-        ).split()
+    values = {
+        name: getattr(config, name) for name in ("activation", "local_rope", "logits_softcap")
     }
-    # but the order of value heads, which the file may change
-    values |= {name: value for name, value in config.own.items() if name != "tiled"}
+    fields = {field.name for field in config.family.table} | {*config.family.fixed}
+    values |= {name: value for name, value in config.own.items() if name in fields}
     mixers = [layer.attention for layer in config.layers if layer.attention]
     for name in ("window", "rotates", "scale", "softcap"):
         layers = [getattr(mixer, name) for mixer in mixers]

@@ -43,8 +43,12 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
         "eos_token_id": sorted(checkpoint.eos_token_ids),
         family.activation[0]: family.activation[1],
     }
-    slides = [bool(layer.attention and layer.attention.window) for layer in config.layers]
-    result |= family.windows.write(config.sliding_window, slides)
+    if family.window:
+        is_on = config.sliding_window is not None
+        result |= {family.window: config.sliding_window, "use_sliding_window": is_on}
+        # mlx_lm fails on a Mistral that names its layers
+        if len({*config.layer_types}) > 1 or "max_window_layers" in family.defaults:
+            result["layer_types"] = list(config.layer_types)
     if family.partial_rotation:
         result["partial_rotary_factor"] = config.rotary_dim / config.head_dim
     if family.write:
@@ -56,7 +60,7 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
     theta, scaling = {"rope_theta": config.rope.theta}, _rope_scaling(config, checkpoint.path)
     result |= theta
     if family.scales_queries:
-        beta = {"llama_4_scaling_beta": config.query_beta}
+        beta = {"llama_4_scaling_beta": config.own["query_beta"]}
         return result | {"rope_parameters": (scaling or {}) | theta | beta}
     return result | {"rope_scaling": scaling}
 
@@ -73,7 +77,7 @@ def _can_express(family: Family, config: LlamaConfig) -> bool:
     plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"
     return (
         all(decided in (None, has_bias) for decided, has_bias in biases)
-        and family.windows.can_express(config.sliding_window, config.sliding_layers)
+        and (family.window or config.sliding_window is None)
         and (family.name == config.architecture or {family.name, config.architecture} <= set(plain))
     )
 

@@ -54,7 +54,7 @@ def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
 def skip_layers(weights: Weights, config: LlamaConfig) -> Weights:
     """Leave out the layers of multi-token prediction."""
     last = config.num_hidden_layers
-    numbers = range(last, last + config.num_nextn_predict_layers)
+    numbers = range(last, last + config.own.get("num_nextn_predict_layers", 0))
     skipped = tuple(f"{name}.{i}." for i in numbers for name in ("model.layers", "blk"))
     return {name: stored for name, stored in weights.items() if not name.startswith(skipped)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +16,17 @@ from mlx_llama.core.errors import ConfigError, Report, refuse
 from mlx_llama.core.system.files import read_json
 from mlx_llama.core.system.forks import cached_property
 
-from .families import FAMILIES
+from .families import FAMILIES, Family
 from .fields import Field, Reader
 from .parts import (
-    MLP,
-    NORM_NAMES,
-    NUMBERS_OF_XIELU,
+    Angles,
     Attention,
-    Experts,
     GatedDelta,
     KeyValues,
     Layer,
     LayerInputs,
-    Mixer,
     Recurrent,
     ShortConv,
-    Window,
 )
 from .quantization import Float8Quantization, PackedQuantization, Quantization, check_modules
 from .reading import read_config, read_metadata
@@ -57,6 +51,8 @@ class LlamaConfig:
     tie_word_embeddings: bool
     attention_bias: bool  # biases of query, key and value
     mlp_bias: bool
+    # transformers' kinds of layers: "full_attention", "sliding_attention", "conv", ...
+    layer_types: tuple[str, ...]
     sliding_window: int | None  # positions that a token sees, itself included; None for all
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -64,72 +60,42 @@ class LlamaConfig:
     # None for plain matrices and for GGUF, whose tensors name their formats
     quantization: Quantization | PackedQuantization | Float8Quantization | None = None
     output_bias: bool = False  # bias of the projection after attention
-    # RMS norms of query and key, over each "head" or over all heads as a "whole"; "rotated": over
-    # each head, after rotation; "without weights": over each head of rotated layers
-    query_key_norm: str | None = None
-    # numbers of the layers with the window; None for all
-    sliding_layers: tuple[int, ...] | None = None
     activation: str = "silu"  # or "gelu_tanh", "clamped_swiglu"; "xielu" in MLPs without a gate
-    norm_placement: str = "before"  # attention and MLP, "after" them, or "both"
-    unrotated_layers: tuple[int, ...] = ()  # layers without rotary embedding
     embedding_multiplier: float = 1.0
-    residual_multiplier: float = 1.0  # on the output of attention and MLP
-    attention_multiplier: float | None = None  # on query times key; None for 1 / sqrt(head_dim)
     logits_multiplier: float = 1.0
     local_rope: RopeConfig | None = None  # in layers with a window, None for `rope`
     norm_offset: float = 0.0  # to add to the stored weights of norms
-    attention_softcap: float | None = None  # c of c * tanh(score / c)
-    logits_softcap: float | None = None
-    # Queries are multiplied by 1 + query_beta * log(1 + n), n the trained lengths
-    # (rope.original_max_position_embeddings) before their position.
-    query_beta: float = 0.0
+    logits_softcap: float | None = None  # c of c * tanh(logit / c)
     is_text_part: bool = False  # the checkpoint has a part for images, too
-    # Queries of unrotated layers are multiplied by 1 + temperature_scale * log(1 + n), n the whole
-    # temperature_floors of the positions up to theirs.
-    temperature_scale: float = 0.0
-    temperature_floor: int = 1
     num_experts: int = 0  # MLPs of a layer, 0 for a plain MLP
     num_experts_per_tok: int = 0  # experts that a token uses
     moe_intermediate_size: int = 0  # hidden units of an expert
-    norm_topk_prob: bool = True  # the shares of a token's experts add up to 1
-    routed_scaling_factor: float = 1.0  # on these shares
-    n_group: int = 1  # groups of experts
-    topk_group: int = 1  # groups that a token chooses from
-    n_shared_experts: int = 1  # experts' widths of the shared expert, if the family has one ...
-    shared_expert_intermediate_size: int = 0  # ... unless this is its width
-    expert_step: int = 1  # every so many layers have experts, others a plain MLP
-    first_k_dense_replace: int = 0  # layers before all others that have a plain MLP
-    num_nextn_predict_layers: int = 0  # layers after the last that are not used
-    attention_sinks: bool = False  # a logit per head in the softmax of attention
-    # key-value heads and hidden units of each layer, 0 for a layer without attention or MLP; empty
-    # if all layers are alike. The key-value heads of layers that have fewer than
-    # `num_key_value_heads` are repeated here.
-    layer_sizes: tuple[tuple[int, int], ...] = ()
     # the family's own fields, by name
     own: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
+
+    @property
+    def family(self) -> Family:
+        """What is the family's alone."""
+        return FAMILIES[self.architecture]
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """The layers as data, in order."""
         layers: list[Layer] = []
         slots = {True: 0, False: 0}  # attention or not
-        adapt = FAMILIES[self.architecture].layer
-        for i in range(self.num_hidden_layers):
-            layer = self._layer(i)
-            layer = adapt(self, layer) if adapt else layer
+        for layer in self.family.layers(self):
+            mixer = layer.mixer
             if layer.attention and layer.attention.keys_of is not None:
                 source = layers[layer.attention.keys_of].attention
                 assert source  # of the same shape
                 mixer = dataclasses.replace(layer.attention, slot=source.slot)
-                layer = dataclasses.replace(layer, mixer=mixer)
-            elif layer.mixer:
+            elif mixer:
                 kind = bool(layer.attention)
-                mixer = dataclasses.replace(layer.mixer, slot=slots[kind])
-                layer = dataclasses.replace(layer, mixer=mixer)
+                mixer = dataclasses.replace(mixer, slot=slots[kind])
                 slots[kind] += 1
-            layers.append(layer)
+            layers.append(dataclasses.replace(layer, mixer=mixer))
         return tuple(layers)
 
     @cached_property
@@ -164,7 +130,7 @@ class LlamaConfig:
     @property
     def is_mixed(self) -> bool:
         """Layers have heads of several shapes, another's keys, or an input of their own."""
-        return FAMILIES[self.architecture].layer is not None
+        return len(self.kinds) > 1 or any(layer.scalar for layer in self.layers)
 
     @cached_property
     def last_state(self) -> int:
@@ -177,123 +143,10 @@ class LlamaConfig:
         """The mixers with a recurrent state, by slot."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Recurrent))
 
-    def _layer(self, i: int) -> Layer:
-        layer = f"model.layers.{i}."
-        has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
-        has_experts = has_experts and i >= self.first_k_dense_replace
-        before, after = NORM_NAMES[self.norm_placement]
-        key_value_heads, units = self._sizes(i)
-        ffn: MLP | Experts | None = None
-        if has_experts:
-            ffn = self._experts(layer)
-        elif units:
-            ffn = self._mlp(f"{layer}{FAMILIES[self.architecture].mlp}.", units)
-        return Layer(
-            index=i,
-            mixer=self._mixer(i, layer) if key_value_heads else None,
-            ffn=ffn,
-            attention_norm=before and f"{layer}{before[0]}" if key_value_heads else None,
-            ffn_norm=before and f"{layer}{before[1]}" if units else None,
-            post_attention_norm=after and f"{layer}{after[0]}",
-            post_ffn_norm=after and f"{layer}{after[1]}",
-            residual_multiplier=self.residual_multiplier,
-        )
-
-    def _mixer(self, i: int, layer: str) -> Mixer:
-        mixer = FAMILIES[self.architecture].mixer
-        return (mixer and mixer(self, i)) or self._attention(i, layer)
-
-    def _attention(self, i: int, layer: str) -> Attention:
-        family, names = FAMILIES[self.architecture], f"{layer}self_attn."
-        window, sliding = None, self.sliding_layers
-        if self.sliding_window is not None and (sliding is None or i in sliding):
-            window = Window(self.sliding_window, family.windows.is_chunk)
-        rotates, rope = i not in self.unrotated_layers, int(bool(window and self.local_rope))
-        query_rope = len(self.ropes) if self.query_beta else rope
-        if not rotates and self.temperature_scale:  # by angles of 0, and by these times the factor
-            rotates, rope, query_rope = True, -2, -1
-        norm = self.query_key_norm
-        has_norms = norm not in (None, "without weights")
-        return Attention(
-            index=i,
-            slot=0,
-            qkv=(f"{names}q_proj", f"{names}k_proj", f"{names}v_proj"),
-            out=f"{names}o_proj",
-            heads=self.num_attention_heads,
-            key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            scale=self.attention_scale,
-            eps=self.rms_norm_eps,
-            softcap=self.attention_softcap,
-            window=window,
-            rotates=rotates,
-            angles=self.tables[rope],
-            query_angles=self.tables[query_rope],
-            query_norm=f"{names}q_norm" if has_norms else None,
-            key_norm=f"{names}k_norm" if has_norms else None,
-            norms_rotated=norm == "rotated",
-            norms_heads=norm == "without weights" and i not in self.unrotated_layers,
-            gate=f"{layer}{family.gate}" if family.gate else None,
-            sinks=f"{names}sinks" if self.attention_sinks else None,
-        )
-
-    def _mlp(self, block: str, size: int) -> MLP:
-        is_gated = self.activation != "xielu"
-        parts = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
-        numbers = () if is_gated else NUMBERS_OF_XIELU
-        return MLP(
-            gate_up=tuple(f"{block}{name}" for name in parts),
-            down=f"{block}down_proj",
-            size=size,
-            activation=self.activation,
-            xielu=tuple(f"{block}act_fn.{name}" for name in numbers),
-        )
-
-    def _sizes(self, i: int) -> tuple[int, int]:
-        """Key-value heads of layer `i`, as files store them, and hidden units of its MLP."""
-        alike = self.num_key_value_heads, self.intermediate_size
-        return self.layer_sizes[i] if self.layer_sizes else alike
-
-    def _experts(self, layer: str) -> Experts:
-        family = FAMILIES[self.architecture]
-        modules = family.experts
-        assert modules is not None  # a family without experts has no `num_experts`
-        block = f"{layer}{modules.block or family.mlp}"
-        gate, up, down = (
-            tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
-            for name in (modules.gate, modules.up, modules.down)
-        )
-        shared, stack = f"{block}.{modules.shared}.", f"{block}.{modules.stack}."
-        shared_size = self.moe_intermediate_size * self.n_shared_experts
-        shared_size = self.shared_expert_intermediate_size or shared_size
-        router, gate_of_shared = modules.router, modules.shared_gate
-        has_bias = self.own.get("use_expert_bias", True)
-        return Experts(
-            router=dataclasses.replace(
-                router,
-                module=f"{block}.{router.module}",
-                bias=f"{block}.{router.bias}" if router.bias and has_bias else None,
-                used=self.num_experts_per_tok,
-                normalises=self.norm_topk_prob,
-                scale=self.routed_scaling_factor,
-                groups=self.n_group,
-                used_groups=self.topk_group,
-            ),
-            gate=gate,
-            up=up,
-            down=down,
-            stacks=(f"{stack}gate_proj", f"{stack}up_proj", f"{stack}down_proj"),
-            size=self.moe_intermediate_size,
-            activation=self.activation,
-            shared=self._mlp(shared, shared_size) if modules.shared else None,
-            shared_gate=f"{block}.{gate_of_shared}" if gate_of_shared else None,
-            has_biases=self.mlp_bias,
-        )
-
     @property
     def exceeds_float16(self) -> bool:
         """True for a family whose activations overflow float16."""
-        return FAMILIES[self.architecture].exceeds_float16
+        return self.family.exceeds_float16
 
     @property
     def mlp_size(self) -> int:
@@ -316,24 +169,21 @@ class LlamaConfig:
         }
 
     @property
-    def attention_scale(self) -> float:
-        """Factor on query times key."""
-        multiplier = self.attention_multiplier
-        return self.head_dim**-0.5 if multiplier is None else multiplier
-
-    @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that are rotated, the leading ones."""
         return self.rope.dim or self.head_dim
 
     @cached_property
+    def angles(self) -> tuple[Angles, ...]:
+        """The tables of angles; the second is of layers with a window, where `local_rope` is."""
+        ropes = (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+        more = self.family.angles(self) if self.family.angles else ()
+        return (*map(Angles, ropes), *more)
+
+    @cached_property
     def tables(self) -> tuple[slice, ...]:
-        """Columns of the tables of angles: of each rope, of the first times the queries' factor, of
-        no rotation, and of that times the unrotated queries' factor.
-        """
-        more = bool(self.query_beta) + 2 * bool(self.temperature_scale)
-        ropes = (*self.ropes, *[self.rope] * more)
-        halves = [(rope.dim or self.head_dim) // 2 for rope in ropes]
+        """Columns of the tables of `angles`, side by side."""
+        halves = [(table.rope.dim or self.head_dim) // 2 for table in self.angles]
         return tuple(
             itertools.starmap(slice, itertools.pairwise([0, *itertools.accumulate(halves)]))
         )
@@ -346,23 +196,17 @@ class LlamaConfig:
     @property
     def scales_queries(self) -> bool:
         """Queries are multiplied by factors of their positions."""
-        return bool(self.query_beta or self.temperature_scale)
-
-    @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        """Ropes of the tables of angles; the second is of layers with a window."""
-        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+        return any(table.scale for table in self.angles)
 
     @cached_property
     def inputs(self) -> LayerInputs | None:
         """The inputs that layers have beside the stream."""
-        inputs = FAMILIES[self.architecture].inputs
-        return inputs(self) if inputs else None
+        return self.family.inputs(self) if self.family.inputs else None
 
     @property
     def final_norm(self) -> str:
         """Module of the norm before the head."""
-        return FAMILIES[self.architecture].norm[0]
+        return self.family.norm[0]
 
     @property
     def head_name(self) -> str:
@@ -371,14 +215,8 @@ class LlamaConfig:
 
     def stored(self, field: Field) -> Any:
         """The field as files store it; None for none."""
-        is_scale = field.name == "attention_multiplier"
-        value = self.own[field.name] if field.name in self.own else getattr(self, field.name)
-        value = self.attention_scale if is_scale else value
-        if self.layer_sizes and field.name in ("num_key_value_heads", "intermediate_size"):
-            return [sizes[field.name == "intermediate_size"] for sizes in self.layer_sizes]
-        if self.layer_sizes and field.name == "num_attention_heads":
-            return [value if groups else 0 for groups, _ in self.layer_sizes]
-        return field.encode(value)
+        has = self.own if field.name in self.own else vars(self)
+        return field.encode(has.get(field.name))
 
     @classmethod
     def _of(cls, values: dict[str, Any]) -> LlamaConfig:
@@ -472,7 +310,7 @@ class LlamaConfig:
                     shapes[mixer.sinks] = (mixer.heads,)
                 for norm, width in zip((mixer.query_norm, mixer.key_norm), (q, *keys)):
                     if norm:
-                        is_whole = self.query_key_norm == "whole"
+                        is_whole = self.family.query_key_norm == "whole"
                         shapes[f"{norm}.weight"] = (width if is_whole else mixer.head_dim,)
             if experts := layer.experts:
                 router = experts.router
@@ -507,7 +345,7 @@ class LlamaConfig:
         """{tensor of `tensor_shapes`: (stored tensor with its rows, these rows)}. A stored tensor
         with scattered rows may have the name of one of its parts.
         """
-        shapes, family = self.tensor_shapes(), FAMILIES[self.architecture]
+        shapes, family = self.tensor_shapes(), self.family
         parts: dict[str, tuple[str, slice | np.ndarray]] = {}
         fused, layers = family.fused, range(self.num_hidden_layers)
         for i, whole, kind in itertools.product(layers, fused, ("weight", "bias")):
@@ -530,14 +368,9 @@ class LlamaConfig:
     def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:
         """int64 [rows], by row of a module: its number in the files; None if they agree. Files of
         some families have the two rows of a rotary pair side by side. Here they are half of a
-        head's rotated dimensions apart. The key-value heads of layers that have fewer than
-        `num_key_value_heads` are repeated.
+        head's rotated dimensions apart.
         """
-        if self.layer_sizes and module.endswith(("k_proj", "v_proj")):
-            heads = self._sizes(int(module.split(".")[2]))[0]
-            order = np.arange(heads * self.head_dim).reshape(heads, -1)
-            return np.repeat(order, self.num_key_value_heads // heads, axis=0).reshape(-1)
-        if not FAMILIES[self.architecture].interleaved or not module.endswith(("q_proj", "k_proj")):
+        if not self.family.interleaved or not module.endswith(("q_proj", "k_proj")):
             return None
         order = np.arange(rows).reshape(-1, self.head_dim)
         pairs = order[:, : self.rotary_dim].reshape(len(order), -1, 2)
@@ -551,9 +384,6 @@ class LlamaConfig:
         parts, stored = self.fused_parts(), {}
         for name, shape in self.tensor_shapes().items():
             if name not in parts or (name in names and parts[name][0] != name):
-                if self.layer_sizes and re.search(r"\.[kv]_proj\.", name):
-                    rows = self._sizes(int(name.split(".")[2]))[0] * self.head_dim
-                    shape = (rows, *shape[1:])
                 stored[name] = shape
             else:
                 whole, span = parts[name]

@@ -45,6 +45,19 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Angles:
+    """A table of the angles by which heads are turned, and of a factor on them."""
+
+    rope: Any  # rope_fields.RopeConfig
+    turns: bool = True  # False: all angles are 0
+    # heads are multiplied by 1 + scale * log(1 + n), n the whole lengths of the positions before
+    # theirs, and of theirs with `counts_own`
+    scale: float = 0.0
+    length: int = 1
+    counts_own: bool = False
+
+
+@dataclass(frozen=True)
 class KeyValues:
     """Layers whose keys and values have the same shape."""
 

@@ -7,15 +7,15 @@ them. Fields that ask for unsupported arithmetic raise ConfigError.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mlx_llama.core.errors import show
 
 from .families import BY_GGUF, find_family, find_gguf, unsupported
 from .families.family import Family
-from .fields import Field, Reader
+from .fields import Reader
+from .layers import FULL
 from .quantization import read_quantization
 from .rope_fields import read_gguf_ropes, read_ropes
 
@@ -62,7 +62,7 @@ def read_config(read: Reader) -> dict[str, Any]:
         values["activation"] = _read_activation(read, family)
     head_dims = values["head_dim"], values.get("global_head_dim", values["head_dim"])
     values |= read_ropes(read, family, values["max_position_embeddings"], head_dims)
-    _check_norms(read, values)
+    _check_norms(read, family, values)
     return values | {
         "attention_bias": qkv,
         "output_bias": out,
@@ -100,14 +100,12 @@ def read_metadata(
     if (length := read.integer("attention.value_length", key_length)) != key_length:
         read.fail("attention.value_length", length, f"{key_length}, the size of a head")
     values.setdefault("activation", ACTIVATIONS.get(family.activation[1], XIELU))
-    if any(name.endswith("self_attn.q_norm.weight") for name in shapes):
-        values.setdefault("query_key_norm", "head")  # not of all GLM-4.5 models
     positions, global_dim = (
         values["max_position_embeddings"],
         values.get("global_head_dim", head_dim),
     )
     values |= read_gguf_ropes(read, family, positions, (head_dim, global_dim), divisors)
-    _check_norms(read, values)
+    _check_norms(read, family, values)
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
     # Some writers store -1 (no token) as an unsigned number.
     bos, *ends = (
@@ -130,7 +128,6 @@ def read_metadata(
 def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     """The family's name, the fields of its table, and those that follow from them."""
     fields = {field.name: field for field in family.table if read.name(field)}
-    layers = _read_layers(read, fields, family.layer_sizes) if family.layer_sizes else {}
     values = {name: read.field(field, family.defaults) for name, field in fields.items()}
     values = {name: value for name, value in values.items() if value is not None}
     named = {name: read.name(field) for name, field in fields.items()}  # as this file spells them
@@ -155,53 +152,20 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     if values.get("num_experts_per_tok", 0) > values.get("num_experts", 0):
         experts = f"{read.prefix}{named['num_experts']} ({values['num_experts']})"
         fail("num_experts_per_tok", f"at most {experts}")
+    values = {"architecture": family.name, **family.fixed, **values}
     if family.complete:
         values |= family.complete(read, values)
-    values = {"architecture": family.name, **family.fixed, **values, **layers}
-    values |= _choose_layers(read, family, values)
-    if family.check:
-        check = family.check
-        read.attempt(lambda: check(read, values), otherwise=None, needs="num_hidden_layers")
-    return values
-
-
-def _read_layers(
-    read: Reader, fields: Mapping[str, Field], sizes_of: Callable[[Reader], tuple]
-) -> dict[str, Any]:
-    """`layer_sizes`; the fields of the layers get a number for all."""
-    sizes = read.attempt(lambda: sizes_of(read), otherwise=())
-    groups, units = ([size for size in column if size] for column in zip(*sizes or [(1, 1)]))
-    alike = {"num_key_value_heads": math.lcm(*groups), "intermediate_size": max(units, default=1)}
-    heads = read.raw.get(read.name(fields["num_attention_heads"]))
-    if read.is_gguf and isinstance(heads, list):
-        alike["num_attention_heads"] = max(heads)
-    read.raw = read.raw | {read.name(fields[name]): value for name, value in alike.items()}
-    return {"layer_sizes": sizes}
-
-
-def _choose_layers(read: Reader, family: Family, values: dict[str, Any]) -> dict[str, Any]:
-    """The window, and the fields that list layers."""
-    needs = "num_hidden_layers"
-    if family.mixer:  # it reads the layers' kinds itself
-        return {"sliding_window": None}
-    window, sliding = read.attempt(
-        lambda: family.windows.read(read, values), otherwise=(None, None), needs=needs
+    alike = {"sliding_window": None, "layer_types": (FULL,) * values["num_hidden_layers"]}
+    return values | read.attempt(
+        lambda: family.types(read, values), otherwise=alike, needs="num_hidden_layers"
     )
-    chosen = {"sliding_window": window, "sliding_layers": sliding}
-    if family.unrotated:
-        unrotated = family.unrotated
-        chosen["unrotated_layers"] = read.attempt(
-            lambda: unrotated(read, values | chosen), otherwise=(), needs=needs
-        )
-    return chosen
 
 
-def _check_norms(read: Reader, values: Mapping[str, Any]) -> None:
+def _check_norms(read: Reader, family: Family, values: Mapping[str, Any]) -> None:
     """Refuse ropes whose factor a norm after them would undo; here norms come before."""
-    kind, norm = values["rope"].type, values.get("query_key_norm")
+    kind, norm = values["rope"].type, values.get("query_key_norm", family.query_key_norm)
     if norm in ("rotated", "without weights") and kind in ("yarn", "longrope"):
-        name = values["architecture"]
-        read.fail("rope_type", kind, f"another type, since {name} norms after it")
+        read.fail("rope_type", kind, f"another type, since {family.name} norms after it")
 
 
 def _read_activation(read: Reader, family: Family) -> str:

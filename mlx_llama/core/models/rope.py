@@ -23,10 +23,10 @@ def inverse_frequencies(
 
     seq_len: tokens in the sequence so far, new ones included, for type "dynamic"; the cache's
     capacity for type "longrope", which has one table for a context of the trained length and one
-    for a longer one. table: of config.ropes.
+    for a longer one. table: of config.angles.
     """
     # Any: a RopeConfig has all parameters of its type, here and below.
-    rope: Any = config.ropes[table]
+    rope: Any = config.angles[table].rope
     dim = rope.dim or config.head_dim
     # NTK-aware scaling: the base grows with the sequence past the trained length
     if rope.type == "dynamic":
@@ -79,22 +79,16 @@ def tables(
     """
     positions = np.arange(positions_start, positions_start + count, dtype=np.float64)
     cosines, sines = [], []
-    for table in range(len(config.ropes)):
-        frequencies, factor = inverse_frequencies(config, seq_len, table)
-        angles = positions[:, None] * frequencies
-        cosines.append((np.cos(angles) * factor).astype(np.float32))
-        sines.append((np.sin(angles) * factor).astype(np.float32))
-    if config.query_beta:
-        trained: Any = config.rope.original_max_position_embeddings
-        factors = 1 + config.query_beta * np.log1p(positions // trained)[:, None]
-        for parts in (cosines, sines):
-            parts.append((parts[0] * factors).astype(np.float32))
-    if config.temperature_scale:
-        steps = (positions + 1) // config.temperature_floor
-        factors = 1 + config.temperature_scale * np.log1p(steps)[:, None]
-        still = np.ones((count, config.rotary_dim // 2), np.float32)
-        cosines += [still, (still * factors).astype(np.float32)]
-        sines += [np.zeros_like(still)] * 2
+    for number, table in enumerate(config.angles):
+        frequencies, factor = inverse_frequencies(config, seq_len, number)
+        angles = positions[:, None] * frequencies * table.turns
+        parts = [(turn(angles) * factor).astype(np.float32) for turn in (np.cos, np.sin)]
+        if table.scale:
+            lengths = (positions + table.counts_own) // table.length
+            factors = 1 + table.scale * np.log1p(lengths)[:, None]
+            parts = [(part * factors).astype(np.float32) for part in parts]
+        cosines.append(parts[0])
+        sines.append(parts[1])
     return np.concatenate(cosines, axis=1), np.concatenate(sines, axis=1)
 
 

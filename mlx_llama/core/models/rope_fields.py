@@ -48,7 +48,7 @@ class RopeConfig:
 def read_ropes(
     read: Reader, family: Family, positions: int, head_dims: tuple[int, int]
 ) -> dict[str, Any]:
-    """The fields `rope`, `local_rope` and `query_beta` of LlamaConfig, from config.json. Two ropes
+    """The fields `rope`, `local_rope` and Ministral 3's `query_beta`, from config.json. Two ropes
     are `rope_parameters.full_attention` and `.sliding_attention`, or one and the other's base.
     head_dims: of layers with a window, and of the others.
     """
@@ -62,8 +62,8 @@ def read_ropes(
 
     if family.local_theta is None:
         rope = attempt(read, family.theta)
-        beta = _read_query_beta(read, rope) if family.scales_queries else 0.0
-        return {"rope": rope, "query_beta": beta}
+        more = {"query_beta": _read_query_beta(read, rope)} if family.scales_queries else {}
+        return {"rope": rope} | more
     local_name, local_theta = family.local_theta
     spellings = ("rope_parameters", "rope_scaling", "rope_theta", local_name)
     others = {name: value for name, value in read.raw.items() if name not in spellings}

@@ -474,7 +474,7 @@ def make_angles(
 
 def make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:
     """Tokens per radian, float32 [R/2] of each table, and the factor on cosine and sine."""
-    numbers = range(len(config.ropes))
+    numbers = range(len(config.angles))
     tables = [rope.inverse_frequencies(config, seq_len, table) for table in numbers]
     with np.errstate(divide="ignore"):  # a pair that is not rotated has an infinite period
         periods = np.concatenate([1 / frequencies for frequencies, _ in tables])

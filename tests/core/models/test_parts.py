@@ -23,7 +23,7 @@ def test_windows_of_the_last_layers_alone():
     ]
     assert windows(**qwen, max_window_layers=9) == [None] * 4
     none = LlamaConfig.from_dict(config_fields(num_hidden_layers=4, **qwen, max_window_layers=4))
-    assert none.sliding_window is none.sliding_layers is None
+    assert none.sliding_window is None
     assert windows(**qwen, max_window_layers=0) == [Window(7)] * 4
     assert windows(**(qwen | dict(use_sliding_window=False))) == [None] * 4
     assert windows(architectures=["MistralForCausalLM"], sliding_window=5) == [Window(5)] * 4

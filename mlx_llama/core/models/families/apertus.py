@@ -37,7 +37,7 @@ FAMILIES = (
         complete=complete,
         write=write_rope,
         attention_biases=(None, None),
-        fixed={"query_key_norm": "head"},
+        query_key_norm="head",
         activation=("hidden_act", "xielu"),
         fused={
             "attention_layernorm": ("input_layernorm",),

@@ -3,39 +3,34 @@
 from typing import Any
 
 from mlx_llama.core.models.fields import Reader
+from mlx_llama.core.models.layer_types import Types, read_pattern, read_types, read_window
+from mlx_llama.core.models.layers import SLIDING, decoder
 
-from .family import Family, Layers, Windows, choose_layers
+from .family import Family
 
 _GGUF_LAYERS = 64  # llama.cpp gives windows to the model of that many layers
+_PATTERN = "sliding_window_pattern"  # letters, L for a window, or a number
 
 
-def windowed(read: Reader, values: dict[str, Any]) -> Layers:
-    """Layers by `sliding_window_pattern`: letters, L for a window, or each n-th without."""
-    count, pattern = values["num_hidden_layers"], read.get("sliding_window_pattern", 4)
-    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
-        return tuple(i for i in range(count) if pattern[i % len(pattern)] == "L")
-    return choose_layers(count, read.integer("sliding_window_pattern", 4))
-
-
-def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
-    window, count = values["sliding_window"], values["num_hidden_layers"]
-    sliding = values["sliding_layers"]
+def types(read: Reader, values: dict[str, Any]) -> Types:
+    count, window = values["num_hidden_layers"], read_window(read, 4096)
     if read.is_gguf and window and count != _GGUF_LAYERS:
         read.fail(
             "attention.sliding_window",
             window,
             f"0, since llama.cpp has windows in models of {_GGUF_LAYERS} layers alone",
         )
-    if not (window if read.is_gguf else read.get("sliding_window", 4096)):
-        return ()
-    return tuple(
-        i for i in range(count) if window is None or (sliding is not None and i not in sliding)
-    )
+    letters = read.get(_PATTERN, 4)
+    if isinstance(letters, str) and letters and set(letters) <= {"L", "G"}:
+        slides = [letters[i % len(letters)] == "L" for i in range(count)]
+    else:
+        slides = read_pattern(read, count, 4) if window else [False] * count
+    return read_types(read, window, slides) | {"rotates_all": window is None}
 
 
 def write(config: Any) -> dict[str, Any]:
-    letters = "".join("L" if layer.mixer.window else "G" for layer in config.layers)
-    return {"sliding_window_pattern": letters if "L" in letters else None}  # which mlx_lm reads
+    letters = "".join("L" if kind == SLIDING else "G" for kind in config.layer_types)
+    return {_PATTERN: letters if "L" in letters else None}  # which mlx_lm reads
 
 
 FAMILIES = (
@@ -50,9 +45,15 @@ FAMILIES = (
             "bos_token_id": 0,
             "eos_token_id": 2,
         },
-        fixed={"query_key_norm": "head", "norm_placement": "after"},
-        windows=Windows(4096, windowed, is_free=True, pattern=4),
-        unrotated=unrotated,
+        query_key_norm="head",
+        norm_placement="after",
+        types=types,
+        # in models with windows, layers without one do not rotate
+        layers=decoder(
+            lambda c, i: {"rotates": c.own["rotates_all"] or c.layer_types[i] == SLIDING}
+        ),
+        window="sliding_window",
+        gguf_pattern=4,
         write=write,
     ),
 )

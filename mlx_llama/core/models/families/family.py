@@ -11,13 +11,14 @@ conversion/NAME.py), and its names of tensors those of the gguf library's tensor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_llama.core.errors import show
 from mlx_llama.core.models.fields import Field, Reader
-from mlx_llama.core.models.parts import NORM_NAMES, Router
+from mlx_llama.core.models.layer_types import Types, all_alike
+from mlx_llama.core.models.layers import decoder
+from mlx_llama.core.models.parts import NORM_NAMES, Angles, Layer, LayerInputs, Router
 from mlx_llama.core.system.forks import cached_property
 
 _NAME = re.compile(
@@ -141,114 +142,6 @@ def fused_experts(rows: str, block: str = "mlp", **more: Any) -> Experts:
     return Experts(stack="experts", fused=fused, fused_rows=rows, transposes=True, **more)
 
 
-Layers = tuple[int, ...]
-WindowLayers = tuple[int | None, Layers | None]  # a window, and layers with it, None for all
-Rule = Callable[[Reader, dict[str, Any]], Layers]  # (file, LlamaConfig's fields) -> layers
-_FULL = "full_attention"  # in config.json's `layer_types`
-_FIRST = "attention"  # "full_attention" in Granite's files
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The rule of a family for its layers with a window."""
-
-    default: int | None = None  # value of `field` where config.json lacks it
-    # those of config.json; None for all but each `pattern`-th
-    layers: Rule | None = None
-    is_absent: bool = False  # no layer has a window
-    is_switched: bool = False  # config.json's `use_sliding_window`, false by default, turns them on
-    is_free: bool = False  # `layer_types` may name other layers
-    is_required: bool = False  # `sliding_window` may not be null
-    # default in files, and llama.cpp's rule; 0: all have windows, and llama.cpp ignores them
-    pattern: int = 0
-    gguf_default: int | None = None  # llama.cpp's window where a file names none
-    is_chunk: bool = False  # chunked attention, of `gguf_default` tokens in llama.cpp
-    field: str = "sliding_window"  # the window's field in config.json
-    kind: str = "sliding_attention"  # name of layers with it in `layer_types`
-
-    def read(self, read: Reader, values: dict[str, Any]) -> WindowLayers:
-        """Read (window, layers with it, None for all)."""
-        count = values["num_hidden_layers"]
-        if read.is_gguf:
-            return self._read_gguf(read, count, values["max_position_embeddings"])
-        window, sliding = None, None
-        is_on = not self.is_switched or read.boolean("use_sliding_window", False)
-        if is_on and not self.is_absent:
-            window = read.integer(self.field, self.default, nullable=not self.is_required)
-        if window and self.layers:
-            sliding = self.layers(read, values)
-        elif window and self.pattern:
-            sliding = choose_layers(count, read.integer("sliding_window_pattern", self.pattern))
-        kinds = read.get("layer_types", None)
-        if kinds is not None:
-            if not isinstance(kinds, list) or len(kinds) != count:
-                read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
-            slides = range(count) if window and sliding is None else sliding or ()
-            where = f" in layers {show(list(sliding))} alone" if sliding else ""
-            reason = f", since {self.field} is {window or 'null'}{where}"
-            kinds = [_FULL if kind == _FIRST else kind for kind in kinds]
-            for i, kind in enumerate(kinds):
-                wanted: tuple[str, ...] = (self.kind,) if i in slides else (_FULL,)
-                if window and self.is_free:
-                    wanted, reason = (_FULL, self.kind), ""
-                if kind not in wanted:
-                    read.fail(f"layer_types[{i}]", kind, " or ".join(map(repr, wanted)) + reason)
-            if window and self.is_free:
-                sliding = tuple(i for i, kind in enumerate(kinds) if kind == self.kind)
-                if len(sliding) == count and not (self.layers or self.pattern):
-                    sliding = None
-        return (None, None) if sliding == () else (window, sliding)
-
-    def _read_gguf(self, read: Reader, count: int, positions: int) -> WindowLayers:
-        name = "attention.sliding_window"
-        window = read.integer(name, self.gguf_default, low=0) or None  # 0 means none
-        if self.is_chunk and window not in (None, self.gguf_default):
-            read.fail(name, window, f"0 or {self.gguf_default}, llama.cpp's chunk")
-        if window and self.pattern:
-            return window, _gguf_pattern(read, count, self.pattern)
-        if window and self.is_switched:
-            # llama.cpp ignores the window here, and the file does not list its layers
-            if window < positions:
-                read.fail(name, window, f"0 or at least {positions}, the context's length")
-            return None, None
-        return window, None
-
-    def can_express(self, window: int | None, layers: Layers | None) -> bool:
-        """Config.json has such windows."""
-        if self.is_absent:
-            return window is None
-        in_all = layers is None and (window is not None or self.default is None)
-        return self.is_free or self.is_switched or in_all
-
-    def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
-        """Config.json's fields. slides: by layer."""
-        fields: dict[str, Any] = {}
-        if window is not None or not (self.is_switched or self.is_absent):
-            fields[self.field] = window
-        if self.is_switched:
-            fields["use_sliding_window"] = window is not None
-        if self.is_free:
-            fields["layer_types"] = [self.kind if slide else _FULL for slide in slides]
-        elif self.layers:
-            fields["max_window_layers"] = slides.index(True) if True in slides else 0
-        return fields
-
-
-def choose_layers(count: int, every: int) -> Layers:
-    """All layers but each `every`-th; all of them for 0."""
-    return tuple(i for i in range(count) if not every or (i + 1) % every)
-
-
-def _gguf_pattern(read: Reader, count: int, default: int) -> Layers:
-    name = "attention.sliding_window_pattern"
-    pattern = read.get(name, default)
-    if isinstance(pattern, list) and len(pattern) == count:
-        return tuple(i for i in range(count) if pattern[i])
-    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
-        read.fail(name, pattern, f"a whole number from 0, or a list of {count}")
-    return choose_layers(count, pattern)
-
-
 @dataclass(frozen=True)
 class Family:
     """Names of a family, and its differences from Llama. Each other file of this folder has one."""
@@ -298,20 +191,22 @@ class Family:
     # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
     exceeds_float16: bool = False
 
-    # (config, number of a layer) -> its mixer, None for attention
-    mixer: Callable[[Any, int], Any] | None = None
-    gate: str = ""  # module of the gate of attention's output
-    # (config, a layer as other families have it) -> the layer
-    layer: Callable[[Any, Any], Any] | None = None
-    inputs: Callable[[Any], Any] | None = None  # config -> parts.LayerInputs, or None
-    # (file, LlamaConfig's fields): report those that do not fit each other
-    check: Callable[[Reader, dict[str, Any]], None] | None = None
     norm: tuple[str, str] = "model.norm", "output_norm"  # before the head: its module, GGUF's name
-    # key-value heads and hidden units of each layer, where layers differ
-    layer_sizes: Callable[[Reader], tuple[tuple[int, int], ...]] | None = None
-    windows: Windows = Windows(is_absent=True)
-    # layers without rotary embedding
-    unrotated: Rule | None = None
+    # Modules of norms: a key of parts.NORM_NAMES.
+    norm_placement: str = "before"
+    # RMS norms of query and key, over each "head" or over all heads as a "whole"; "rotated": over
+    # each head, after rotation
+    query_key_norm: str | None = None
+
+    # (file, LlamaConfig's fields) -> the fields `sliding_window` and `layer_types`, and its own
+    types: Callable[[Reader, dict[str, Any]], Types] = all_alike
+    layers: Callable[[Any], Iterable[Layer]] = decoder()  # of a LlamaConfig
+    inputs: Callable[[Any], LayerInputs | None] | None = None  # of all layers
+    # the tables of angles beside that of `rope` and, where there is one, of `local_rope`
+    angles: Callable[[Any], tuple[Angles, ...]] | None = None
+    window: str = ""  # config.json's field of the window, "" for none
+    # llama.cpp's rule: all layers but each n-th have the window; 0: it ignores windows
+    gguf_pattern: int = 0
     theta: float = 10000.0  # default of `rope_theta`
     # Rope of layers with a window: its base's field in config.json, and default; None: the rest's
     local_theta: tuple[str, float | None] | None = None
@@ -367,11 +262,11 @@ class GGUFNames:
             if module not in joined
         }
         layers |= {_FUSED[whole]: whole for whole, parts in fused.items() if len(parts) > 1}
-        before, after = NORM_NAMES[family.fixed.get("norm_placement", "before")]
+        before, after = NORM_NAMES[family.norm_placement]
         layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
         layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
         fields = {field.name for field in family.fields}
-        if family.fixed.get("query_key_norm") or "query_key_norm" in fields:
+        if family.query_key_norm or "query_key_norm" in fields:
             layers |= _QUERY_KEY_NORMS
         layers = {name: single.get(module, module) for name, module in layers.items()}
         self.layers, self.experts = layers, {}

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mlx_llama.core.models.fields import Field, Reader
+from mlx_llama.core.models.layer_types import windows
+from mlx_llama.core.models.layers import decoder
 
-from .family import Family, Windows, factor
+from .family import Family, factor
 
 
 def complete_for(wide_layers: int) -> Callable[[Reader, dict[str, Any]], dict[str, Any]]:
@@ -46,6 +48,15 @@ SHARED: dict[str, Any] = dict(
     norm_offset=1.0,
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     exceeds_float16=True,
+    norm_placement="both",
+    fixed={"attention_softcap": None},
+    layers=decoder(
+        lambda c, i: {
+            "scale": c.own["attention_multiplier"],
+            "softcap": c.own["attention_softcap"],
+        }
+    ),
+    window="sliding_window",
 )
 
 
@@ -66,8 +77,8 @@ FAMILIES = (
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },
-        windows=Windows(4096, is_free=True, is_required=True, pattern=2, gguf_default=4096),
-        fixed={"norm_placement": "both"},
+        types=windows(4096, 2, nullable=False, gguf_default=4096),
+        gguf_pattern=2,
         complete=complete_for(wide_layers=46),
         **SHARED,
     ),
@@ -90,8 +101,9 @@ FAMILIES = (
             "attn_logit_softcapping": None,
             "final_logit_softcapping": None,
         },
-        windows=Windows(4096, is_free=True, is_required=True, pattern=6),
-        fixed={"norm_placement": "both", "query_key_norm": "head"},
+        types=windows(4096, 6, nullable=False),
+        gguf_pattern=6,
+        query_key_norm="head",
         theta=1e6,
         local_theta=("rope_local_base_freq", 1e4),
         complete=complete_for(wide_layers=62),

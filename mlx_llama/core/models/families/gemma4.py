@@ -2,23 +2,31 @@
 read the keys and values of earlier ones, and in small models each layer has an input of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from mlx_llama.core.models.fields import Field, Reader
+from mlx_llama.core.models.layer_types import (
+    Types,
+    all_but_each,
+    read_pattern,
+    read_types,
+    read_window,
+)
+from mlx_llama.core.models.layers import FULL, SLIDING, attention, block, mlp
 from mlx_llama.core.models.parts import Layer, LayerInputs, PerLayerInput
 
-from .family import Family, Windows, choose_layers, size
+from .family import Family, size
 from .gemma import softcap
 
 _ROPES = {
-    "full_attention": {
+    FULL: {
         "rope_type": "proportional",
         "partial_rotary_factor": 0.25,
         "rope_theta": 1e6,
     },
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
 
 
@@ -73,7 +81,22 @@ def _complete_json(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     return more | {"global_key_value_heads": its_groups or groups}
 
 
-def check(read: Reader, values: dict[str, Any]) -> None:
+def types_for(window: int) -> Callable[[Reader, dict[str, Any]], Types]:
+    """Make `types`. window: its default."""
+
+    def types(read: Reader, values: dict[str, Any]) -> Types:
+        """By default five of six layers have a window, but not the last."""
+        count = values["num_hidden_layers"]
+        slides = read_pattern(read, count, 6) if read.is_gguf else all_but_each(6, count)
+        slides[-1] &= read.is_gguf
+        found = read_types(read, read_window(read, window, nullable=False), slides)
+        _check(read, values, found["layer_types"])
+        return found
+
+    return types
+
+
+def _check(read: Reader, values: dict[str, Any], kinds: tuple[str, ...]) -> None:
     """Report sizes that do not fit each other."""
     heads, count, shared = (
         values[name] for name in ("num_attention_heads", "num_hidden_layers", "shared_layers")
@@ -85,53 +108,40 @@ def check(read: Reader, values: dict[str, Any]) -> None:
     if values["input_size"] and values["input_tokens"] < values["vocab_size"]:
         expected = f"at least vocab_size, {values['vocab_size']}"
         read.fail("vocab_size_per_layer_input", values["input_tokens"], expected)
-    kinds = [_slides(values["sliding_window"], values["sliding_layers"], i) for i in range(count)]
-    if kinds[-1] and not read.is_gguf:
-        read.fail("layer_types[-1]", "sliding_attention", "'full_attention'")
+    if kinds[-1] != FULL and not read.is_gguf:
+        read.fail("layer_types[-1]", kinds[-1], repr(FULL))
     if shared and not {*kinds[count - shared :]} <= {*kinds[: max(count - shared, 0)]}:
         name = "attention.shared_kv_layers" if read.is_gguf else "num_kv_shared_layers"
         expected = "fewer, so that layers of each kind before them have keys and values"
         read.fail(name, shared, expected)
 
 
-def _choose_sliding(read: Reader, values: dict[str, Any]) -> tuple[int, ...]:
-    """Layers with a window, by default: five of six, but not the last."""
-    return choose_layers(values["num_hidden_layers"] - 1, 6)
-
-
-def _slides(window: int | None, layers: tuple[int, ...] | None, i: int) -> bool:
-    return window is not None and (layers is None or i in layers)
-
-
-def layer(config: Any, usual: Layer) -> Layer:
-    own, mixer, i = config.own, usual.attention, usual.index
-    assert mixer and usual.mlp
-    is_global, kept = mixer.window is None, config.num_hidden_layers - own["shared_layers"]
-    mixer = replace(mixer, scale=1.0, norms_values=True)
-    if is_global:
-        groups = own["global_key_value_heads"]
-        mixer = replace(mixer, head_dim=own["global_head_dim"], key_value_heads=groups)
-    query, key, _ = mixer.qkv
-    if i >= kept:
-        window, layers = config.sliding_window, config.sliding_layers
-        same = (j for j in range(kept) if _slides(window, layers, j) != is_global)
-        mixer = replace(mixer, qkv=(query,), key_norm=None, keys_of=max(same))
-    elif is_global and own["values_are_keys"]:
-        mixer = replace(mixer, qkv=(query, key, key))
-    mlp = usual.mlp
-    if i >= kept and own["widens_shared"]:
-        mlp = replace(mlp, size=2 * mlp.size)
-    name, part = f"model.layers.{i}.", None
-    if width := own["input_size"]:
-        part = PerLayerInput(
-            index=i,
-            gate=f"{name}per_layer_input_gate",
-            projection=f"{name}per_layer_projection",
-            norm=f"{name}post_per_layer_input_norm",
-            size=width,
-            activation=config.activation,
-        )
-    return replace(usual, mixer=mixer, ffn=mlp, input=part, scalar=f"{name}layer_scalar")
+def layers(config: Any) -> Iterator[Layer]:
+    own, kinds = config.own, config.layer_types
+    kept = config.num_hidden_layers - own["shared_layers"]
+    for i, kind in enumerate(kinds):
+        mixer = attention(config, i, scale=1.0, norms_values=True)
+        query, key, _ = mixer.qkv
+        if kind == FULL:
+            groups = own["global_key_value_heads"]
+            mixer = replace(mixer, head_dim=own["global_head_dim"], key_value_heads=groups)
+        if i >= kept:
+            source = max(j for j in range(kept) if kinds[j] == kind)
+            mixer = replace(mixer, qkv=(query,), key_norm=None, keys_of=source)
+        elif kind == FULL and own["values_are_keys"]:
+            mixer = replace(mixer, qkv=(query, key, key))
+        is_wide, name, part = i >= kept and own["widens_shared"], f"model.layers.{i}.", None
+        if width := own["input_size"]:
+            part = PerLayerInput(
+                index=i,
+                gate=f"{name}per_layer_input_gate",
+                projection=f"{name}per_layer_projection",
+                norm=f"{name}post_per_layer_input_norm",
+                size=width,
+                activation=config.activation,
+            )
+        ffn = mlp(config, i, config.intermediate_size << is_wide)
+        yield block(config, i, mixer, ffn, input=part, scalar=f"{name}layer_scalar")
 
 
 def inputs(config: Any) -> LayerInputs | None:
@@ -159,7 +169,7 @@ def write(config: Any) -> dict[str, Any]:
         }
         for rope in (config.rope, config.local_rope)
     )
-    ropes = {"full_attention": whole, "sliding_attention": local}
+    ropes = {FULL: whole, SLIDING: local}
     return {
         "rope_parameters": {
             kind: {name: value for name, value in rope.items() if value is not None}
@@ -239,19 +249,15 @@ def _family(name: str, kind: str, wrapper: tuple[str, str], has_inputs: bool) ->
         },
         activation=("hidden_activation", "gelu_pytorch_tanh"),
         exceeds_float16=True,
-        windows=Windows(
-            512 if has_inputs else 1024,
-            layers=_choose_sliding,
-            is_free=True,
-            is_required=True,
-            pattern=6,
-        ),
-        fixed={"norm_placement": "both", "query_key_norm": "head", "attention_multiplier": 1.0},
+        norm_placement="both",
+        query_key_norm="head",
+        types=types_for(512 if has_inputs else 1024),
+        window="sliding_window",
+        gguf_pattern=6,
         complete=complete,
-        check=check,
         write=write,
         write_gguf=write_gguf,
-        layer=layer,
+        layers=layers,
         inputs=inputs,
         theta=1e6,
         local_theta=("rope_local_base_freq", 1e4),

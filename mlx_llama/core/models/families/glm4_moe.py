@@ -1,9 +1,11 @@
 """GLM-4.5 and its Air: leading dense layers, then experts chosen by sigmoids, a bias and groups."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from mlx_llama.core.models.fields import Field, Reader
-from mlx_llama.core.models.parts import Router
+from mlx_llama.core.models.layers import attention, block, experts, mlp
+from mlx_llama.core.models.parts import Layer, Router
 
 from .family import Experts, Family, expert_fields, factor, flag, size, skip_next_layers
 
@@ -14,8 +16,8 @@ _NEXT = "num_nextn_predict_layers"
 
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     """Check the groups; leave out the layers of multi-token prediction, which GGUF counts too."""
-    experts, groups = values["num_experts"], values.get("n_group", 1)
-    used_groups = values.get("topk_group", 1)
+    experts, groups = values["num_experts"], values["n_group"]
+    used_groups = values["topk_group"]
     if experts % groups or experts < 2 * groups:
         name = "expert_group_count" if read.is_gguf else "n_group"
         read.fail(name, groups, f"a divisor of {experts} experts, with at least 2 in a group")
@@ -23,7 +25,25 @@ def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         name = "expert_group_used_count" if read.is_gguf else "topk_group"
         chosen = values["num_experts_per_tok"]
         read.fail(name, used_groups, f"at most {groups} groups, with at least {chosen} experts")
-    return skip_next_layers(read, values)
+    is_normed = any(name.endswith("self_attn.q_norm.weight") for name in read.shapes)
+    norm = {"query_key_norm": "head" if is_normed else None} if read.is_gguf else {}
+    return norm | skip_next_layers(read, values)
+
+
+def layers(config: Any) -> Iterator[Layer]:
+    own = config.own
+    for i in range(config.num_hidden_layers):
+        ffn: Any = mlp(config, i)
+        if i >= own["first_k_dense_replace"]:
+            ffn = experts(
+                config,
+                i,
+                config.moe_intermediate_size * own["n_shared_experts"],
+                scale=own["routed_scaling_factor"],
+                groups=own["n_group"],
+                used_groups=own["topk_group"],
+            )
+        yield block(config, i, attention(config, i), ffn)
 
 
 FAMILIES = (
@@ -60,7 +80,9 @@ FAMILIES = (
             "partial_rotary_factor": 0.5,
         },
         attention_biases=(None, False),
+        fixed={"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
         complete=complete,
+        layers=layers,
         experts=Experts(
             router=Router("gate", scoring="sigmoid", bias="gate.e_score_correction_bias"),
             shared="shared_experts",

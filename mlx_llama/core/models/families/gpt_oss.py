@@ -1,7 +1,10 @@
 """gpt-oss: experts with biases and a clamped gate, attention sinks, windows in half the layers."""
 
+from mlx_llama.core.models.layer_types import windows
+from mlx_llama.core.models.layers import decoder
+
 from .apertus import write_rope
-from .family import Family, Windows, expert_fields, fused_experts
+from .family import Family, expert_fields, fused_experts
 
 _CONSTANTS = "the constants of the gate are fixed here"
 
@@ -42,13 +45,16 @@ FAMILIES = (
         attention_biases=(None, None),
         mlp_bias=True,
         write=write_rope,
-        fixed={"activation": "clamped_swiglu", "attention_sinks": True},
+        fixed={"activation": "clamped_swiglu"},
+        layers=decoder(lambda c, i: {"sinks": f"model.layers.{i}.self_attn.sinks"}),
         experts=fused_experts("in turn"),
         renamed={
             "post_attention_norm": "post_attention_layernorm",
             "attn_sinks": "self_attn.sinks",
         },
-        windows=Windows(128, is_free=True, pattern=2),
+        types=windows(128, 2),
+        window="sliding_window",
+        gguf_pattern=2,
         theta=150000.0,
         exceeds_float16=True,
         truncates_yarn=False,

@@ -3,9 +3,10 @@
 from typing import Any
 
 from mlx_llama.core.models.fields import Reader
+from mlx_llama.core.models.layers import decoder
 from mlx_llama.core.models.parts import Router
 
-from .family import Experts, Family, Layers, expert_fields, factor, size
+from .family import Experts, Family, expert_fields, factor, size
 
 _BLOCK = "block_sparse_moe"
 FACTORS = (
@@ -23,27 +24,28 @@ FACTORS = (
 )
 
 
-def unrotated_in_gguf(read: Reader, values: dict[str, Any]) -> Layers:
-    """All layers if a GGUF file says that rotation was not trained, as in Granite 4."""
-    rotates = not read.is_gguf or read.boolean("rope.scaling.finetuned", True)
-    return () if rotates else tuple(range(values["num_hidden_layers"]))
-
-
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
+    """The factors where GGUF lacks them; its files say that Granite 4 has no rotation."""
+    usual = {"attention_multiplier": values["head_dim"] ** -0.5, "residual_multiplier": 1.0}
+    rotates = not read.is_gguf or read.boolean("rope.scaling.finetuned", True)
+    return {name: values.get(name, value) for name, value in usual.items()} | {"rotates": rotates}
+
+
+def complete_hybrid(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     """Refuse layers with a recurrent state, of which transformers' default has none else."""
     kinds = read.get("layer_types", None)
     for i, kind in enumerate(kinds if isinstance(kinds, list) else ["mamba"]):
         if kind not in ("attention", "full_attention"):
             reason = "since layers with a recurrent state are not supported"
             read.fail(f"layer_types[{i}]", kind, f"'attention', {reason}")
-    return {}
+    rotates = read.get("position_embedding_type", None) == "rope"
+    return complete(read, values) | {"rotates": rotates}
 
 
-def unrotated_by_name(read: Reader, values: dict[str, Any]) -> Layers:
-    """All layers, unless the positions are said to be rotary."""
-    is_rotary = read.get("position_embedding_type", None) == "rope"
-    return () if is_rotary else tuple(range(values["num_hidden_layers"]))
-
+LAYERS = decoder(
+    attends=lambda c, i: {"scale": c.own["attention_multiplier"], "rotates": c.own["rotates"]},
+    adds=lambda c, i: {"residual_multiplier": c.own["residual_multiplier"]},
+)
 
 FAMILIES = (
     # Granite 3: factors on the embedding, the residual stream, attention and the logits.
@@ -56,7 +58,8 @@ FAMILIES = (
         attention_biases=(None, None),
         mlp_bias=None,
         permuted=True,
-        unrotated=unrotated_in_gguf,
+        complete=complete,
+        layers=LAYERS,
     ),
     # Granite 3 with a mixture of experts in each layer.
     Family(
@@ -83,7 +86,8 @@ FAMILIES = (
             },
         ),
         permuted=True,
-        unrotated=unrotated_in_gguf,
+        complete=complete,
+        layers=LAYERS,
     ),
     # Granite 4 of attention alone: Granite 3, whose MLP is named as the expert of all tokens.
     Family(
@@ -102,7 +106,8 @@ FAMILIES = (
         ),
         defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
         neutral={"num_local_experts": (0, "experts beside the shared one are not supported")},
-        complete=complete,
+        complete=complete_hybrid,
+        layers=LAYERS,
         attention_biases=(None, None),
         fused={
             "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
@@ -110,6 +115,5 @@ FAMILIES = (
         },
         splits=True,
         permuted=True,
-        unrotated=unrotated_by_name,
     ),
 )

@@ -1,19 +1,21 @@
 """LFM2, LFM2.5 and LFM2-MoE: short convolutions with gates, and attention in some layers."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from mlx_llama.core.models.fields import Field, Reader
-from mlx_llama.core.models.parts import Router, ShortConv
+from mlx_llama.core.models.layer_types import Types
+from mlx_llama.core.models.layers import FULL, attention, block, experts, mlp
+from mlx_llama.core.models.parts import Layer, Mixer, Router, ShortConv
 
 from .family import EPS, OPTIONAL, Experts, Family, expert_fields, size
 
-_ATTENTION, _CONV = "full_attention", "conv"
+_CONV = "conv"
 _TIED, _UNITS = "tie_word_embeddings", "intermediate_size"
 _SIGMOID = 2  # llama.cpp's number for it
 
 
-def read_layers(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
-    """The layers with attention, and whether the others' products have biases."""
+def types(read: Reader, values: dict[str, Any]) -> Types:
     count = values["num_hidden_layers"]
     if read.is_gguf:
         groups = read.get("attention.head_count_kv")
@@ -21,39 +23,55 @@ def read_layers(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         if len(groups) != count or not any(groups):
             expected = f"a number for each of {count} layers, above 0 in one at least"
             read.fail("attention.head_count_kv", groups, expected)
-        attention = tuple(i for i in range(count) if groups[i])
-        return {"attention_layers": attention, "conv_bias": False}
-    kinds, chosen = read.get("layer_types", None), read.get("full_attn_idxs", None)
-    if kinds is None:
+        kinds = [FULL if heads else _CONV for heads in groups]
+    elif (kinds := read.get("layer_types", None)) is None:
+        chosen = read.get("full_attn_idxs", None)
         chosen = list(range(count)) if chosen is None else chosen
         if not isinstance(chosen, list) or any(i not in range(count) for i in chosen):
             read.fail("full_attn_idxs", chosen, f"numbers of layers from 0 to {count - 1}")
-        kinds = [_ATTENTION if i in chosen else _CONV for i in range(count)]
-    known = isinstance(kinds, list) and all(kind in (_ATTENTION, _CONV) for kind in kinds)
-    if not known or len(kinds) != count or _ATTENTION not in kinds:
-        expected = f"{count} times {_ATTENTION!r}, which one has at least, or {_CONV!r}"
+        kinds = [FULL if i in chosen else _CONV for i in range(count)]
+    known = isinstance(kinds, list) and all(kind in (FULL, _CONV) for kind in kinds)
+    if not known or len(kinds) != count or FULL not in kinds:
+        expected = f"{count} times {FULL!r}, which one has at least, or {_CONV!r}"
         read.fail("layer_types", kinds, expected)
-    return {"attention_layers": tuple(i for i in range(count) if kinds[i] == _ATTENTION)}
+    return {"sliding_window": None, "layer_types": tuple(kinds)}
 
 
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
-    """The width of MLPs too, which config.json may have before an adjustment."""
-    layers, units = read_layers(read, values), values[_UNITS]
+    """The width of MLPs, which config.json may have before an adjustment."""
+    units = values[_UNITS]
     if not read.is_gguf and read.boolean("block_auto_adjust_ff_dim", True):
         factor = read.number("block_ffn_dim_multiplier", None) or 1.0
         multiple = read.integer("block_multiple_of", 256)
         units = -(-int(factor * int(2 * units / 3)) // multiple) * multiple
-    return layers | {_UNITS: units}
+    return {_UNITS: units}
 
 
-def complete_experts(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
-    bias = {"use_expert_bias": True} if read.is_gguf else {}
-    return read_layers(read, values) | bias | {"expert_gating_func": _SIGMOID}
+def layers(config: Any) -> Iterator[Layer]:
+    own = config.own
+    for i, kind in enumerate(config.layer_types):
+        name = f"model.layers.{i}.conv."
+        mixer: Mixer = attention(config, i)
+        if kind == _CONV:
+            mixer = ShortConv(
+                index=i,
+                slot=0,
+                into=f"{name}in_proj",
+                conv=f"{name}conv",
+                out=f"{name}out_proj",
+                size=config.hidden_size,
+                width=own["conv_width"],
+                has_bias=own["conv_bias"],
+            )
+        ffn: Any = mlp(config, i)
+        if i >= own["first_k_dense_replace"]:
+            bias: dict[str, Any] = {} if own["use_expert_bias"] else {"bias": None}
+            ffn = experts(config, i, scale=own["routed_scaling_factor"], **bias)
+        yield block(config, i, mixer, ffn)
 
 
 def write_experts(config: Any) -> dict[str, Any]:
-    kinds = [_ATTENTION if layer.attention else _CONV for layer in config.layers]
-    return {"layer_types": kinds}
+    return {"layer_types": list(config.layer_types)}
 
 
 def write(config: Any) -> dict[str, Any]:
@@ -61,22 +79,6 @@ def write(config: Any) -> dict[str, Any]:
     unused = {"block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0}
     adjusted = {"block_dim": config.hidden_size, "block_auto_adjust_ff_dim": False}
     return write_experts(config) | adjusted | unused
-
-
-def mixer(config: Any, i: int) -> ShortConv | None:
-    if i in config.own["attention_layers"]:
-        return None
-    name = f"model.layers.{i}.conv."
-    return ShortConv(
-        index=i,
-        slot=0,
-        into=f"{name}in_proj",
-        conv=f"{name}conv",
-        out=f"{name}out_proj",
-        size=config.hidden_size,
-        width=config.own["conv_width"],
-        has_bias=config.own["conv_bias"],
-    )
 
 
 _KEY_VALUE_HEADS = "num_key_value_heads", "attention.head_count_kv", 14
@@ -87,6 +89,7 @@ _FIELDS = (
     Field(EPS, "norm_eps", "attention.layer_norm_rms_epsilon", float, 0, 1, default=1e-5),
     Field(_TIED, "tie_embedding", kind=bool, default=True, alias=_TIED),
 )
+_IN_GGUF = {"conv_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 _COMMON: dict[str, Any] = {
     "defaults": {
         "max_position_embeddings": 128000,
@@ -94,8 +97,9 @@ _COMMON: dict[str, Any] = {
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
-    "fixed": {"query_key_norm": "head"},
-    "mixer": mixer,
+    "query_key_norm": "head",
+    "types": types,
+    "layers": layers,
     "norm": ("model.embedding_norm", "token_embd_norm"),
     "renamed": {
         "shortconv.in_proj": "conv.in_proj",
@@ -122,6 +126,7 @@ FAMILIES = (
             *_FIELDS,
             size(_UNITS, "feed_forward_length", 22, "block_ff_dim", low=2, alias=_UNITS),
         ),
+        fixed=_IN_GGUF | {"first_k_dense_replace": 1 << 12},  # none has experts
         complete=complete,
         write=write,
         fused=_NAMES | {f"feed_forward.{a}": (f"mlp.{b}",) for a, b in _MLP.items()},
@@ -155,7 +160,7 @@ FAMILIES = (
             ),
             Field("expert_gating_func", gguf="expert_gating_func", low=_SIGMOID, high=_SIGMOID),
         ),
-        complete=complete_experts,
+        fixed=_IN_GGUF | {"use_expert_bias": True, "expert_gating_func": _SIGMOID},
         write=write_experts,
         mlp="feed_forward",
         experts=Experts(

@@ -1,26 +1,59 @@
 """Llama 4 (text): chunked attention, each fourth layer without rotation and chunks, and experts."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from mlx_llama.core.models.fields import Field, Reader
-from mlx_llama.core.models.parts import Router
+from mlx_llama.core.models.layer_types import Types, read_pattern, read_types, read_window
+from mlx_llama.core.models.layers import attention, block, experts, mlp
+from mlx_llama.core.models.parts import Angles, Layer, Router, Window
 
 from . import smollm3
-from .family import Family, Layers, Windows, expert_fields, flag, fused_experts, size
+from .family import Family, expert_fields, flag, fused_experts, size
 
 # llama.cpp has no fields for these, and no norms of heads in the model of 128 experts.
 _CHUNK, _FLOOR, _SCALE, _NORM, _UNNORMED = 8192, 8192, 0.1, "without weights", 128
-_STEP = "interleave_moe_layer_step"  # in both kinds of files
+_KIND, _STEP = "chunked_attention", "interleave_moe_layer_step"  # in both kinds of files
 
 
-def rotated(read: Reader, values: dict[str, Any]) -> Layers:
-    still = smollm3.unrotated(read, values)
-    return tuple(i for i in range(values["num_hidden_layers"]) if i not in still)
+def types(read: Reader, values: dict[str, Any]) -> Types:
+    """By default the rotated layers attend to chunks; in GGUF all rotate without chunks."""
+    name = "attention.sliding_window" if read.is_gguf else "attention_chunk_size"
+    window, rotates = (
+        read_window(read, _CHUNK, _CHUNK, name=name),
+        smollm3.read_rotated(read, values),
+    )
+    if read.is_gguf and window not in (None, _CHUNK):
+        read.fail(name, window, f"0 or {_CHUNK}, llama.cpp's chunk")
+    slides = read_pattern(read, len(rotates), 4) if read.is_gguf and window else rotates
+    found = read_types(read, window, slides, kind=_KIND, field=name)
+    whole = read.is_gguf and window is None
+    return found | {"no_rope_layers": [1] * len(rotates) if whole else rotates}
 
 
-def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
-    rotates = read.is_gguf and values["sliding_window"] is None
-    return () if rotates else smollm3.unrotated(read, values)
+def layers(config: Any) -> Iterator[Layer]:
+    own, size = config.own, config.sliding_window
+    for i, (kind, rotates) in enumerate(zip(config.layer_types, own["no_rope_layers"])):
+        more: dict[str, Any] = {"norms_heads": bool(own["query_key_norm"] and rotates)}
+        if kind == _KIND:
+            more["window"] = Window(size, is_chunk=True)
+        if not rotates and own["temperature_scale"]:
+            more |= {"angles": config.tables[-2], "query_angles": config.tables[-1]}
+        elif not rotates:
+            more["rotates"] = False
+        mixer = attention(config, i, query_norm=None, key_norm=None, **more)
+        ffn: Any = mlp(config, i)
+        if (i + 1) % own["expert_step"] == 0:
+            ffn = experts(config, i, config.moe_intermediate_size, normalises=False)
+        yield block(config, i, mixer, ffn)
+
+
+def angles(config: Any) -> tuple[Angles, ...]:
+    """No rotation, and that times the factor of queries."""
+    scale, floor = config.own["temperature_scale"], config.own["temperature_floor"]
+    still = Angles(config.rope, turns=False)
+    factor = Angles(config.rope, turns=False, scale=scale, length=floor, counts_own=True)
+    return (still, factor) if scale else ()
 
 
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
@@ -76,22 +109,17 @@ FAMILIES = (
         ),
         mlp="feed_forward",
         interleaved=True,
-        windows=Windows(
-            _CHUNK,
-            rotated,
-            is_free=True,
-            pattern=4,
-            gguf_default=_CHUNK,
-            is_chunk=True,
-            field="attention_chunk_size",
-            kind="chunked_attention",
-        ),
-        unrotated=unrotated,
+        types=types,
+        layers=layers,
+        angles=angles,
+        window="attention_chunk_size",
+        gguf_pattern=4,
         complete=complete,
         fixed={
             "temperature_scale": _SCALE,
             "temperature_floor": _FLOOR,
-            "norm_topk_prob": False,
+            "expert_step": 1,
+            "query_key_norm": None,
         },
         theta=5e5,
         write=smollm3.write,

@@ -1,6 +1,19 @@
 """Mistral, Ministral and Mixtral: Llama with windows, scaled queries, or experts."""
 
-from .family import Experts, Family, Windows, expert_fields, factor
+from typing import Any
+
+from mlx_llama.core.models.layer_types import windows
+from mlx_llama.core.models.layers import decoder
+from mlx_llama.core.models.parts import Angles
+
+from .family import Experts, Family, expert_fields, factor
+
+
+def angles(config: Any) -> tuple[Angles, ...]:
+    """The rope's, times a factor of the queries' positions."""
+    beta, trained = config.own["query_beta"], config.rope.original_max_position_embeddings
+    return (Angles(config.rope, scale=beta, length=trained),) if beta else ()
+
 
 FAMILIES = (
     # Mistral, with a window in all layers (first release), and the text part of Mistral Small 3.1.
@@ -10,7 +23,8 @@ FAMILIES = (
         "llama",
         wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
         defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8},
-        windows=Windows(4096),
+        types=windows(4096, is_fixed=True),
+        window="sliding_window",
         permuted=True,
     ),
     # Ministral: windows in some layers.
@@ -19,7 +33,8 @@ FAMILIES = (
         "ministral",
         "llama",
         defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8},
-        windows=Windows(4096, is_free=True),
+        types=windows(4096),
+        window="sliding_window",
         permuted=True,
     ),
     # Ministral 3: yarn, and queries scaled by their position.
@@ -33,7 +48,11 @@ FAMILIES = (
         defaults=dict(
             max_position_embeddings=262144, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5
         ),
-        windows=Windows(),
+        types=windows(None, is_fixed=True),
+        window="sliding_window",
+        fixed={"query_beta": 0.0},
+        layers=decoder(lambda c, i: {"query_angles": c.tables[-1]}),
+        angles=angles,
         theta=1e6,
         scales_queries=True,
         permuted=True,
@@ -57,7 +76,8 @@ FAMILIES = (
             down="w2",
             aliases={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
         ),
-        windows=Windows(),
+        types=windows(None, is_fixed=True),
+        window="sliding_window",
         theta=1e6,
         permuted=True,
     ),

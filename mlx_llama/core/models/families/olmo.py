@@ -3,8 +3,9 @@
 from typing import Any
 
 from mlx_llama.core.models.fields import Field
+from mlx_llama.core.models.layer_types import windows
 
-from .family import Experts, Family, Windows, expert_fields
+from .family import Experts, Family, expert_fields
 
 SHARED: dict[str, Any] = {
     "defaults": {
@@ -15,7 +16,8 @@ SHARED: dict[str, Any] = {
         "rms_norm_eps": 1e-5,
     },
     "attention_biases": (None, None),
-    "fixed": {"query_key_norm": "whole", "norm_placement": "after"},
+    "query_key_norm": "whole",
+    "norm_placement": "after",
 }
 
 
@@ -29,7 +31,9 @@ FAMILIES = (
         "olmo2",
         gguf_mark="attention.sliding_window",
         **SHARED,
-        windows=Windows(4096, is_free=True, is_required=True, pattern=4),
+        types=windows(4096, 4, nullable=False),
+        window="sliding_window",
+        gguf_pattern=4,
         theta=5e5,
         local_theta=("rope_theta", None),
     ),
@@ -44,7 +48,8 @@ FAMILIES = (
         ),
         defaults=SHARED["defaults"] | {"max_position_embeddings": 4096},
         neutral={"clip_qkv": (None, "queries, keys and values are not clipped here")},
-        fixed={"query_key_norm": "whole", "norm_topk_prob": False},
+        query_key_norm="whole",
+        fixed={"norm_topk_prob": False},  # in GGUF
         experts=Experts(),
     ),
 )

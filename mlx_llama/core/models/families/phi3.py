@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from .family import Family, Windows
+from mlx_llama.core.models.layer_types import windows
+
+from .family import Family
 
 
 def write(config: Any) -> dict[str, Any]:
@@ -25,7 +27,8 @@ FAMILIES = (
             "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
         },
-        windows=Windows(),
+        types=windows(None, is_fixed=True),
+        window="sliding_window",
         partial_rotation=True,
         write=write,
     ),

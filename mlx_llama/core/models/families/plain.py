@@ -40,7 +40,7 @@ FAMILIES = (
             "partial_rotary_factor": 0.5,
         },
         attention_biases=(None, False),
-        fixed={"norm_placement": "both, as in GLM"},
+        norm_placement="both, as in GLM",
         fused={"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
         interleaved=True,
         partial_rotation=True,
@@ -76,7 +76,7 @@ FAMILIES = (
             "use_qk_norm": (True, "transformers' class always has these norms"),
             "use_cla": (False, "layers that share keys and values are not supported"),
         },
-        fixed={"query_key_norm": "rotated"},
+        query_key_norm="rotated",
         fused={
             "self_attn.query_layernorm": ("self_attn.q_norm",),
             "self_attn.key_layernorm": ("self_attn.k_norm",),

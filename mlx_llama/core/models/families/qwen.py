@@ -1,10 +1,13 @@
 """Qwen2, Qwen3 and their mixtures of experts: Llama with biases or norms of queries and keys."""
 
+from collections.abc import Callable
 from typing import Any
 
 from mlx_llama.core.models.fields import Field, Reader
+from mlx_llama.core.models.layer_types import Types, read_switched, read_types
+from mlx_llama.core.models.layers import decoder
 
-from .family import Experts, Family, Layers, Windows, expert_fields, size
+from .family import Experts, Family, expert_fields, size
 
 _SHARED = "shared_expert_intermediate_size"
 DEFAULTS = {
@@ -16,16 +19,23 @@ DEFAULTS = {
 }
 
 
-def last_layers(read: Reader, values: dict[str, Any]) -> Layers:
-    count = values["num_hidden_layers"]
-    full = read.integer("max_window_layers", DEFAULTS["max_window_layers"], low=0)
-    return tuple(range(min(full, count), count))
+def types_for(
+    slides: Callable[[int, int], bool], is_fixed: bool = False
+) -> Callable[[Reader, dict[str, Any]], Types]:
+    """Make `types`. slides: (layer, config.json's `max_window_layers`) -> it has the window."""
+
+    def types(read: Reader, values: dict[str, Any]) -> Types:
+        window, limit = read_switched(read, values, 4096), 0
+        if window:
+            limit = read.integer("max_window_layers", DEFAULTS["max_window_layers"], low=0)
+        layers = range(values["num_hidden_layers"])
+        return read_types(read, window, [slides(i, limit) for i in layers], is_fixed)
+
+    return types
 
 
-def even_layers(read: Reader, values: dict[str, Any]) -> Layers:
-    count = values["num_hidden_layers"]
-    windowed = read.integer("max_window_layers", DEFAULTS["max_window_layers"], low=0)
-    return tuple(range(0, min(windowed, count), 2))
+last_layers = types_for(lambda i, limit: i >= limit)
+even_layers = types_for(lambda i, limit: i < limit and i % 2 == 0)
 
 
 _EVERY_LAYER = "every layer is a mixture of experts here"
@@ -44,7 +54,8 @@ FAMILIES = (
         "qwen2",
         defaults=DEFAULTS,
         attention_biases=(True, False),
-        windows=Windows(4096, last_layers, is_switched=True),
+        types=last_layers,
+        window="sliding_window",
     ),
     # Qwen3: Qwen2 with norms of each head's query and key in place of biases.
     Family(
@@ -53,8 +64,9 @@ FAMILIES = (
         "qwen3",
         defaults={**DEFAULTS, "head_dim": 128},
         attention_biases=(None, None),
-        fixed={"query_key_norm": "head"},
-        windows=Windows(4096, last_layers, is_switched=True),
+        query_key_norm="head",
+        types=last_layers,
+        window="sliding_window",
     ),
     # Qwen3-MoE: Qwen3 with a mixture of experts in each layer.
     Family(
@@ -74,9 +86,11 @@ FAMILIES = (
         },
         neutral=_EXPERTS_EVERYWHERE,
         attention_biases=(None, None),
-        fixed={"query_key_norm": "head"},
+        query_key_norm="head",
+        fixed={"norm_topk_prob": True},  # in GGUF
         experts=Experts(),
-        windows=Windows(4096, is_switched=True),
+        types=types_for(lambda i, limit: True, is_fixed=True),
+        window="sliding_window",
     ),
     # Qwen2-MoE and 1.5-MoE: Qwen2 with experts and a shared expert behind a gate.
     Family(
@@ -99,6 +113,8 @@ FAMILIES = (
         attention_biases=(True, False),
         fixed={"norm_topk_prob": False},  # in GGUF
         experts=Experts(shared="shared_expert", shared_gate="shared_expert_gate"),
-        windows=Windows(4096, even_layers, is_switched=True),
+        types=even_layers,
+        layers=decoder(routes=lambda c, i: {"shared_size": c.own[_SHARED]}),
+        window="sliding_window",
     ),
 )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from mlx_llama.core.models.fields import Field, Reader
-from mlx_llama.core.models.parts import Attention, GatedDelta
+from mlx_llama.core.models.layer_types import Types, all_but_each
+from mlx_llama.core.models.layers import FULL, attention, block, experts, mlp
+from mlx_llama.core.models.parts import Attention, GatedDelta, Layer
 
 from .family import OPTIONAL, Experts, Family, expert_fields, size, skip_next_layers
 
-_ATTENTION, _DELTA = "full_attention", "linear_attention"
+_DELTA = "linear_attention"
 _KEY_HEADS, _VALUE_HEADS = "linear_num_key_heads", "linear_num_value_heads"
 _KEY_SIZE, _VALUE_SIZE = "linear_key_head_dim", "linear_value_head_dim"
 _UNITS, _SHARED = "intermediate_size", "shared_expert_intermediate_size"
@@ -20,11 +22,10 @@ _INTERVAL, _RECURRENT = "full_attention_interval", "attention.recurrent_layers"
 
 
 def complete_for(tiles: bool) -> Callable[[Reader, dict[str, Any]], dict[str, Any]]:
-    """Make `complete`: the layers' kinds and the sizes of heads. tiles: as of Family."""
+    """Make `complete`: the sizes of heads. tiles: as of Family."""
 
     def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         more = skip_next_layers(read, values) if read.is_gguf else {}
-        count = more.get("num_hidden_layers", values["num_hidden_layers"])
         keys, heads = values[_KEY_HEADS], values[_VALUE_HEADS]
         if heads % keys:
             names = ("ssm.time_step_rank", "ssm.group_count")
@@ -36,7 +37,6 @@ def complete_for(tiles: bool) -> Callable[[Reader, dict[str, Any]], dict[str, An
         value_size = values.get(_VALUE_SIZE, values[_KEY_SIZE])
         units = values.get(_UNITS) or values["moe_intermediate_size"]
         return more | {
-            "attention_layers": _read_layers(read, count),
             _VALUE_SIZE: value_size,
             "inner_size": heads * value_size,
             "tiled": read.is_gguf and tiles,
@@ -46,29 +46,30 @@ def complete_for(tiles: bool) -> Callable[[Reader, dict[str, Any]], dict[str, An
     return complete
 
 
-def _read_layers(read: Reader, count: int) -> tuple[int, ...]:
-    """The layers of attention: the others of a list, or each so-manyth."""
-    name = _RECURRENT if read.is_gguf else "layer_types"
-    kinds = read.get(name, None)
+def types(read: Reader, values: dict[str, Any]) -> Types:
+    """The kinds of a list, or attention in each so-manyth layer."""
+    name, count = _RECURRENT if read.is_gguf else "layer_types", values["num_hidden_layers"]
+    kinds = found = read.get(name, None)
     if kinds is None:
         every = read.integer(_INTERVAL, 4)
-        return tuple(i for i in range(count) if (i + 1) % every == 0)
-    allowed = {True, False} if read.is_gguf else {_ATTENTION, _DELTA}
-    # llama.cpp counts the layers of multi-token prediction, too
-    fits = isinstance(kinds, list) and (
-        len(kinds) == count or (read.is_gguf and len(kinds) > count)
-    )
-    if not fits or not {*map(str, kinds)} <= {*map(str, allowed)}:
-        read.fail(name, kinds, f"{count} times {' or '.join(map(repr, sorted(allowed)))}")
-        return ()
-    return tuple(i for i in range(count) if kinds[i] in (False, _ATTENTION))
+        kinds = [_DELTA if (i + 1) % every else FULL for i in range(count)]
+    elif read.is_gguf and isinstance(kinds, list) and {*map(type, kinds)} == {bool}:
+        # llama.cpp counts the layers of multi-token prediction, too
+        kinds = [_DELTA if is_recurrent else FULL for is_recurrent in kinds[:count]]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != count
+        or not {*map(str, kinds)} <= {FULL, _DELTA}
+    ):
+        names = (False, True) if read.is_gguf else (FULL, _DELTA)
+        read.fail(name, found, f"{count} times {names[0]!r} or {names[1]!r}")
+    return {"sliding_window": None, "layer_types": tuple(kinds)}
 
 
 def write(config: Any) -> dict[str, Any]:
     """The layers' kinds, and what mlx_lm needs."""
-    kinds = [_ATTENTION if layer.attention else _DELTA for layer in config.layers]
     fields = {name: x for name, x in write_gguf(config).items() if name == _INTERVAL}
-    fields |= {"layer_types": kinds}
+    fields |= {"layer_types": list(config.layer_types)}
     if config.architecture not in _OUTER:
         return fields
     fields["model_type"] = _OUTER[config.architecture]
@@ -80,11 +81,11 @@ def write(config: Any) -> dict[str, Any]:
 
 
 def write_gguf(config: Any) -> dict[str, Any]:
-    attention = [bool(layer.attention) for layer in config.layers]
-    every, count = (attention.index(True) + 1 if True in attention else 0), len(attention)
-    if every and attention == [(i + 1) % every == 0 for i in range(count)]:
+    is_delta = [kind == _DELTA for kind in config.layer_types]
+    every = is_delta.index(False) + 1 if False in is_delta else 0
+    if every and is_delta == all_but_each(every, len(is_delta)):
         return {_INTERVAL: every}
-    return {_RECURRENT: [not kind for kind in attention]}
+    return {_RECURRENT: is_delta}
 
 
 def write_sections(config: Any) -> dict[str, Any]:
@@ -93,9 +94,15 @@ def write_sections(config: Any) -> dict[str, Any]:
     return write_gguf(config) | {"rope.dimension_sections": [*sections, 0]}
 
 
-def mixer(config: Any, i: int) -> GatedDelta | None:
-    if i in config.own["attention_layers"]:
-        return None
+def layers(config: Any) -> Iterator[Layer]:
+    for i, kind in enumerate(config.layer_types):
+        gate = f"model.layers.{i}.self_attn.q_gate"
+        mixer = _delta(config, i) if kind == _DELTA else attention(config, i, gate=gate)
+        ffn = experts(config, i, config.own[_SHARED]) if config.num_experts else mlp(config, i)
+        yield block(config, i, mixer, ffn)
+
+
+def _delta(config: Any, i: int) -> GatedDelta:
     name, own = f"model.layers.{i}.linear_attn.", config.own
     qkv, gate, strength, decay = (f"{name}in_proj_{part}" for part in ("qkv", "z", "b", "a"))
     return GatedDelta(
@@ -201,9 +208,9 @@ _EXPERTS = Experts(shared="shared_expert", shared_gate="shared_expert_gate")
 _SHARED_OF_ALL: dict[str, Any] = {
     "attention_biases": (None, None),
     "norm_offset": 1.0,
-    "fixed": {"query_key_norm": "head"},
-    "mixer": mixer,
-    "gate": "self_attn.q_gate",
+    "query_key_norm": "head",
+    "types": types,
+    "layers": layers,
     "partial_rotation": True,
     "write": write,
 }

@@ -3,28 +3,34 @@
 from typing import Any
 
 from mlx_llama.core.models.fields import Reader
+from mlx_llama.core.models.layer_types import Types, all_but_each, read_switched, read_types
+from mlx_llama.core.models.layers import decoder
 
-from .family import Family, Layers, Windows
+from .family import Family
 
 _EVERY = 4  # default of `no_rope_layer_interval`, and llama.cpp's
 
 
-def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
-    """Zeros of `no_rope_layers`, else every `no_rope_layer_interval`-th layer."""
+def read_rotated(read: Reader, values: dict[str, Any]) -> list[bool]:
+    """By layer, `no_rope_layers`, else all but every `no_rope_layer_interval`-th layer."""
     flags, count = read.get("no_rope_layers", None), values["num_hidden_layers"]
     if flags in (None, []) or read.is_gguf:
         every = _EVERY if read.is_gguf else read.integer("no_rope_layer_interval", _EVERY)
-        return tuple(range(every - 1, count, every))
+        return all_but_each(every, count)
     if not isinstance(flags, list) or len(flags) < count or not all(x in (0, 1) for x in flags):
         expected = f"a list of {count} numbers, 0 for a layer without rotary embedding, else 1"
         read.fail("no_rope_layers", flags, expected)
-    return tuple(i for i in range(count) if not flags[i])
+    return list(map(bool, flags[:count]))
+
+
+def types(read: Reader, values: dict[str, Any]) -> Types:
+    rotates = read_rotated(read, values)
+    window = read_switched(read, values, None)
+    return read_types(read, window, [not x for x in rotates]) | {"no_rope_layers": rotates}
 
 
 def write(config: Any) -> dict[str, Any]:
-    return {
-        "no_rope_layers": [int(i not in config.unrotated_layers) for i in range(len(config.layers))]
-    }
+    return {"no_rope_layers": list(map(int, config.own["no_rope_layers"]))}
 
 
 FAMILIES = (
@@ -42,8 +48,9 @@ FAMILIES = (
         attention_biases=(None, None),
         mlp_bias=None,
         permuted=True,
-        windows=Windows(None, unrotated, is_switched=True, is_free=True),
-        unrotated=unrotated,
+        types=types,
+        layers=decoder(lambda c, i: {"rotates": c.own["no_rope_layers"][i]}),
+        window="sliding_window",
         theta=2e6,
         write=write,
     ),

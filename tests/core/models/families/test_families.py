@@ -118,7 +118,7 @@ def test_the_config_means_what_transformers_reads(name):
     rotated = [kind == "sliding_attention" for kind in kinds]
     if not is_hybrid:
         rotated = list(map(bool, getattr(theirs, "no_rope_layers", [1] * len(kinds))))
-    assert [i not in ours.unrotated_layers for i in range(ours.num_hidden_layers)] == rotated
+    assert [is_rotated(ours, layer.attention) for layer in ours.layers] == rotated
     if (parameters := theirs.rope_parameters).get("rope_type") == "longrope":
         for length in (4096, 4097):
             wanted, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", length)
@@ -126,7 +126,7 @@ def test_the_config_means_what_transformers_reads(name):
             np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
             assert ours_factor == pytest.approx(factor)
     elif "full_attention" in parameters:
-        assert [(table.type, table.theta, table.factor) for table in ours.ropes] == [
+        assert [(table.rope.type, table.rope.theta, table.rope.factor) for table in ours.angles] == [
             (theirs["rope_type"], theirs["rope_theta"], theirs.get("factor"))
             for theirs in (parameters["full_attention"], parameters["sliding_attention"])
         ]
@@ -150,6 +150,12 @@ def test_the_config_means_what_transformers_reads(name):
             assert ours_factor == pytest.approx(factor)
     width = ours.own.get("global_head_dim", ours.head_dim)
     assert ours.rotary_dim == int(width * parameters.get("partial_rotary_factor", 1))
+
+
+def is_rotated(config, mixer):
+    """False for no rotation, and for one by angles of 0."""
+    turns = mixer is None or config.angles[config.tables.index(mixer.angles)].turns
+    return mixer is None or (mixer.rotates and turns)
 
 
 def mixers(config):
@@ -286,7 +292,8 @@ def test_routers_of_the_families():
     bias = f"{gate}.e_score_correction_bias"
     assert experts.router == Router(gate, 8, scoring="sigmoid", bias=bias, **numbers)
     assert (experts.shared.size, experts.size, glm.layers[0].ffn.size) == (3072, 1536, 12288)
-    assert (experts.shared_gate, glm.query_key_norm) == (None, "head")
+    assert (experts.shared_gate, glm.layers[0].mixer.norms_rotated) == (None, False)
+    assert glm.layers[0].mixer.query_norm
     assert glm.notices == ("config.json: 1 layer of multi-token prediction left out",)
     qwen = LlamaConfig.from_dict(QWEN2_MOE).layers[0].experts
     assert (qwen.size, qwen.shared.size) == (1408, 5632)
@@ -318,7 +325,7 @@ def test_the_text_part_of_gemma_3_4b_takes_the_defaults_that_its_config_leaves_o
     config = LlamaConfig.from_dict(raw)
     assert config.vocab_size == 262208 and config.num_attention_heads == 8
     assert config.num_key_value_heads == 4 and config.head_dim == 256
-    assert [(table.type, table.theta, table.factor) for table in config.ropes] == [
+    assert [(table.rope.type, table.rope.theta, table.rope.factor) for table in config.angles] == [
         ("linear", 1e6, 8),
         ("default", 1e4, None),
     ]
@@ -462,7 +469,7 @@ def test_a_converted_file_means_the_same_model(name):
     again = LlamaConfig.from_gguf(metadata, {}, divisors, "bfloat16", "model.gguf")
     assert (again.architecture, again.layers) == (config.architecture, config.layers)
     assert shared_arithmetic(again) == shared_arithmetic(config)
-    for table in range(len(config.ropes)):
+    for table in range(len(config.angles)):
         for frequencies, wanted in zip(
             rope.inverse_frequencies(again, table=table),
             rope.inverse_frequencies(config, table=table),

@@ -145,7 +145,7 @@ def metadata(family: str, config: LlamaConfig, **more) -> dict:
             "expert_count": config.num_experts,
             "expert_used_count": config.num_experts_per_tok,
             "expert_feed_forward_length": config.moe_intermediate_size,
-            "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+            "expert_shared_feed_forward_length": config.own["shared_expert_intermediate_size"],
         }
     fields = {f"{family}.{key}": value for key, value in (fields | more).items()}
     return {"general.architecture": family} | fields

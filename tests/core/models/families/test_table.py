@@ -98,8 +98,6 @@ def test_defaults_are_those_of_transformers_config(name):
         theirs.global_head_dim = theirs.per_layer_config["full_attention"].head_dim
     defaults = {field.json: field.default for field in family.fields if field.json}
     defaults = {field: value for field, value in defaults.items() if value is not REQUIRED}
-    if not family.windows.is_switched:  # else transformers clears it
-        defaults[family.windows.field] = family.windows.default
     aliases = {field.json: field.alias for field in family.fields if field.alias}
     for field, value in (defaults | family.defaults).items():
         is_of_rope, alias = field == "partial_rotary_factor", aliases.get(field, field)
@@ -108,17 +106,24 @@ def test_defaults_are_those_of_transformers_config(name):
         assert value == expected or (value is None and field == "num_key_value_heads"), field
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, family in FAMILIES.items() if not family.windows.is_absent]
-)
-def test_windows_by_default_are_those_of_transformers_config(name):
-    family, fields = FAMILIES[name], SIZES | {"vocab_size": 96, "num_hidden_layers": 9}
-    fields |= {"use_sliding_window": True, family.windows.field: 5}
-    fields["max_window_layers"] = 4
+WINDOWED = {name: family for name, family in FAMILIES.items() if family.window}
+
+
+@pytest.mark.parametrize("size", [None, 5])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_are_those_of_transformers_config(name, size):
+    """By default, and of 5 tokens."""
+    family, fields = WINDOWED[name], SIZES | {"vocab_size": 96, "num_hidden_layers": 9}
+    fields |= {family.window: size} if size else {}
+    fields |= {"use_sliding_window": True, "max_window_layers": 4}
     theirs = transformers.AutoConfig.for_model(family.model_type, **fields)
-    kinds = getattr(theirs, "layer_types", None) or [family.windows.kind] * 9
+    size = getattr(theirs, family.window)
+    usual = "sliding_attention" if size else "full_attention"
+    kinds = getattr(theirs, "layer_types", None) or [usual] * 9
     ours = LlamaConfig.from_dict(fields | {"model_type": family.model_type})
-    assert [layer.mixer.window for layer in ours.layers] == [
-        Window(5, family.windows.is_chunk) if kind == family.windows.kind else None
-        for kind in kinds
-    ]
+    windows = {
+        "sliding_attention": Window(size or 0),
+        "chunked_attention": Window(size or 0, is_chunk=True),
+    }
+    assert list(ours.layer_types) == kinds
+    assert [layer.mixer.window for layer in ours.layers] == [windows.get(kind) for kind in kinds]
