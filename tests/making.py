@@ -6,6 +6,7 @@ folder = make_checkpoint(tmp_path / "toy", dtype="bfloat16", shards=2, num_key_v
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import itertools
@@ -241,7 +242,10 @@ def config_fields(**fields: Any) -> dict[str, Any]:
 
 def shared_arithmetic(config: Any) -> tuple:
     """The fields of LlamaConfig that all layers share."""
-    layer, names = config.layers[0], "heads key_value_heads head_dim eps scale softcap query_norm norms_rotated norms_heads"
+    layer, names = (
+        config.layers[0],
+        "heads key_value_heads head_dim eps scale softcap query_norm norms_rotated norms_heads",
+    )
     shared = tuple(getattr(layer.mixer, name) for name in names.split())
     others = config.activation, config.hidden_size
     return *shared, layer.residual_multiplier, *others
@@ -395,3 +399,12 @@ def config_checkpoint(
     return Checkpoint(
         "made", folder, config, selected, {}, sum(tensor.nbytes for tensor in selected.values())
     )
+
+
+def add_family(base: str = "LlamaForCausalLM", **changes: Any) -> str:
+    """Add a family that no published model has, and return its name. changes: to `base`."""
+    from mlx_llama.core.models.families import FAMILIES
+
+    name = f"{base} {len(FAMILIES)}"
+    FAMILIES[name] = dataclasses.replace(FAMILIES[base], name=name, **changes)
+    return name

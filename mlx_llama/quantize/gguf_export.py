@@ -343,10 +343,10 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
         raise ConfigError(f"{str(error).rpartition(';')[0]}; write the MLX form") from None
     ours, theirs = _describe(config), _describe(again)
     for name, value in ours.items():
-        if value != theirs[name]:
+        if value != theirs.get(name):
             raise ConfigError(
                 f"{checkpoint.name}: {name} is {show(value)}, where a GGUF file means "
-                f"{show(theirs[name])} to llama.cpp; write the MLX form"
+                f"{show(theirs.get(name))} to llama.cpp; write the MLX form"
             )
 
 
@@ -356,8 +356,8 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
     values = {
         name: getattr(config, name) for name in ("activation", "local_rope", "logits_softcap")
     }
-    fields = {field.name for field in config.family.table} | {*config.family.fixed}
-    values |= {name: value for name, value in config.own.items() if name in fields}
+    fields = {entry.name for entry in config.family.table if not entry.gguf}
+    values |= {name: config.own.get(name) for name in sorted(fields & {*config.own})}
     mixers = [layer.attention for layer in config.layers if layer.attention]
     for name in ("window", "rotates", "scale", "softcap"):
         layers = [getattr(mixer, name) for mixer in mixers]

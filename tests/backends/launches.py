@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from making import config_checkpoint, config_fields, make_checkpoint
+from making import add_family, config_checkpoint, config_fields, make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from cuda_fallback import kernels
@@ -31,6 +31,7 @@ from cuda_fallback.kernels.state import MAX_ROWS, StateView
 from cuda_fallback.model import Llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.layers import decoder
 from mlx_llama.core.models.parts import Window
 from mlx_llama.core.ops import DeltaWeights
 from mlx_llama.core.options import LoadOptions
@@ -116,17 +117,18 @@ MODELS = {  # fields of a config.json
     "recurrent": {},  # as make_hybrid makes it
     "8 bits": dict(dtype="bfloat16", architectures=["Qwen3ForCausalLM"], head_dim=128),
 }
-GEMMA = dict(
+FAMILY = dict(
     norm_placement="both",
+    query_key_norm="head",
+    layers=decoder(lambda config, i: {"softcap": 50.0}),
+)
+GEMMA = dict(
     activation="gelu_tanh",
     norm_offset=1.0,
     embedding_multiplier=8.0,
     sliding_window=4,
-    # of LlamaConfig
-    sliding_layers=(0,),
-    attention_softcap=50.0,
+    layer_types=("sliding_attention", "full_attention"),
     logits_softcap=30.0,
-    query_key_norm="head",
 )
 
 
@@ -142,7 +144,8 @@ def load(name: str):
             make_gguf(folder / "m.gguf", **MODELS[name])
             checkpoint = open_checkpoint(folder / "m.gguf")
         elif name == "windows and softcaps":
-            config = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **GEMMA)
+            config = LlamaConfig.from_dict(config_fields())
+            config = dataclasses.replace(config, architecture=add_family(**FAMILY), **GEMMA)
             zeros = {
                 key: np.zeros(shape, np.float32) for key, shape in config.tensor_shapes().items()
             }

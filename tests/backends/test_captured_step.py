@@ -18,12 +18,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from making import config_checkpoint, config_fields, make_checkpoint
+from making import add_family, config_checkpoint, config_fields, make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from backends.conftest import EVERYTHING, relative_error
 from mlx_llama.core import options, rng
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
+from mlx_llama.core.models.layers import decoder
 from mlx_llama.core.models.parts import Window
 from mlx_llama.core.sample import arrange
 
@@ -637,48 +638,53 @@ def test_probes_of_a_step_by_kernels_are_those_of_forward(name, call):
     assert relative_error(state["values"], plain["values"]) < 1e-5
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"
 TURNED = dict(
     rope=RopeConfig(dim=10),
     local_rope=RopeConfig(theta=50.0, dim=10),
     sliding_window=4,
-    sliding_layers=(0,),
+    layer_types=(SLIDING, FULL),
 )
-ODD = {  # fields of LlamaConfig
+LLAMA_4 = dict(no_rope_layers=[1, 0], temperature_scale=0.0, temperature_floor=3, expert_step=9)
+ODD = {  # fields of LlamaConfig; "family": changes to Llama's
     "multipliers, a layer without rotation, norms after rotation": dict(
         embedding_multiplier=3.0,
-        residual_multiplier=0.4,
-        attention_multiplier=0.2,
         logits_multiplier=0.5,
-        unrotated_layers=(1,),
-        query_key_norm="rotated",
+        family=dict(
+            query_key_norm="rotated",
+            layers=decoder(
+                lambda config, i: {"scale": 0.2, "rotates": i != 1},
+                adds=lambda config, i: {"residual_multiplier": 0.4},
+            ),
+        ),
     ),
     "norms before and after, gelu": dict(
-        norm_placement="both", query_key_norm="head", activation="gelu_tanh"
+        family=dict(norm_placement="both", query_key_norm="head"),
+        activation="gelu_tanh",
     ),
-    "norms after": dict(norm_placement="after", query_key_norm="whole"),
+    "norms after": dict(family=dict(norm_placement="after", query_key_norm="whole")),
     "softcaps, partial rotation, a rope of windows": dict(
-        attention_softcap=1.5, logits_softcap=2.0, norm_offset=0.5, **TURNED
+        family=dict(layers=decoder(lambda config, i: {"softcap": 1.5})),
+        logits_softcap=2.0,
+        norm_offset=0.5,
+        **TURNED,
     ),
     "partial rotation, codes of 8 bits": TURNED | dict(cache_bits=8),
     "chunks, norms without weights, scaled queries of layers without rotation": dict(
         architecture="Llama4ForCausalLM",
-        query_key_norm="without weights",
-        unrotated_layers=(1,),
         sliding_window=4,
-        sliding_layers=(0,),
-        temperature_scale=0.7,
-        temperature_floor=3,
+        layer_types=("chunked_attention", FULL),
+        own=LLAMA_4 | dict(query_key_norm="without weights", temperature_scale=0.7),
     ),
     "experts with scaled inputs and a shared one": dict(
         architecture="Llama4ForCausalLM",
         num_experts=5,
         num_experts_per_tok=2,
         moe_intermediate_size=24,
-        expert_step=2,
+        own=LLAMA_4 | dict(query_key_norm=None, no_rope_layers=[1, 1], expert_step=2),
     ),
     "sinks, experts with biases": dict(
         architecture="GptOssForCausalLM",
-        attention_sinks=True,
         attention_bias=True,
         output_bias=True,
         mlp_bias=True,
@@ -687,25 +693,31 @@ ODD = {  # fields of LlamaConfig
         num_experts_per_tok=2,
         moe_intermediate_size=40,
         sliding_window=4,
-        sliding_layers=(0,),
+        layer_types=(SLIDING, FULL),
     ),
-    "scaled queries": dict(rope=RopeConfig(original_max_position_embeddings=3), query_beta=0.7),
-    "xielu, norms of heads": dict(
-        architecture="ApertusForCausalLM", activation="xielu", query_key_norm="head"
+    "scaled queries": dict(
+        architecture="Ministral3ForCausalLM",
+        rope=RopeConfig(original_max_position_embeddings=3),
+        own=dict(query_beta=0.7),
     ),
+    "xielu, norms of heads": dict(architecture="ApertusForCausalLM", activation="xielu"),
     "a layer without attention, another without an MLP": dict(
         architecture="DeciLMForCausalLM",
         num_hidden_layers=3,
-        layer_sizes=((2, 96), (0, 64), (2, 0)),
+        layer_types=(FULL,) * 3,
+        own=dict(layer_sizes=((2, 96), (0, 64), (2, 0))),
     ),
 }
 
 
-def by_each_path(fields: dict) -> list[tuple]:
+def by_each_path(name: str) -> list[tuple]:
     """(tokens, the cache's state) of steps, replayed and by torch's own operations, of a model of
-    `fields`.
+    ODD.
     """
-    bits = (fields := dict(fields)).pop("cache_bits", None)
+    fields = dict(ODD[name])
+    bits, family = fields.pop("cache_bits", None), fields.pop("family", None)
+    if family:
+        fields["architecture"] = add_family(**family)
     config = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **fields)
     rng, runs = np.random.default_rng(0), []
     tensors = {
@@ -723,7 +735,7 @@ def by_each_path(fields: dict) -> list[tuple]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_differences_of_other_families_are_in_the_replayed_step(name, call):
-    (tokens, replayed), (wanted, forward) = call(by_each_path, ODD[name])
+    (tokens, replayed), (wanted, forward) = call(by_each_path, name)
     assert tokens == wanted
     for part in ("keys", "values"):
         assert relative_error(replayed[part], forward[part]) < 1e-5

@@ -264,6 +264,7 @@ FAMILIES = (
         defaults=_DEFAULTS | {"num_key_value_heads": 2, "moe_intermediate_size": 512},
         neutral=_SILU
         | {"mlp_only_layers": ([], _EVERY_LAYER), "decoder_sparse_step": (1, _EVERY_LAYER)},
+        fixed={"norm_topk_prob": True},  # in GGUF
         complete=complete_for(tiles=False),
         write_gguf=write_gguf,
         experts=_EXPERTS,

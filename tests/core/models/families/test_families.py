@@ -126,7 +126,9 @@ def test_the_config_means_what_transformers_reads(name):
             np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
             assert ours_factor == pytest.approx(factor)
     elif "full_attention" in parameters:
-        assert [(table.rope.type, table.rope.theta, table.rope.factor) for table in ours.angles] == [
+        assert [
+            (table.rope.type, table.rope.theta, table.rope.factor) for table in ours.angles
+        ] == [
             (theirs["rope_type"], theirs["rope_theta"], theirs.get("factor"))
             for theirs in (parameters["full_attention"], parameters["sliding_attention"])
         ]
