@@ -258,12 +258,12 @@ class LlamaConfig:
         family = FAMILIES[self.architecture]
         modules = family.experts
         assert modules is not None  # a family without experts has no `num_experts`
-        block = f"{layer}{modules.block or family.mlp}"
+        block = f"{layer}{family.expert_block}"
         gate, up, down = (
-            tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
+            tuple(f"{block}experts.{i}.{name}" for i in range(self.num_experts))
             for name in (modules.gate, modules.up, modules.down)
         )
-        shared, stack = f"{block}.{modules.shared}.", f"{block}.{modules.stack}."
+        shared, stack = f"{block}{modules.shared}.", f"{block}{modules.stack}."
         shared_size = self.moe_intermediate_size * self.n_shared_experts
         shared_size = self.shared_expert_intermediate_size or shared_size
         router, gate_of_shared = modules.router, modules.shared_gate
@@ -271,8 +271,8 @@ class LlamaConfig:
         return Experts(
             router=dataclasses.replace(
                 router,
-                module=f"{block}.{router.module}",
-                bias=f"{block}.{router.bias}" if router.bias and has_bias else None,
+                module=f"{block}{router.module}",
+                bias=f"{block}{router.bias}" if router.bias and has_bias else None,
                 used=self.num_experts_per_tok,
                 normalises=self.norm_topk_prob,
                 scale=self.routed_scaling_factor,
@@ -286,7 +286,7 @@ class LlamaConfig:
             size=self.moe_intermediate_size,
             activation=self.activation,
             shared=self._mlp(shared, shared_size) if modules.shared else None,
-            shared_gate=f"{block}.{gate_of_shared}" if gate_of_shared else None,
+            shared_gate=f"{block}{gate_of_shared}" if gate_of_shared else None,
             has_biases=self.mlp_bias,
         )
 
@@ -477,8 +477,9 @@ class LlamaConfig:
             if experts := layer.experts:
                 router = experts.router
                 matrices((router.module,), (experts.count,), d, self.mlp_bias)
-                if router.bias:
-                    shapes[router.bias] = (experts.count,)
+                vectors = {router.bias: experts.count, router.expert_scale: experts.count}
+                vectors |= {router.norm: d}
+                shapes |= {name: (count,) for name, count in vectors.items() if name}
                 if experts.shared_gate:
                     shapes[f"{experts.shared_gate}.weight"] = (1, d)
                 for gate, up, down in zip(experts.gate, experts.up, experts.down):

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mlx_llama.core.models import parts
 from mlx_llama.core.models.fields import Field, Reader
-from mlx_llama.core.models.parts import Layer, LayerInputs, PerLayerInput
+from mlx_llama.core.models.parts import MLP, Layer, LayerInputs, PerLayerInput, Router
 
-from .family import Family, Windows, choose_layers, size
+from .family import Experts, Family, Windows, choose_layers, size
 from .gemma import softcap
 
 _ROPES = {
@@ -20,13 +21,22 @@ _ROPES = {
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_SIZES = {
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "top_k_experts",
+    "moe_intermediate_size": "moe_intermediate_size",
+}
+# of the norms of experts and MLP beside each other: of inputs and of outputs
+_BESIDE = ("pre", "_2"), ("pre", ""), ("post", "_2"), ("post", "_1")
 
 
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     """The fields of global layers, and those that GGUF has by layer."""
     more: dict[str, Any] = {"embedding_multiplier": values["hidden_size"] ** 0.5}
     if not read.is_gguf:
+        more |= {} if values.get("enable_moe_block") else {"num_experts": 0}
         return more | _complete_json(read, values)
+    more["enable_moe_block"] = values.get("num_experts", 0) > 0
     key = "model.layers.{}.self_attn.{}_proj.weight"
     layers = range(values["num_hidden_layers"])
     names = [[key.format(i, part) in read.shapes for part in "kv"] for i in layers]
@@ -82,6 +92,10 @@ def check(read: Reader, values: dict[str, Any]) -> None:
         found = values["global_head_dim"], values["global_key_value_heads"]
         expected = f"an even number, and a divisor of {heads} heads"
         read.fail("global_head_dim, num_global_key_value_heads", list(found), expected)
+    if values.get("enable_moe_block"):
+        for name, field in _SIZES.items():
+            if not values.get(name):
+                read.fail(field, None, "a number, since enable_moe_block is true")
     if values["input_size"] and values["input_tokens"] < values["vocab_size"]:
         expected = f"at least vocab_size, {values['vocab_size']}"
         read.fail("vocab_size_per_layer_input", values["input_tokens"], expected)
@@ -105,7 +119,8 @@ def _slides(window: int | None, layers: tuple[int, ...] | None, i: int) -> bool:
 
 def layer(config: Any, usual: Layer) -> Layer:
     own, mixer, i = config.own, usual.attention, usual.index
-    assert mixer and usual.mlp
+    name, part = f"model.layers.{i}.", None
+    assert mixer
     is_global, kept = mixer.window is None, config.num_hidden_layers - own["shared_layers"]
     mixer = replace(mixer, scale=1.0, norms_values=True)
     if is_global:
@@ -118,10 +133,19 @@ def layer(config: Any, usual: Layer) -> Layer:
         mixer = replace(mixer, qkv=(query,), key_norm=None, keys_of=max(same))
     elif is_global and own["values_are_keys"]:
         mixer = replace(mixer, qkv=(query, key, key))
-    mlp = usual.mlp
-    if i >= kept and own["widens_shared"]:
-        mlp = replace(mlp, size=2 * mlp.size)
-    name, part = f"model.layers.{i}.", None
+    ffn: MLP | parts.Experts
+    ffn = mlp = MLP(
+        gate_up=(f"{name}mlp.gate_proj", f"{name}mlp.up_proj"),
+        down=f"{name}mlp.down_proj",
+        size=config.intermediate_size * (2 if i >= kept and own["widens_shared"] else 1),
+        activation=config.activation,
+    )
+    if experts := usual.experts:  # beside the MLP
+        norm, scale = f"{name}router.scale", f"{name}router.per_expert_scale"
+        router = replace(experts.router, norm=norm, expert_scale=scale)
+        norms = tuple(f"{name}{place}_feedforward_layernorm{which}" for place, which in _BESIDE)
+        ffn = replace(experts, router=router, shared=mlp, norms=norms)
+        usual = replace(usual, ffn_norm=None)
     if width := own["input_size"]:
         part = PerLayerInput(
             index=i,
@@ -131,7 +155,7 @@ def layer(config: Any, usual: Layer) -> Layer:
             size=width,
             activation=config.activation,
         )
-    return replace(usual, mixer=mixer, ffn=mlp, input=part, scalar=f"{name}layer_scalar")
+    return replace(usual, mixer=mixer, ffn=ffn, input=part, scalar=f"{name}layer_scalar")
 
 
 def inputs(config: Any) -> LayerInputs | None:
@@ -196,6 +220,13 @@ def _fields(has_inputs: bool) -> tuple[Field, ...]:
         ),
         size("input_tokens", "", 24, "vocab_size_per_layer_input", default=262144),
     )
+    absent: dict[str, Any] = {"default": None, "nullable": True, "gguf_default": 0, "low": 0}
+    experts = (
+        Field("enable_moe_block", "enable_moe_block", kind=bool, default=False),
+        size("num_experts", "expert_count", 12, **absent),
+        size("num_experts_per_tok", "expert_used_count", 12, "top_k_experts", **absent),
+        size("moe_intermediate_size", "expert_feed_forward_length", 22, **absent),
+    )
     return (
         size("head_dim", "attention.key_length_swa", 14, default=256),
         size("global_head_dim", "attention.key_length", 14, default=512),
@@ -213,7 +244,7 @@ def _fields(has_inputs: bool) -> tuple[Field, ...]:
         Field("values_are_keys", "attention_k_eq_v", kind=bool, default=False),
         Field("widens_shared", "use_double_wide_mlp", kind=bool, default=False),
         softcap("logits_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
-        *(inputs if has_inputs else ()),
+        *(inputs + experts if has_inputs else ()),
     )
 
 
@@ -234,7 +265,6 @@ def _family(name: str, kind: str, wrapper: tuple[str, str], has_inputs: bool) ->
             "rope_parameters": _ROPES,
         },
         neutral={
-            "enable_moe_block": (False, "experts beside an MLP are not supported"),
             "use_bidirectional_attention": ("vision", "tokens see those before them alone"),
         },
         activation=("hidden_activation", "gelu_pytorch_tanh"),
@@ -255,7 +285,21 @@ def _family(name: str, kind: str, wrapper: tuple[str, str], has_inputs: bool) ->
         inputs=inputs,
         theta=1e6,
         local_theta=("rope_local_base_freq", 1e4),
+        experts=Experts(
+            block="",
+            router=Router("router.proj"),
+            stack="experts.switch_glu",
+            fused=("experts.gate_up_proj", "experts.down_proj"),
+            # llama.cpp's converter keeps gates and ups together
+            aliases={"experts.gate_up_proj.weight": "experts.gate_up_proj"},
+        ),
         renamed={
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "ffn_gate_up_exps": "experts.gate_up_proj",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
             "inp_gate": "per_layer_input_gate",
             "proj": "per_layer_projection",
             "post_norm": "post_per_layer_input_norm",
