@@ -96,9 +96,9 @@ gated_delta = partial(plain.gated_delta, arrays)
 
 def mix_experts(words: Any, x: np.ndarray, scores: np.ndarray, stacks: ExpertStacks) -> np.ndarray:
     """`experts` of core.ops by the products of `words`."""
-    gate, up, down, spec, (gate_bias, up_bias, down_bias), router_bias = stacks
+    gate, up, down, spec, (gate_bias, up_bias, down_bias), *vectors = stacks
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec.router, router_bias)
+    chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec.router, *vectors)
     out = np.zeros_like(rows)
     for expert in np.unique(chosen):
         tokens, places = np.nonzero(chosen == expert)
@@ -117,9 +117,9 @@ experts = partial(mix_experts, sys.modules[__name__])
 
 @np.errstate(over="ignore")  # as for `gate`
 def choose_experts(
-    scores: np.ndarray, router: Router, bias: np.ndarray | None = None
+    scores: np.ndarray, router: Router, *vectors: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    return plain.choose_experts(arrays, scores, router, bias)
+    return plain.choose_experts(arrays, scores, router, *vectors)
 
 
 @np.errstate(over="ignore")

@@ -105,7 +105,7 @@ def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     experts' counts and multiplies expert by expert."""
     spec, router = stacks.spec, stacks.spec.router
     rows = x.reshape(-1, x.shape[-1])
-    chosen, shares = choose_experts(scores.reshape(len(rows), -1), router, stacks.router_bias)
+    chosen, shares = choose_experts(scores.reshape(len(rows), -1), router, *stacks[5:])
     rows, shares = scale_inputs(rows, shares, router)
     if x.shape[1] == 1:
         mixed = []

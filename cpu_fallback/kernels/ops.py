@@ -106,7 +106,7 @@ def _direct(product: Product, buffers: tuple[Buffer, ...]) -> None:
 
 
 def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
-    gate, up, down, spec, (gate_bias, up_bias, down_bias), router_bias = stacks
+    gate, up, down, spec, (gate_bias, up_bias, down_bias), router_bias, _ = stacks
     trace, router = x.trace, spec.router
     r = trace.workspace.routing
     scores.place(r.scores)

@@ -49,7 +49,7 @@ def gated_linear(
 def experts(x: Tensor, scores: Tensor, stacks: ExpertStacks) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     router, scores = stacks.spec.router, scores.reshape(len(rows), -1)
-    chosen, shares = plain.choose_experts(scores, router, stacks.router_bias)
+    chosen, shares = plain.choose_experts(scores, router, *stacks[5:])
     rows, shares = plain.scale_inputs(rows, shares, router)
     return decode.experts(rows, chosen, shares, stacks).view(x.shape)
 

@@ -6,7 +6,7 @@ is [B, T, E] in the model's dtype. The view decides what is stored and who liste
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from .models import parts
@@ -115,19 +115,25 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class ShortConv:
-    """A convolution of each channel over few positions, between two gates (LFM2)."""
+class Recurrence:
+    """A mixer with a recurrent state."""
 
     ops: Ops
-    spec: parts.ShortConv
-    into: Linear  # [3 E, E]
-    weight: Array  # [E, W]
-    bias: Array | None  # [E]
-    out: Linear  # [E, E]
+    spec: Any
+    into: Linear  # [3 E, E] of ShortConv, [C + Hv Dv + 2 Hv, E] of GatedDelta
+    out: Linear  # [E, E], [E, Hv Dv]
 
     @property
     def products(self) -> tuple[Linear, ...]:
         return self.into, self.out
+
+
+@dataclass(frozen=True)
+class ShortConv(Recurrence):
+    """A convolution of each channel over few positions, between two gates (LFM2)."""
+
+    weight: Array  # [E, W]
+    bias: Array | None  # [E]
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
         """As of Attention; the state takes in all positions."""
@@ -136,18 +142,10 @@ class ShortConv:
 
 
 @dataclass(frozen=True)
-class GatedDelta:
+class GatedDelta(Recurrence):
     """The gated delta rule: a linear recurrence in place of attention (Qwen3-Next, Qwen3.5)."""
 
-    ops: Ops
-    spec: parts.GatedDelta
-    into: Linear  # [C + Hv Dv + 2 Hv, E]
     weights: DeltaWeights
-    out: Linear  # [E, Hv Dv]
-
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        return self.into, self.out
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
         """As of Attention; the state takes in all positions."""
@@ -178,24 +176,27 @@ class MLP:
 
 @dataclass(frozen=True)
 class Experts:
-    """Experts in place of an MLP. router: [experts, E]; shared: an MLP for all tokens, whose output
-    shared_gate [1, E] may gate.
-    """
+    """Experts in place of an MLP, or beside one."""
 
     ops: Ops
-    router: Linear
+    router: Linear  # [experts, E]
     stacks: ExpertStacks
-    shared: MLP | None = None
-    shared_gate: Linear | None = None
+    shared: MLP | None = None  # for all tokens
+    shared_gate: Linear | None = None  # [1, E], of its output
+    norms: tuple[RMSNorm, ...] = ()  # of the inputs of router, experts and MLP; of both outputs
 
     def __call__(self, x: Array, view: View) -> Array:
-        mixed = self.ops.experts(x, self.router(x, view), self.stacks)
+        ops = self.ops
+        scored, inputs, common = [norm(x)[1] for norm in self.norms[:3]] or (x, x, x)
+        mixed = ops.experts(inputs, self.router(scored, view), self.stacks)
         if self.shared is None:
             return mixed
-        shared = self.shared(x, view)
+        shared = self.shared(common, view)
         if self.shared_gate is not None:
-            shared = self.ops.gate_output(shared, self.shared_gate(x, view))
-        return self.ops.add(mixed, shared)
+            shared = ops.gate_output(shared, self.shared_gate(x, view))
+        outputs = zip((mixed, shared), self.norms[3:])
+        normed = [ops.rms_norm(x, norm.weight, norm.eps) for x, norm in outputs]
+        return ops.add(*(normed or (mixed, shared)))
 
 
 @dataclass(frozen=True)
@@ -320,11 +321,10 @@ class Decoder:
 
 
 def _replace_ops(part: Any, ops: Ops) -> Any:
-    """A layer, or a tuple of layers, over other ops; anything else as it is."""
-    if isinstance(part, tuple) and part and all(isinstance(block, Block) for block in part):
-        return tuple(_replace_ops(block, ops) for block in part)
+    """A layer, or a tuple of layers or norms, over other ops; anything else as it is."""
+    if isinstance(part, tuple) and part and all(hasattr(each, "ops") for each in part):
+        return tuple(_replace_ops(each, ops) for each in part)
     if not is_dataclass(part) or isinstance(part, type) or not hasattr(part, "ops"):
         return part
-    others = [field.name for field in fields(part) if field.name != "ops"]
-    changed = {name: _replace_ops(getattr(part, name), ops) for name in others}
-    return replace(part, ops=ops, **changed)
+    changed = {name: _replace_ops(value, ops) for name, value in vars(part).items()}
+    return replace(part, **changed | {"ops": ops})

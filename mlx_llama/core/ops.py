@@ -40,6 +40,7 @@ class ExpertStacks(NamedTuple):
     spec: Experts
     biases: Biases | tuple[None, None, None] = (None, None, None)
     router_bias: Array | None = None  # float32 [experts], as spec.router.bias
+    expert_scale: Array | None = None  # float32 [experts], as spec.router.expert_scale
 
 
 class DeltaWeights(NamedTuple):
@@ -395,7 +396,11 @@ def gated_delta(words: Any, x: Array, view: View, spec: GatedDelta, weights: Del
 
 
 def choose_experts(
-    words: Any, scores: Array, router: Router, bias: Array | None = None
+    words: Any,
+    scores: Array,
+    router: Router,
+    bias: Array | None = None,
+    expert_scale: Array | None = None,
 ) -> tuple[Array, Array]:
     """The chosen experts, integers [T, used], and their shares, float32. scores: [T, experts]."""
     scores = words.float32(scores)
@@ -412,6 +417,7 @@ def choose_experts(
         shares = words.softmax(largest)
     else:
         shares = words.take(words.softmax(scores), chosen)
+    shares = shares if expert_scale is None else shares * expert_scale[chosen]
     return chosen, shares if router.scale == 1 else shares * router.scale
 
 

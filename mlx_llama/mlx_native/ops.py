@@ -84,7 +84,7 @@ gate_output = partial(plain.gate_output, arrays)
 def experts(x: mx.array, scores: mx.array, stacks: ExpertStacks) -> mx.array:
     router, (gate_bias, up_bias, down_bias) = stacks.spec.router, stacks.biases
     scores = scores.reshape(-1, stacks.spec.count)
-    chosen, shares = choose_experts(scores, router, stacks.router_bias)
+    chosen, shares = choose_experts(scores, router, *stacks[5:])
     rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
     if router.scales_input:  # a row for each expert of a token
         rows, shares = (rows * shares[..., None, None]).astype(x.dtype), mx.ones_like(shares)

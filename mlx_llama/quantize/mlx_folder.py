@@ -353,7 +353,7 @@ def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing | None]:
     config = checkpoint.config
     name = config.architecture.removesuffix("ForCausalLM")
     gated = name in ("Qwen3Next", "Qwen3_5Moe")
-    is_wide = gated or name in ("Qwen3Moe", "GptOss", "GraniteMoe", "Lfm2Moe")
+    is_wide = gated or name in ("Qwen3Moe", "GptOss", "GraniteMoe", "Lfm2Moe", "Gemma4")
     experts = [layer.experts for layer in config.layers if layer.experts]
     modules = [part.router.module for part in experts]
     modules += [part.shared_gate for part in experts if gated and part.shared_gate]

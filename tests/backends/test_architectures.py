@@ -186,6 +186,19 @@ FAMILIES: dict[str, dict] = {
         attention_k_eq_v=True,
         hidden_size_per_layer_input=0,
     ),
+    # Experts beside an MLP
+    "Gemma 4 26B-A4B": dict(
+        kind="gemma4_text",
+        **GEMMA4,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        layer_types=ALTERNATING,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=7,
+        top_k_experts=3,
+        moe_intermediate_size=44,
+    ),
     "Gemma 4 12B": dict(
         kind="gemma4_unified_text",
         **GEMMA4,
@@ -404,9 +417,11 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
                 DELTA.keys() <= fields.keys() and "linear_attn" not in key
             )
             offset = 0.0 if "norm" not in key or is_less else 1.0
-            offset = 1.0 if key.endswith("layer_scalar") else offset
+            scales = "layer_scalar", "router.scale", "per_expert_scale"
+            offset = 1.0 if key.endswith(scales) else offset
             # Decided choices of experts, for judges that round inputs.
-            spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
+            routers = "mlp.gate.weight", "router.weight", "router.proj.weight"
+            spread = 1.0 if key.endswith(routers) else 0.1
             if key.endswith("e_score_correction_bias"):
                 spread = 0.5
             value.copy_(spread * torch.randn(value.shape) + offset)
@@ -607,7 +622,8 @@ def test_llama_cpp_reads_the_file(name, format):
         assert np.linalg.norm(logits - wanted) < tolerance * np.linalg.norm(wanted)
 
 
-WITH_EXPERTS = ("Mixtral", "Qwen3-MoE", "Qwen2-MoE", "OLMoE", "Granite-MoE", "GLM-4.5")
+WITH_EXPERTS = "Mixtral", "Qwen3-MoE", "Qwen2-MoE", "OLMoE", "Granite-MoE", "GLM-4.5"
+WITH_EXPERTS += ("Gemma 4 26B-A4B",)
 
 
 def check_same_tensors(path: Path, name: str) -> None:
@@ -665,7 +681,8 @@ def copy_gguf(path: Path, out: Path, fields: dict, change) -> None:
     assert not fields
     for tensor in reader.tensors:
         for name, values in change(tensor.name, tensor.data):
-            writer.add_tensor(name, np.ascontiguousarray(values))
+            kind = tensor.tensor_type if values.dtype == np.uint8 else None
+            writer.add_tensor(name, np.ascontiguousarray(values), raw_dtype=kind)
     write_all(writer)
 
 
@@ -684,6 +701,37 @@ def test_a_gguf_file_with_a_layer_of_multi_token_prediction(tmp_path):
     check_same_tensors(out, "GLM-4.5")
     assert open_checkpoint(out).config.num_hidden_layers == 4
     assert "1 layer of multi-token prediction" in open_checkpoint(out).config.notices[0]
+
+
+def test_gates_and_ups_of_gemma_4_together_in_gguf_files(tmp_path):
+    """As llama.cpp's converter stores them, in full and in low-bit blocks."""
+    name, tables = "Gemma 4 26B-A4B", {}
+
+    def change(name, values):
+        if "ffn_gate_exps" in name or "ffn_up_exps" in name:
+            tables[name] = values
+            gate, up = (
+                tables.get(name.replace("gate", x).replace("up", x)) for x in ("gate", "up")
+            )
+            if gate is not None and up is not None:
+                name = name.replace("ffn_up", "ffn_gate_up").replace("ffn_gate_e", "ffn_gate_up_e")
+                yield name, np.concatenate([gate, up], axis=1)
+        else:
+            yield name, values
+
+    copy_gguf(exported(name, "F32"), tmp_path / "f32.gguf", {}, change)
+    assert len(tables) == 8
+    check_same_tensors(tmp_path / "f32.gguf", name)
+    tables.clear()
+    path = exported(name, "Q8_0")
+    copy_gguf(path, tmp_path / "q8.gguf", {}, change)
+    ours, wanted = (open_checkpoint(x).tensors for x in (tmp_path / "q8.gguf", path))
+    for key in (
+        "model.layers.1.experts.3.gate_proj.weight",
+        "model.layers.1.experts.3.up_proj.weight",
+    ):
+        assert ours[key].description == wanted[key].description == "Q8_0"
+        np.testing.assert_array_equal(ours[key].float32(), wanted[key].float32())
 
 
 def test_the_shared_experts_gate_is_a_vector_in_gguf_files(tmp_path):

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
+import torch
+import transformers
 from cases.architectures import TOKENS
 
 from backends.conftest import relative_error
-from backends.test_architectures import made
+from backends.test_architectures import FAMILIES, made
+from backends.test_hybrids import decode
 from mlx_llama.api.cache_file import Identity, read_cache, write_cache
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 E4B = "Gemma 4 E4B"
+COUNT = 200
+
+
+@functools.cache
+def greedy(name: str) -> list[int]:
+    """transformers' COUNT greedy tokens after the first row of TOKENS."""
+    folder, _ = made(name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompt = torch.from_numpy(TOKENS[:1]).long()
+    options = dict(max_new_tokens=COUNT, do_sample=False, eos_token_id=None)
+    return model.generate(prompt, **options)[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.slow_for("mlx", "cuda", "12B", "31B")
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("Gemma 4")])
+def test_greedy_tokens_are_those_of_transformers_alone_and_in_a_batch(name, backend):
+    model = backend.load(open_checkpoint(made(name)[0]), "float32")
+    alone, many = model.make_cache(256), model.make_cache(256, 4)
+    model.forward(TOKENS[:1, :-1], 0, alone)
+    for row in range(4):
+        model.forward(TOKENS[row % 2 : row % 2 + 1, row:-1], 0, many, rows=[row])
+    tokens = decode(backend, model, many, TOKENS[[0, 1, 0, 1], -1:], COUNT)
+    assert tokens[0].tolist() == greedy(name)
+    assert decode(backend, model, alone, TOKENS[:1, -1:], COUNT)[0].tolist() == greedy(name)
 
 
 @pytest.mark.parametrize("bits", [None, 16, 8])

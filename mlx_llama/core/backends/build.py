@@ -17,6 +17,7 @@ from mlx_llama.core.llama import (
     GatedDelta,
     LayerInputs,
     PerLayerInput,
+    RMSNorm,
     ShortConv,
     Unnormed,
 )
@@ -84,9 +85,15 @@ def build_experts(
         stacks = stacks._replace(biases=tuple(map(weights.stack_biases, modules)))
     if experts.router.bias:
         stacks = stacks._replace(router_bias=weights.float32(experts.router.bias))
+    if experts.router.expert_scale:
+        stacks = stacks._replace(expert_scale=weights.float32(experts.router.expert_scale))
     gate_of_shared = weights.linear([experts.shared_gate]) if experts.shared_gate else None
     router = weights.linear([experts.router.module])
-    return Experts(ops, router, stacks, shared, gate_of_shared)
+    norms = tuple(filter(None, map(weights.norm, experts.norms)))
+    if (scale := weights.vector(experts.router.norm)) is not None:
+        scale = scale * weights.config.hidden_size**-0.5
+        norms = RMSNorm(ops, scale, weights.config.rms_norm_eps), *norms
+    return Experts(ops, router, stacks, shared, gate_of_shared, norms)
 
 
 def build_mixer(
@@ -114,7 +121,7 @@ def build_delta(ops: Ops, spec: parts.GatedDelta, weights: BaseWeights) -> Gated
         bias=weights.send(bias),
         norm=weights.vector(f"{spec.norm}.weight"),
     )
-    return GatedDelta(ops, spec, weights.linear(spec.into), numbers, weights.linear([spec.out]))
+    return GatedDelta(ops, spec, weights.linear(spec.into), weights.linear([spec.out]), numbers)
 
 
 def build_attention(ops: Ops, spec: parts.Attention, weights: BaseWeights) -> Attention:

@@ -368,6 +368,9 @@ def _take_expert(
     def decode(name: str) -> Tensor | AffineWeight:
         if scales is None:
             number = whole.tensor(name)  # raises for another dtype
+            if isinstance(number, AffineWeight):
+                numbers = range(i * whole.shape[1], (i + 1) * whole.shape[1])[rows]
+                return number.part(name, numbers.start, numbers.stop)
             view, pages = whole.take(i, count)
             view = (view.T if transposes else view)[rows]
             return _Part(name, number.dtype, view.shape, view, pages)

@@ -315,8 +315,9 @@ class LlamaConfig:
             if experts := layer.experts:
                 router = experts.router
                 matrices((router.module,), (experts.count,), d, self.mlp_bias)
-                if router.bias:
-                    shapes[router.bias] = (experts.count,)
+                vectors = {router.bias: experts.count, router.expert_scale: experts.count}
+                vectors |= {router.norm: d}
+                shapes |= {name: (count,) for name, count in vectors.items() if name}
                 if experts.shared_gate:
                     shapes[f"{experts.shared_gate}.weight"] = (1, d)
                 for gate, up, down in zip(experts.gate, experts.up, experts.down):

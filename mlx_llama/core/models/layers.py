@@ -45,7 +45,7 @@ def block(config: Any, i: int, mixer: Any, ffn: Any, **more: Any) -> Layer:
     """A layer with the family's norms. more: other fields of Layer."""
     before, after = NORM_NAMES[config.family.norm_placement]
     name = f"model.layers.{i}."
-    return Layer(
+    fields = dict(
         index=i,
         mixer=mixer,
         ffn=ffn,
@@ -53,8 +53,8 @@ def block(config: Any, i: int, mixer: Any, ffn: Any, **more: Any) -> Layer:
         ffn_norm=before and f"{name}{before[1]}" if ffn else None,
         post_attention_norm=after and f"{name}{after[0]}",
         post_ffn_norm=after and f"{name}{after[1]}",
-        **more,
     )
+    return Layer(**fields | more)
 
 
 def attention(config: Any, i: int, **more: Any) -> Attention:
@@ -101,8 +101,8 @@ def experts(config: Any, i: int, shared_size: int = 0, **router: Any) -> Experts
     """The family's experts. shared_size: of the expert for all tokens; router: fields of Router."""
     names = config.family.experts
     assert names is not None  # a family without experts has no `num_experts`
-    module = names.block or config.family.mlp
-    name = f"model.layers.{i}.{module}."
+    module = config.family.expert_block
+    name = f"model.layers.{i}.{module}"
     gate, up, down = (
         tuple(f"{name}experts.{n}.{part}" for n in range(config.num_experts))
         for part in (names.gate, names.up, names.down)
@@ -122,7 +122,7 @@ def experts(config: Any, i: int, shared_size: int = 0, **router: Any) -> Experts
         stacks=(f"{stack}gate_proj", f"{stack}up_proj", f"{stack}down_proj"),
         size=config.moe_intermediate_size,
         activation=config.activation,
-        shared=mlp(config, i, shared_size, f"{module}.{names.shared}") if names.shared else None,
+        shared=mlp(config, i, shared_size, f"{module}{names.shared}") if names.shared else None,
         shared_gate=name + names.shared_gate if names.shared_gate else None,
         has_biases=config.mlp_bias,
     )

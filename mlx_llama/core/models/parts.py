@@ -176,6 +176,9 @@ class Router:
     groups: int = 1  # of neighbouring experts, ranked by the sum of their best two
     used_groups: int = 1  # those that a token may choose from
     scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
+    # tensor [E]: times 1 / sqrt(E), the weights of a norm of the scores' input (Gemma 4)
+    norm: str | None = None
+    expert_scale: str | None = None  # tensor [experts] that multiplies the shares at the end
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,9 @@ class Experts:
     # module [1, E] of a score whose sigmoid multiplies the shared MLP's output (Qwen2-MoE)
     shared_gate: str | None = None
     has_biases: bool = False  # biases of each expert's three matrices
+    # Norms for each branch of a layer without `ffn_norm`: of the inputs of experts and shared MLP,
+    # and of their outputs (Gemma 4)
+    norms: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -329,7 +335,8 @@ class Layer:
     def norms(self) -> list[str]:
         """The norms of the stream and of what is added to it."""
         after = self.post_attention_norm, self.post_ffn_norm, self.input and self.input.norm
-        return [name for name in (self.attention_norm, self.ffn_norm, *after) if name]
+        inside = self.experts.norms if self.experts else ()
+        return [name for name in (self.attention_norm, self.ffn_norm, *inside, *after) if name]
 
     @property
     def attention(self) -> Attention | None:

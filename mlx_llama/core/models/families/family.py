@@ -26,7 +26,7 @@ _NAME = re.compile(
     re.ASCII,
 )
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
-_EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
+_EXPERT = re.compile(r"\bexperts\.\d+\.", re.ASCII)
 
 # {GGUF's name: Hugging Face's}
 _MODEL = {"token_embd": "model.embed_tokens", "output": "lm_head"}
@@ -49,6 +49,8 @@ _BARE = {
     "linear_attn.dt_bias": "bias",
     "linear_attn.A_log": "",
     "layer_scalar": "weight",
+    "router.scale": "",
+    "router.per_expert_scale": "",
 }
 _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 
@@ -119,7 +121,7 @@ def skip_next_layers(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
 class Experts:
     """Modules of a mixture of experts, in place of each layer's MLP."""
 
-    block: str = ""  # in a layer, if it is not the MLP's
+    block: str | None = None  # in a layer, if it is not the MLP's; "" for the layer itself
     gate: str = "gate_proj"  # in each expert
     up: str = "up_proj"
     down: str = "down_proj"
@@ -236,6 +238,12 @@ class Family:
             refused["partial_rotary_factor"] = (1, "only whole heads are rotated")
         return refused | dict(self.neutral)
 
+    @property
+    def expert_block(self) -> str:
+        """Start of the names of a layer's modules with experts."""
+        block = self.experts.block if self.experts else None
+        return f"{block}." if block else "" if block == "" else f"{self.mlp}."
+
     @cached_property
     def names(self) -> GGUFNames:
         """Tensor names in GGUF files."""
@@ -272,19 +280,19 @@ class GGUFNames:
         self.layers, self.experts = layers, {}
         self.permuted = _PERMUTED if family.permuted else ()
         if experts:
-            block = experts.block or family.mlp
-            if not fields & {"expert_step", "first_k_dense_replace"}:  # no plain MLPs
+            block = family.expert_block
+            if block and not fields & {"expert_step", "first_k_dense_replace"}:  # no plain MLPs
                 layers = {name: module for name, module in layers.items() if "mlp." not in module}
-            self.layers = layers | {"ffn_gate_inp": f"{block}.{experts.router.module}"}
+            self.layers = layers | {"ffn_gate_inp": f"{block}{experts.router.module}"}
             if experts.router.bias:
-                self.layers["exp_probs_b"] = f"{block}.{experts.router.bias}"
+                self.layers["exp_probs_b"] = f"{block}{experts.router.bias}"
             if experts.shared_gate:
-                self.layers["ffn_gate_inp_shexp"] = f"{block}.{experts.shared_gate}"
+                self.layers["ffn_gate_inp_shexp"] = f"{block}{experts.shared_gate}"
             for part in ("gate", "up", "down"):
                 if experts.shared:
-                    self.layers[f"ffn_{part}_shexp"] = f"{block}.{experts.shared}.{part}_proj"
-                self.layers[f"ffn_{part}_exps"] = f"{block}.{experts.stack}.{part}_proj"
-                self.experts[f"ffn_{part}"] = f"{block}.experts.#.{getattr(experts, part)}"
+                    self.layers[f"ffn_{part}_shexp"] = f"{block}{experts.shared}.{part}_proj"
+                self.layers[f"ffn_{part}_exps"] = f"{block}{experts.stack}.{part}_proj"
+                self.experts[f"ffn_{part}"] = f"{block}experts.#.{getattr(experts, part)}"
         kept = {k: v for k, v in self.layers.items() if v not in family.renamed.values()}
         self.layers = kept | dict(family.renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
@@ -314,7 +322,7 @@ class GGUFNames:
         module, _, suffix = next(bare, name).rpartition(".")
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""
-        ours = self._inverse[_EXPERT.sub(".experts.#.", match[2]) if match else module]
+        ours = self._inverse[_EXPERT.sub("experts.#.", match[2]) if match else module]
         return f"{prefix}{ours}.{suffix}".removesuffix(".")
 
     def is_logarithm(self, name: str) -> bool:

@@ -14,10 +14,10 @@ from mlx_llama.core.models.layer_types import (
     read_types,
     read_window,
 )
-from mlx_llama.core.models.layers import FULL, SLIDING, attention, block, mlp
-from mlx_llama.core.models.parts import Layer, LayerInputs, PerLayerInput
+from mlx_llama.core.models.layers import FULL, SLIDING, attention, block, experts, mlp
+from mlx_llama.core.models.parts import Layer, LayerInputs, PerLayerInput, Router
 
-from .family import Family, size
+from .family import Experts, Family, size
 from .gemma import softcap
 
 _ROPES = {
@@ -28,13 +28,22 @@ _ROPES = {
     },
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
+_SIZES = {
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "top_k_experts",
+    "moe_intermediate_size": "moe_intermediate_size",
+}
+# of the norms of experts and MLP beside each other: of inputs and of outputs
+_BESIDE = ("pre", "_2"), ("pre", ""), ("post", "_2"), ("post", "_1")
 
 
 def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     """The fields of global layers, and those that GGUF has by layer."""
     more: dict[str, Any] = {"embedding_multiplier": values["hidden_size"] ** 0.5}
     if not read.is_gguf:
+        more |= {} if values.get("enable_moe_block") else {"num_experts": 0}
         return more | _complete_json(read, values)
+    more["enable_moe_block"] = values.get("num_experts", 0) > 0
     key = "model.layers.{}.self_attn.{}_proj.weight"
     layers = range(values["num_hidden_layers"])
     names = [[key.format(i, part) in read.shapes for part in "kv"] for i in layers]
@@ -105,6 +114,10 @@ def _check(read: Reader, values: dict[str, Any], kinds: tuple[str, ...]) -> None
         found = values["global_head_dim"], values["global_key_value_heads"]
         expected = f"an even number, and a divisor of {heads} heads"
         read.fail("global_head_dim, num_global_key_value_heads", list(found), expected)
+    if values.get("enable_moe_block"):
+        for name, field in _SIZES.items():
+            if not values.get(name):
+                read.fail(field, None, "a number, since enable_moe_block is true")
     if values["input_size"] and values["input_tokens"] < values["vocab_size"]:
         expected = f"at least vocab_size, {values['vocab_size']}"
         read.fail("vocab_size_per_layer_input", values["input_tokens"], expected)
@@ -140,8 +153,14 @@ def layers(config: Any) -> Iterator[Layer]:
                 size=width,
                 activation=config.activation,
             )
-        ffn = mlp(config, i, config.intermediate_size << is_wide)
-        yield block(config, i, mixer, ffn, input=part, scalar=f"{name}layer_scalar")
+        more: dict[str, Any] = dict(input=part, scalar=f"{name}layer_scalar")
+        ffn: Any = mlp(config, i, config.intermediate_size << is_wide)
+        if config.num_experts:  # beside the MLP
+            scale = f"{name}router.per_expert_scale"
+            beside = experts(config, i, norm=f"{name}router.scale", expert_scale=scale)
+            norms = tuple(f"{name}{place}_feedforward_layernorm{which}" for place, which in _BESIDE)
+            ffn, more["ffn_norm"] = replace(beside, shared=ffn, norms=norms), None
+        yield block(config, i, mixer, ffn, **more)
 
 
 def inputs(config: Any) -> LayerInputs | None:
@@ -206,6 +225,13 @@ def _fields(has_inputs: bool) -> tuple[Field, ...]:
         ),
         size("input_tokens", "", 24, "vocab_size_per_layer_input", default=262144),
     )
+    absent: dict[str, Any] = {"default": None, "nullable": True, "gguf_default": 0, "low": 0}
+    experts = (
+        Field("enable_moe_block", "enable_moe_block", kind=bool, default=False),
+        size("num_experts", "expert_count", 12, **absent),
+        size("num_experts_per_tok", "expert_used_count", 12, "top_k_experts", **absent),
+        size("moe_intermediate_size", "expert_feed_forward_length", 22, **absent),
+    )
     return (
         size("head_dim", "attention.key_length_swa", 14, default=256),
         size("global_head_dim", "attention.key_length", 14, default=512),
@@ -223,7 +249,7 @@ def _fields(has_inputs: bool) -> tuple[Field, ...]:
         Field("values_are_keys", "attention_k_eq_v", kind=bool, default=False),
         Field("widens_shared", "use_double_wide_mlp", kind=bool, default=False),
         softcap("logits_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
-        *(inputs if has_inputs else ()),
+        *(inputs + experts if has_inputs else ()),
     )
 
 
@@ -244,7 +270,6 @@ def _family(name: str, kind: str, wrapper: tuple[str, str], has_inputs: bool) ->
             "rope_parameters": _ROPES,
         },
         neutral={
-            "enable_moe_block": (False, "experts beside an MLP are not supported"),
             "use_bidirectional_attention": ("vision", "tokens see those before them alone"),
         },
         activation=("hidden_activation", "gelu_pytorch_tanh"),
@@ -261,7 +286,21 @@ def _family(name: str, kind: str, wrapper: tuple[str, str], has_inputs: bool) ->
         inputs=inputs,
         theta=1e6,
         local_theta=("rope_local_base_freq", 1e4),
+        experts=Experts(
+            block="",
+            router=Router("router.proj"),
+            stack="experts.switch_glu",
+            fused=("experts.gate_up_proj", "experts.down_proj"),
+            # llama.cpp's converter keeps gates and ups together
+            aliases={"experts.gate_up_proj.weight": "experts.gate_up_proj"},
+        ),
         renamed={
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "ffn_gate_up_exps": "experts.gate_up_proj",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
             "inp_gate": "per_layer_input_gate",
             "proj": "per_layer_projection",
             "post_norm": "post_per_layer_input_norm",

@@ -61,7 +61,7 @@ PHI4["rope_scaling"] |= FACTORS
 MODELS["gemma-3-1b-it, scaled as gemma-3-4b-it"] = GEMMA3 | {
     "rope_scaling": {"rope_type": "linear", "factor": 8.0}
 }
-GEMMA4_EXPERTS = MODELS.pop("gemma-4-26B-A4B-it")
+GEMMA4_EXPERTS = MODELS["gemma-4-26B-A4B-it"]
 MODELS["Llama 4 Maverick"] = LLAMA4 | {
     "max_position_embeddings": 1048576,
     "num_local_experts": 128,
@@ -187,7 +187,7 @@ def test_layers_of_gemma_4_are_those_of_transformers(name):
     frequencies, _ = rope.inverse_frequencies(ours)
     np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
     # effective parameters and all, by the model cards
-    billions = {"E2B": 5.1, "E4B": 8.0, "31B": 30.7, "12B": 12}[name.split("-")[2]]
+    billions = {"E2B": 5.1, "E4B": 8.0, "26B": 25.2, "31B": 30.7, "12B": 12}[name.split("-")[2]]
     total = sum(math.prod(shape) for shape in ours.tensor_shapes().values()) / 1e9
     assert total == pytest.approx(billions, rel=0.1)
 
@@ -198,7 +198,11 @@ GEMMA4_TEXT = MODELS["gemma-4-E2B-it"]["text_config"]
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (GEMMA4_EXPERTS, "enable_moe_block is True, expected false, since experts beside an MLP"),
+        (GEMMA4_TEXT | {"enable_moe_block": True}, "num_experts is None, expected a number, since"),
+        (
+            GEMMA4_TEXT | {"enable_moe_block": True, "num_experts": 4},
+            "top_k_experts is None, expected a number, since enable_moe_block is true",
+        ),
         (GEMMA4_TEXT | {"num_kv_shared_layers": 32}, "num_kv_shared_layers is 32, expected fewer"),
         (GEMMA4_TEXT | {"num_kv_shared_layers": 35}, "num_kv_shared_layers is 35, expected fewer"),
         (GEMMA4_TEXT | {"vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input is 9, exp"),

@@ -6,7 +6,7 @@ import transformers
 
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
-from mlx_llama.core.models.families.family import Experts
+from mlx_llama.core.models.families.family import Family
 from mlx_llama.core.models.fields import REQUIRED
 from mlx_llama.core.models.parts import Window
 
@@ -16,6 +16,7 @@ SIZES |= dict(num_attention_heads=4, num_key_value_heads=2)
 NEEDED = {
     "GraniteMoeHybridForCausalLM": dict(layer_types=["full_attention"] * 2, num_local_experts=0),
     "Lfm2MoeForCausalLM": dict(layer_types=["full_attention", "conv"], num_dense_layers=1),
+    "Gemma4ForCausalLM": dict(enable_moe_block=True, top_k_experts=2, moe_intermediate_size=40),
     "ApertusForCausalLM": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)),
 }
 BY_FIRST_NAME = dict(FAMILIES)  # other tests add some that no file has
@@ -34,15 +35,16 @@ def test_every_family_is_found_by_each_of_its_names():
     assert find_gguf({"general.architecture": "llama"}).name == "LlamaForCausalLM"
 
 
-def split_experts(
-    shapes: dict[str, tuple[int, ...]], experts: Experts, mlp: str
-) -> dict[str, tuple[int, ...]]:
+def split_experts(shapes: dict[str, tuple[int, ...]], family: Family) -> dict[str, tuple[int, ...]]:
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
-    tensors, block = {}, experts.block or mlp
+    tensors, block, experts, mlp = {}, family.expert_block, family.experts, family.mlp
     for key, shape in shapes.items():
         layer, _, part = key.replace(".block_sparse_moe.", f".{mlp}.").partition(f"{mlp}.")
+        if not block:  # beside an MLP
+            layer, found, part = key.partition("experts.")
+            part = found + part
         part = experts.aliases.get(f"{mlp}.{part}", part)
-        part = part.removeprefix(f"{mlp}.").removeprefix(f"{block}.")
+        part = part.removeprefix(f"{mlp}.").removeprefix(block)
         if part.startswith("experts."):
             count, *sizes = shape
             if experts.transposes:
@@ -50,7 +52,7 @@ def split_experts(
             kind = "bias" if part.endswith("_bias") else "weight"
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
             tensors |= {
-                f"{layer}{block}.experts.{i}.{module}.{kind}": (
+                f"{layer}{block}experts.{i}.{module}.{kind}": (
                     sizes[0] // len(modules),
                     *sizes[1:],
                 )
@@ -58,7 +60,7 @@ def split_experts(
                 for module in modules
             }
         else:
-            module = f"{block}.{part}"
+            module = f"{block}{part}"
             tensors[f"{layer}{experts.aliases.get(module, module)}" if part else key] = shape
     return tensors
 
@@ -69,8 +71,8 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
     sizes = SIZES | {"vocab_size": 1 << 18, "num_hidden_layers": 2} | NEEDED.get(name, {})
     family = FAMILIES[name]
     if family.experts:
-        count = next(field for field in family.fields if field.name == "num_experts")
-        sizes |= {count.json: 3, "num_experts_per_tok": 2}
+        counts = [field.json for field in family.fields if field.name == "num_experts"]
+        sizes |= {**dict.fromkeys(counts, 3), "num_experts_per_tok": 2}
     theirs = transformers.AutoConfig.for_model(family.model_type, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
@@ -80,7 +82,7 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
         if key != "lm_head.weight" or not theirs.tie_word_embeddings
     }
     if family.experts:
-        wanted = split_experts(wanted, family.experts, family.mlp)
+        wanted = split_experts(wanted, family)
     ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": family.model_type})
     assert ours.stored_shapes() == wanted
     assert ours.max_position_embeddings == theirs.max_position_embeddings
