@@ -17,7 +17,14 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core import ops as plain
-from mlx_llama.core.models.parts import Attention, GatedDelta, Router, ShortConv
+from mlx_llama.core.models.parts import (
+    Attention,
+    GatedDelta,
+    LayerInputs,
+    PerLayerInput,
+    Router,
+    ShortConv,
+)
 from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from . import arrays, kernels
@@ -34,8 +41,6 @@ Adapters = tuple[Tensor, Tensor]
 
 add, scale, last_position = plain.add, plain.scale, plain.last_position
 scale_heads = plain.scale_heads
-layer_inputs = partial(plain.layer_inputs, sys.modules[__name__])
-gate_input = partial(plain.gate_input, arrays)
 gated_linear = partial(plain.gated_linear, sys.modules[__name__])
 add_rms_norm = partial(plain.add_rms_norm, sys.modules[__name__])
 
@@ -73,6 +78,18 @@ def gate_output(x: Tensor, score: Tensor) -> Tensor:
     if by_kernel and x.shape == score.shape:  # not a score for a whole token
         return by_kernel.gate_output(x, score)
     return plain.gate_output(arrays, x, score)
+
+
+def layer_inputs(embedded: Tensor, projected: Tensor, weight: Tensor, spec: LayerInputs) -> Tensor:
+    if by_kernel := kernels.find_kernels(embedded.device).decode:
+        return by_kernel.layer_inputs(embedded, projected, weight, spec)
+    return plain.layer_inputs(sys.modules[__name__], embedded, projected, weight, spec)
+
+
+def gate_input(gate: Tensor, inputs: Tensor, spec: PerLayerInput) -> Tensor:
+    by_kernel = kernels.find_kernels(gate.device).decode
+    apply = by_kernel.gate_input if by_kernel else partial(plain.gate_input, arrays)
+    return apply(gate, inputs, spec)
 
 
 def short_conv(

@@ -80,8 +80,6 @@ def plan_decoding(
     reason = notices[0] if notices else ""
     if rope.length_dependent(config):
         decode, reason = None, reason or "dynamic rope turns by angles that depend on the length"
-    elif config.is_mixed:
-        decode, reason = None, reason or "its kernels know no layers with other heads"
     elif decode:
         try:  # a GPU may have too little shared memory for this model's sizes
             decode.try_heads(config, dtype, device, cache_bits)

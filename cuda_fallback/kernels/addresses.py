@@ -30,8 +30,21 @@ def address(state, index, row, like):
 
 @triton.jit
 def head_address(
-    state, layer, part, head, position, row, like, G, WIDTH: tl.constexpr, FIELD: tl.constexpr
+    state,
+    base,
+    part,
+    head,
+    position,
+    row,
+    like,
+    G,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    FIELD: tl.constexpr,
 ):
-    """The pointer to WIDTH elements of a key head (part 0) or value head (1) at a position."""
-    line = ((2 * layer + part) * G + head) * field(state, ALLOCATED, row) + position
-    return address(state, FIELD, row, like) + line * WIDTH
+    """The pointer to WIDTH elements of a key head (part 0) or value head (1) at a position. base,
+    UNIT: as in storage.Place.
+    """
+    allocated = field(state, ALLOCATED, row)
+    line = (part * G + head) * allocated + position
+    return address(state, FIELD, row, like) + (base * allocated * UNIT + line * WIDTH)

@@ -18,7 +18,7 @@ from mlx_llama.core.models.parts import Window
 from . import packed
 from .addresses import COSINES, NEXT, NUMBERS, POSITION, SCALES, SINES, address, field, head_address
 from .state import new_state, pack_row
-from .storage import LARGEST_SCALE, Storage, stored_dtype
+from .storage import LARGEST_SCALE, Place, Storage, key_places, key_shapes, stored_dtype
 
 _LARGEST_SCALE, _GROUP = tl.constexpr(LARGEST_SCALE), tl.constexpr(CACHE_GROUP)
 PIECES = 64  # minimum number of programs for the positions of a key head
@@ -27,13 +27,15 @@ PROGRAMS = 256
 _JOINED = 32  # pieces that `_join` sums per iteration
 _LOG2_E = math.log2(math.e)
 _LOG2_OF_E = tl.constexpr(_LOG2_E)
+_BASES = ["base", "scale_base"]  # not specialised: layers of a shape share machine code
 TILE = 16384  # bytes of keys per iteration of `_attend`; shared memory holds a few tiles in flight
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=_BASES)
 def _store_rotated(
     state,
-    layer,
+    base,
+    scale_base,
     heads,
     query,
     table,
@@ -41,6 +43,8 @@ def _store_rotated(
     scales,
     H,
     G,
+    UNIT: tl.constexpr,
+    SCALE_UNIT: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -82,7 +86,7 @@ def _store_rotated(
     else:
         part, g = (h - H) // G, (h - H) % G
         if scales is None:
-            target = head_address(state, layer, part, g, position, row, codes, G, D, NUMBERS)
+            target = head_address(state, base, part, g, position, row, codes, G, D, UNIT, NUMBERS)
             tl.store(target + d, first, mask=inside)
             tl.store(target + HALF + d, second, mask=inside)
             if D > 2 * HALF:
@@ -112,9 +116,11 @@ def _store_rotated(
             # rounds to even: 1.5 * 2**23 has no fraction
             code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)
             code = tl.minimum(tl.maximum(code, -127), 127)
-            target = head_address(state, layer, part, g, position, row, codes, G, D, NUMBERS)
+            target = head_address(state, base, part, g, position, row, codes, G, D, UNIT, NUMBERS)
             tl.store(target + at, code.to(tl.int8), mask=within)
-            target = head_address(state, layer, part, g, position, row, scales, G, GROUPS, SCALES)
+            target = head_address(
+                state, scale_base, part, g, position, row, scales, G, GROUPS, SCALE_UNIT, SCALES
+            )
             tl.store(target + group, scale, mask=group < GROUPS)
 
 
@@ -144,10 +150,10 @@ def _weigh(score, seen, top, factor, cap):
     return higher, tl.exp2((top - higher) * factor)[:, None], weight
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=_BASES)
 def _attend(
     state,
-    layer,
+    base,
     query,
     stored,
     sums,
@@ -157,6 +163,7 @@ def _attend(
     window,
     cap,
     G,
+    UNIT: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
@@ -175,8 +182,8 @@ def _attend(
     start = first + piece * share
     if start < end:
         count = tl.minimum(share, end - start)
-        keys = head_address(state, layer, 0, g, start, row, stored, G, D, NUMBERS)
-        values = head_address(state, layer, 1, g, start, row, stored, G, D, NUMBERS)
+        keys = head_address(state, base, 0, g, start, row, stored, G, D, UNIT, NUMBERS)
+        values = head_address(state, base, 1, g, start, row, stored, G, D, UNIT, NUMBERS)
         r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
         head = (row * G + g) * R + r
         there = (r < R)[:, None] & (d < D)[None, :]
@@ -249,10 +256,11 @@ def _load_codes(
     return n0, n1, n2, n3
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=_BASES)
 def _attend_codes(
     state,
-    layer,
+    base,
+    scale_base,
     query,
     codes,
     scales,
@@ -263,6 +271,8 @@ def _attend_codes(
     window,
     cap,
     G,
+    UNIT: tl.constexpr,
+    SCALE_UNIT: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
@@ -284,10 +294,14 @@ def _attend_codes(
         WIDTH: tl.constexpr = BLOCKS * _GROUP // 4
         GROUPS: tl.constexpr = (D + _GROUP - 1) // _GROUP
         words = tl.pointer_type(tl.int32)
-        keys = head_address(state, layer, 0, g, start, row, codes, G, D, NUMBERS).to(words)
-        values = head_address(state, layer, 1, g, start, row, codes, G, D, NUMBERS).to(words)
-        key_scales = head_address(state, layer, 0, g, start, row, scales, G, GROUPS, SCALES)
-        value_scales = head_address(state, layer, 1, g, start, row, scales, G, GROUPS, SCALES)
+        keys = head_address(state, base, 0, g, start, row, codes, G, D, UNIT, NUMBERS).to(words)
+        values = head_address(state, base, 1, g, start, row, codes, G, D, UNIT, NUMBERS).to(words)
+        key_scales = head_address(
+            state, scale_base, 0, g, start, row, scales, G, GROUPS, SCALE_UNIT, SCALES
+        )
+        value_scales = head_address(
+            state, scale_base, 1, g, start, row, scales, G, GROUPS, SCALE_UNIT, SCALES
+        )
         r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
         head = (row * G + g) * R + r
         there = (r < R)[:, None] & (d < D // 4)[None, :]
@@ -374,22 +388,36 @@ def _join(
     tl.store(out + h * D + d, (mixed / total).to(out.dtype.element_ty), mask=d < D)
 
 
-@triton.jit(do_not_specialize=["layer"])
-def _read_keys(state, layer, codes, scales, out, G, D: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=_BASES)
+def _read_keys(
+    state,
+    base,
+    scale_base,
+    codes,
+    scales,
+    out,
+    G,
+    UNIT: tl.constexpr,
+    SCALE_UNIT: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     g, row, d = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
     position = field(state, POSITION, row)
-    line = head_address(state, layer, 0, g, position, row, codes, G, D, NUMBERS)
+    line = head_address(state, base, 0, g, position, row, codes, G, D, UNIT, NUMBERS)
     key = tl.load(line + d, mask=d < D, other=0)
     if scales is not None:
         GROUPS: tl.constexpr = (D + _GROUP - 1) // _GROUP
-        line = head_address(state, layer, 0, g, position, row, scales, G, GROUPS, SCALES)
+        line = head_address(
+            state, scale_base, 0, g, position, row, scales, G, GROUPS, SCALE_UNIT, SCALES
+        )
         key = key.to(tl.float32) * tl.load(line + d // _GROUP, mask=d < D, other=0).to(tl.float32)
     tl.store(out + (row * G + g) * D + d, key.to(out.dtype.element_ty), mask=d < D)
 
 
 def store_rotated(
     state: Tensor,
-    layer: int,
+    place: Place,
     heads: Tensor,
     H: int,
     G: int,
@@ -403,9 +431,10 @@ def store_rotated(
 ) -> Tensor:
     """Rotate queries and keys by position, and store keys and values. Returns queries [B, H, 1, D].
 
-    heads: [B, .., (H + 2 G) D]: queries, keys, values of a position; rotates: False to store keys
-    unrotated; bits: of the cache, as in stored_dtype; half: pairs to rotate, None for D / 2, by the
-    angles from `offset` (queries: `query_offset`) on of tables' rows of `stride` angles (`half`).
+    heads: [B, .., (H + 2 G) D]: queries, keys, values of a position, a G of 0 to store none;
+    rotates: False to store keys unrotated; bits: of the cache, as in stored_dtype; half: pairs to
+    rotate, None for D / 2, by the angles from `offset` (queries: `query_offset`) on of tables' rows
+    of `stride` angles (`half`).
     """
     B, half = len(heads), half or D // 2
     query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)
@@ -417,7 +446,8 @@ def store_rotated(
         _store_rotated,
         (H + 2 * G, B),
         state,
-        layer,
+        place.base,
+        place.scale_base,
         heads.contiguous(),
         query,
         table,
@@ -425,6 +455,8 @@ def store_rotated(
         scales,
         H,
         G,
+        place.unit,
+        place.scale_unit,
         D,
         half,
         stride or half,
@@ -447,7 +479,7 @@ def _stored(like: Tensor, bits: int | None) -> tuple[Tensor, Tensor | None]:
 
 def attend(
     state: Tensor,
-    layer: int,
+    place: Place,
     query: Tensor,
     G: int,
     window: Window | None,
@@ -477,14 +509,19 @@ def attend(
     rows = max(16, triton.next_power_of_2(H // G))  # tl.dot's minimum
     block = max(16, triton.next_power_of_2(D))
     grid, shared = (G, pieces, B), H // G
+    # Wide heads take the registers of more threads and, in float32, more shared memory.
+    options = dict(num_warps=8) if block > 256 else {}
+    if block > 256 and query.dtype == torch.float32:
+        options["num_stages"] = 2
     if scales is None:
         # Keys that are widened to float32 stay in registers, which leaves none for others to come.
-        options = dict(num_stages=1) if stored.itemsize < query.itemsize else {}
+        if stored.itemsize < query.itemsize:
+            options["num_stages"] = 1
         packed.run(
             _attend,
             grid,
             state,
-            layer,
+            place.base,
             query,
             stored,
             sums,
@@ -494,6 +531,7 @@ def attend(
             width,
             cap,
             G,
+            place.unit,
             shared,
             D,
             rows,
@@ -509,7 +547,8 @@ def attend(
             _attend_codes,
             grid,
             state,
-            layer,
+            place.base,
+            place.scale_base,
             query,
             stored,
             scales,
@@ -520,12 +559,15 @@ def attend(
             width,
             cap,
             G,
+            place.unit,
+            place.scale_unit,
             shared,
             D,
             rows,
             blocks,
             pieces,
             keys,
+            **options,
         )
     joined = min(pieces, _JOINED)
     packed.run(
@@ -549,12 +591,14 @@ def attend(
 
 
 def read_keys(
-    state: Tensor, layer: int, B: int, G: int, D: int, dtype: torch.dtype, bits: int | None = None
+    state: Tensor, place: Place, B: int, G: int, D: int, dtype: torch.dtype, bits: int | None = None
 ) -> Tensor:
     """A layer's stored keys at the rows' positions: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
     (stored, scales), block = _stored(out, bits), triton.next_power_of_2(D)
-    packed.run(_read_keys, (G, B), state, layer, stored, scales, out, G, D, block, num_warps=1)
+    bases, units = (place.base, place.scale_base), (place.unit, place.scale_unit)
+    arguments = state, *bases, stored, scales, out, G, *units, D, block
+    packed.run(_read_keys, (G, B), *arguments, num_warps=1)
     return out
 
 
@@ -562,9 +606,10 @@ def try_heads(
     config: LlamaConfig, dtype: torch.dtype, device: torch.device, bits: int | None = None
 ) -> None:
     """Compile and launch `attend` for a model's heads and cache. Raises Triton's errors."""
-    H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    storage = Storage.allocate(config, 1, dtype, bits, device)
-    state, table = new_state(), torch.zeros((1, D), device=device)
-    pack_row(state, 0, 0, storage, (table, table))
-    query = torch.zeros((1, H, 1, D), dtype=dtype, device=device)
-    attend(torch.from_numpy(state).to(device), 0, query, G, None, 1.0, bits)
+    host, table = new_state(), torch.zeros((1, 1), device=device)
+    pack_row(host, 0, 0, Storage.allocate(config, 1, dtype, bits, device), (table, table))
+    state, places = torch.from_numpy(host).to(device), key_places(key_shapes(config))
+    for kind in config.kinds:
+        shape = 1, config.num_attention_heads, 1, kind.head_dim
+        query = torch.zeros(shape, dtype=dtype, device=device)
+        attend(state, places[kind.slots[0]], query, kind.heads, None, 1.0, bits)

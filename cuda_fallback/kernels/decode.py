@@ -13,6 +13,7 @@ function with torch's operations:
     read_keys      View.new_keys                    adapt                      ops.adapt
     xielu          ops.xielu                        gate_output                ops.gate_output
     short_conv     ops.short_conv                   gated_delta                ops.gated_delta
+    layer_inputs   ops.layer_inputs                 gate_input                 ops.gate_input
 
 Sums are float32, in an order that depends on the sizes and the row's position alone: bit-identical
 in every run, whatever else is in the batch, at every capacity of the cache.
@@ -26,7 +27,16 @@ import torch
 
 from .. import arrays
 from .attention import attend, read_keys, store_rotated, try_heads  # noqa: F401
-from .elements import add_rms_norm, gate, gate_output, norm_heads, rotate, xielu  # noqa: F401
+from .elements import (  # noqa: F401
+    add_rms_norm,
+    gate,
+    gate_input,
+    gate_output,
+    layer_inputs,
+    norm_heads,
+    rotate,
+    xielu,
+)
 from .products import adapt, combine, experts, multiply, multiply_chosen, multiply_gated  # noqa: F401
 from .recurrent import gated_delta, short_conv  # noqa: F401
 from .tokens import add_noise, advance, note, recent  # noqa: F401

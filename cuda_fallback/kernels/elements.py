@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlx_llama.core.models.parts import LayerInputs, PerLayerInput
+
 from . import packed
 from .packed import gated
 
@@ -31,21 +33,31 @@ def _add_rms_norm(x, delta, weight, total, normed, eps, E: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _norm_heads(
-    heads, query_weight, key_weight, out, eps, H, G, D: tl.constexpr, BLOCK: tl.constexpr
+    heads,
+    query_weight,
+    key_weight,
+    out,
+    eps,
+    H,
+    G,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
 ):
-    """Normalise a head of queries or keys, or copy a head of values."""
+    """Normalise a head of queries or keys; a head of values without weights, or copy it."""
     h = tl.program_id(0)
     at = tl.program_id(1).to(tl.int64) * (H + 2 * G) * D + h * D
     d = tl.arange(0, BLOCK)
     inside = d < D
     value = tl.load(heads + at + d, mask=inside, other=0)
-    if h < H + G:
+    if NORMS_VALUES or h < H + G:
         weight = query_weight
-        if h >= H:
-            weight = key_weight
+        if key_weight is not None:
+            if h >= H:
+                weight = key_weight
         wide = value.to(tl.float32)
         scale = 1 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / D + eps)
-        by = tl.load(weight + d, mask=inside, other=0).to(tl.float32)
+        by = tl.load(weight + d, mask=inside & (h < H + G), other=1).to(tl.float32)
         value = (wide * scale * by).to(value.dtype)
     tl.store(out + at + d, value, mask=inside)
 
@@ -98,6 +110,33 @@ def _gate_output(x, gate, out, N, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _layer_inputs(
+    embedded, projected, weight, out, shrink, factor, eps, P: tl.constexpr, BLOCK: tl.constexpr
+):
+    p = tl.arange(0, BLOCK)
+    inside = p < P
+    at = tl.program_id(0).to(tl.int64) * P + p
+    value = tl.load(projected + at, mask=inside, other=0).to(tl.float32) * shrink
+    scale = 1 / tl.sqrt_rn(tl.sum(value * value, axis=0) / P + eps)
+    by = tl.load(weight + p, mask=inside, other=0).to(tl.float32)
+    other = tl.load(embedded + at, mask=inside, other=0).to(tl.float32) * factor
+    value = (value * scale * by + other) * 0.7071067811865476
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["index"])
+def _gate_input(
+    gate, inputs, out, index, layers, P: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr
+):
+    row, p = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    score = tl.load(gate + row * P + p, mask=p < P, other=0).to(tl.float32)
+    place = (row * layers + index) * P
+    value = tl.load(inputs + place + p, mask=p < P, other=0).to(tl.float32)
+    value = gated(score, value, ACTIVATION)
+    tl.store(out + row * P + p, value.to(out.dtype.element_ty), mask=p < P)
+
+
+@triton.jit
 def _xielu(x, out, positive, negative, beta, eps, N, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < N, other=0).to(tl.float32)
@@ -125,9 +164,18 @@ def add_rms_norm(
 
 
 def norm_heads(
-    heads: Tensor, query_weight: Tensor, key_weight: Tensor, H: int, G: int, D: int, eps: float
+    heads: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor | None,
+    H: int,
+    G: int,
+    D: int,
+    eps: float,
+    norms_values: bool = False,
 ) -> Tensor:
-    """RMS norm of each head of queries and keys. heads: [..., (H + 2 G) D]; weights: [D]."""
+    """RMS norm of each head of queries and keys; norms_values: of values, too, without weights.
+    heads: [..., (H + 2 G) D]; weights: [D], that of the keys None for a G of 0.
+    """
     heads = heads.contiguous()
     out, block = torch.empty_like(heads), triton.next_power_of_2(D)
     grid, warps = (H + 2 * G, heads.numel() // heads.shape[-1]), max(1, block // 512)
@@ -143,6 +191,7 @@ def norm_heads(
         G,
         D,
         block,
+        norms_values,
         num_warps=warps,
     )
     return out
@@ -191,6 +240,26 @@ def gate_output(x: Tensor, gate: Tensor) -> Tensor:
     x, gate = x.contiguous(), gate.contiguous()
     out, grid = torch.empty_like(x), (triton.cdiv(x.numel(), _BLOCK),)
     packed.run(_gate_output, grid, x, gate, out, x.numel(), _BLOCK)
+    return out
+
+
+def layer_inputs(embedded: Tensor, projected: Tensor, weight: Tensor, spec: LayerInputs) -> Tensor:
+    """As in core.ops, rounded once."""
+    embedded, projected = embedded.contiguous(), projected.contiguous()
+    out, P = torch.empty_like(projected), spec.size
+    block, factors = triton.next_power_of_2(P), (spec.hidden**-0.5, P**0.5)
+    arguments = embedded, projected, weight, out, *factors, spec.eps, P, block
+    packed.run(_layer_inputs, (out.numel() // P,), *arguments, num_warps=max(1, block // 512))
+    return out
+
+
+def gate_input(gate: Tensor, inputs: Tensor, spec: PerLayerInput) -> Tensor:
+    """As in core.ops, rounded once."""
+    gate, inputs = gate.contiguous(), inputs[:, -gate.shape[1] :].contiguous()
+    out, P = torch.empty_like(gate), spec.size
+    block, layers = triton.next_power_of_2(P), inputs.shape[-1] // P
+    arguments = gate, inputs, out, spec.index, layers, P, block, spec.activation
+    packed.run(_gate_input, (out.numel() // P,), *arguments, num_warps=max(1, block // 512))
     return out
 
 

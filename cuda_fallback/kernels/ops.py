@@ -17,7 +17,7 @@ from ..ops import Adapters, Matrices
 from . import decode
 from .state import StateView
 
-layer_inputs, gate_input = plain.layer_inputs, plain.gate_input
+layer_inputs, gate_input = decode.layer_inputs, decode.gate_input
 embed, add, scale, softcap = plain.embed, plain.add, plain.scale, plain.softcap
 last_position, scale_heads, split_heads = plain.last_position, plain.scale_heads, plain.split_heads
 add_rms_norm, gate, xielu = decode.add_rms_norm, decode.gate, decode.xielu
@@ -63,10 +63,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return add_rms_norm(x, None, weight, eps)[1]
 
 
-def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: Attention) -> Tensor:
-    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
+def norm_heads(
+    heads: Tensor, query_weight: Tensor, key_weight: Tensor | None, spec: Attention
+) -> Tensor:
+    H, G, D = spec.heads, spec.new_heads, spec.head_dim
     if len(query_weight) == D:
-        return decode.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
+        norms_values = spec.norms_values
+        return decode.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps, norms_values)
     query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
     query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
     return torch.cat([query, key, value], dim=-1)
@@ -75,10 +78,10 @@ def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, spec: At
 def rope_and_store(heads: Tensor, view: StateView, spec: Attention) -> Tensor:
     return decode.store_rotated(
         view.state,
-        spec.slot,
+        view.key_places[spec.slot],
         heads,
         spec.heads,
-        spec.key_value_heads,
+        spec.new_heads,
         spec.head_dim,
         spec.rotates,
         view.bits,
@@ -92,7 +95,7 @@ def rope_and_store(heads: Tensor, view: StateView, spec: Attention) -> Tensor:
 def attend(query: Tensor, view: StateView, spec: Attention, sinks: Tensor | None = None) -> Tensor:
     return decode.attend(
         view.state,
-        spec.slot,
+        view.key_places[spec.slot],
         query,
         spec.key_value_heads,
         spec.window,

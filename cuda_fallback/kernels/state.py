@@ -18,7 +18,7 @@ from mlx_llama.core.sample import SamplingFeatures, arrange
 
 from .. import runtime
 from ..arrays import SamplingBatch, pack, unpack
-from .storage import Storage, state_places
+from .storage import Storage, key_places, key_shapes, state_places
 
 MAX_ROWS = 32  # in one step
 
@@ -103,6 +103,7 @@ class StateView(View):
         self.state = torch.zeros(size, dtype=torch.int64, device=device)
         self.table_width = config.table_width  # cosines for a position
         self.places = state_places(config)
+        self.key_places = key_places(key_shapes(config))
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
         self.values = unpack(layout, self.state[WORDS:, :rows])  # options of sampling
@@ -155,7 +156,8 @@ class StateView(View):
 
     def new_keys(self, spec: Attention) -> Tensor:
         G, D = spec.key_value_heads, spec.head_dim
-        return self.kernels.read_keys(self.state, spec.slot, self.rows, G, D, self.dtype, self.bits)
+        place = self.key_places[spec.slot]
+        return self.kernels.read_keys(self.state, place, self.rows, G, D, self.dtype, self.bits)
 
 
 def _upload(values: np.ndarray, into: Tensor) -> None:

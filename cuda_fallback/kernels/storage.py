@@ -5,9 +5,11 @@ states where kernels change them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +43,7 @@ class Storage:
         device: torch.device,
     ) -> Storage:
         """Zeros. dtype: of the activations; bits: as in stored_dtype."""
-        shapes = tuple((mixer.key_value_heads, mixer.head_dim) for mixer in config.attentions)
+        shapes = key_shapes(config)
         scales, zeros = None, partial(torch.zeros, device=device)
         count = 2 * allocated * sum(heads * size for heads, size in shapes)
         numbers = zeros(count, dtype=stored_dtype(dtype, bits))
@@ -98,6 +100,33 @@ class Storage:
         if self.scales is None:
             return numbers.to(dtype)
         return dequantize(numbers, self.layer_scales[layer][part, :, start:end], dtype)
+
+
+class Place(NamedTuple):
+    """Where a layer's keys and values begin in a row's storage: at `base` times `unit` numbers, and
+    `scale_base` times `scale_unit` scales, for each allocated position. The units divide the widths
+    of all layers, so that kernels know how addresses are aligned.
+    """
+
+    base: int
+    unit: int
+    scale_base: int
+    scale_unit: int
+
+
+def key_shapes(config: LlamaConfig) -> tuple[tuple[int, int], ...]:
+    """(G, D) by slot."""
+    return tuple((mixer.key_value_heads, mixer.head_dim) for mixer in config.attentions)
+
+
+def key_places(shapes: Sequence[tuple[int, int]]) -> list[Place]:
+    """By slot. shapes: (G, D) of each."""
+    sides = []
+    for widths in zip(*((size, count_groups(size)) for _, size in shapes)):
+        unit = math.gcd(*widths)
+        counts = (2 * heads * width // unit for (heads, _), width in zip(shapes, widths))
+        sides.append([(start, unit) for start in accumulate(counts, initial=0)])
+    return [Place(*numbers, *scales) for _, numbers, scales in zip(shapes, *sides)]
 
 
 def count_groups(head_dim: int) -> int:

@@ -72,6 +72,7 @@ def _errors(dtype: Any) -> dict[str, float]:
     import torch.nn.functional as F
 
     from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.storage import key_places
     from mlx_llama.core.models.parts import Window
 
     def silu_gated(both: Any) -> Any:
@@ -101,6 +102,7 @@ def _errors(dtype: Any) -> dict[str, float]:
     both = _normal((5, 2 * 14336), dtype)
     errors["gate"] = _error(decode.gate(both, "silu"), silu_gated(both))
     H, G, D = HEADS
+    (place,) = key_places([(G, D)])
     heads, query_weight, key_weight = (
         _normal(shape, dtype) for shape in ((1, (H + 2 * G) * D), (D,), (D,))
     )
@@ -127,7 +129,7 @@ def _errors(dtype: Any) -> dict[str, float]:
             storage, state = _row(_normal((1, 2, G, ROOM, D), dtype), position, (cosines, sines))
             keys, values = storage.numbers[0]
             heads = _normal((1, (H + 2 * G) * D), dtype)
-            query = decode.store_rotated(state, 0, heads, H, G, D)
+            query = decode.store_rotated(state, place, heads, H, G, D)
             split = heads.view(H + 2 * G, 1, D)
             right = turned(split[: H + G], position)[:, 0]
             stored = torch.cat([query[0, :, 0], keys[:, position], values[:, position]])
@@ -142,7 +144,7 @@ def _errors(dtype: Any) -> dict[str, float]:
             shares = torch.softmax((seen[0] @ query.double()[0].mT)[..., 0] * D**-0.5, dim=-1)
             right = (shares[:, None] @ seen[1]).reshape(1, 1, -1)
             errors[f"attention {position} {window}"] = _error(
-                decode.attend(state, 0, query, G, window and Window(window), D**-0.5), right
+                decode.attend(state, place, query, G, window and Window(window), D**-0.5), right
             )
     return errors | _recurrent_errors(dtype)
 
@@ -309,6 +311,7 @@ def rates() -> dict[str, dict[str, float]]:
     import torch.nn.functional as F
 
     from cuda_fallback.kernels import decode, find_kernels
+    from cuda_fallback.kernels.storage import key_places
     from cuda_fallback.quantized import QuantizedMatrix
 
     speeds: dict[str, dict[str, float]] = {}
@@ -344,12 +347,13 @@ def rates() -> dict[str, dict[str, float]]:
             _normal((1, 2, G, LENGTH, D), torch.bfloat16)
             for _ in range(APART // (4 * G * LENGTH * D) + 2)
         ]
-        table = torch.zeros((1, D // 2), device=DEVICE)
+        table, (place,) = torch.zeros((1, D // 2), device=DEVICE), key_places([(G, D)])
         states = [_row(numbers, LENGTH - 1, (table, table))[1] for numbers in caches]
         query = _normal((1, H, 1, D), torch.bfloat16)
         nbytes = 4 * G * LENGTH * D
         ours = [
-            lambda state=state: decode.attend(state, 0, query, G, None, D**-0.5) for state in states
+            lambda state=state: decode.attend(state, place, query, G, None, D**-0.5)
+            for state in states
         ]
         torchs = [
             lambda kv=kv: F.scaled_dot_product_attention(query, kv[:, 0], kv[:, 1], enable_gqa=True)

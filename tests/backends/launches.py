@@ -28,6 +28,7 @@ from making_gguf import LOW_BIT_MODEL, make_gguf
 from cuda_fallback import kernels
 from cuda_fallback.kernels.cuda_graph import Step
 from cuda_fallback.kernels.state import MAX_ROWS, StateView
+from cuda_fallback.kernels.storage import key_places
 from cuda_fallback.model import Llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
@@ -115,6 +116,7 @@ MODELS = {  # fields of a config.json
     ),
     "windows and softcaps": dict(dtype="bfloat16"),
     "recurrent": {},  # as make_hybrid makes it
+    "heads of two sizes": {},  # as make_gemma4 makes it
     "8 bits": dict(dtype="bfloat16", architectures=["Qwen3ForCausalLM"], head_dim=128),
 }
 FAMILY = dict(
@@ -134,12 +136,15 @@ GEMMA = dict(
 
 def load(name: str):
     """One of MODELS on the meta device."""
+    from cases.gemma4 import make_gemma4
     from cases.recurrent import make_hybrid
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if name == "recurrent":
             checkpoint = make_hybrid("bfloat16")
+        elif name == "heads of two sizes":
+            checkpoint = make_gemma4("bfloat16")
         elif name == "low-bit":
             make_gguf(folder / "m.gguf", **MODELS[name])
             checkpoint = open_checkpoint(folder / "m.gguf")
@@ -179,7 +184,10 @@ def extra_launches() -> None:
 
     from cuda_fallback.kernels import decode, packed
 
-    state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
+    state, (place,) = (
+        torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META),
+        key_places([(2, 64)]),
+    )
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
 
         def made(*shape: int, dtype=dtype) -> torch.Tensor:
@@ -198,9 +206,9 @@ def extra_launches() -> None:
         x = made(2, 3, 256 + 4 * 32 + 8)
         decode.gated_delta(state, (0, 768, 4864), x, delta(2, 4, 32, 32), weights)
         for bits in (None, 8, 16):
-            decode.read_keys(state, 0, 2, 2, 64, dtype, bits)
-            query = decode.store_rotated(state, 0, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)
-            decode.attend(state, 0, query, 2, Window(100), 0.1, bits, 30.0)
+            decode.read_keys(state, place, 2, 2, 64, dtype, bits)
+            query = decode.store_rotated(state, place, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)
+            decode.attend(state, place, query, 2, Window(100), 0.1, bits, 30.0)
     decode.note(state, 2)
     packed.multiply(
         low_bit("Q4_0", 16, 32768), torch.empty((1, 32768), dtype=torch.float16, device=META)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from cases.watch import Watch, torch
 
-from backends.launches import build_step, load, recorded
+from backends.launches import MODELS, build_step, load, recorded
 from backends.triton_process import compile_call  # noqa: F401
 from mlx_llama.core.sample import SamplingFeatures
 
@@ -58,9 +58,8 @@ def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
     return watch.operations, dict(watch.faults), len(launches)
 
 
-@pytest.mark.parametrize(
-    "name", ["dense", "low-bit", "experts", "sinks", "windows and softcaps", "recurrent", "8 bits"]
-)
+@pytest.mark.slow_for("heads of two sizes")
+@pytest.mark.parametrize("name", MODELS)
 def test_a_step_can_be_captured(name, compile_call):
     operations, faults, launches = compile_call(check, name)
     assert not faults and operations > 500 and launches > 42 * 8

@@ -55,7 +55,7 @@ from cuda_fallback.kernels.state import (
     new_state,
     pack_row,
 )
-from cuda_fallback.kernels.storage import Storage, quantize
+from cuda_fallback.kernels.storage import Storage, key_places, quantize
 
 SAMPLING = {
     "greedy": dict(temperature=0),
@@ -189,7 +189,7 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
     """
     from cuda_fallback.kernels import decode
 
-    room, errors = 320, []
+    room, errors, place = 320, [], key_places(((G, D),) * 2)[1]
     tables = cosines, sines = tuple(made(2, room, D // 2))
     heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
     if bits:
@@ -209,10 +209,10 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
         ]
         state = device_state(*((position, row, tables) for position, row in zip(positions, rows)))
         before = [row.numbers.clone() for row in rows]
-        queries = decode.store_rotated(state, 1, heads, H, G, D, bits=bits)
-        outs = decode.attend(state, 1, queries, G, window, D**-0.5, bits)
+        queries = decode.store_rotated(state, place, heads, H, G, D, bits=bits)
+        outs = decode.attend(state, place, queries, G, window, D**-0.5, bits)
         assert outs.shape == (2, 1, H * D)
-        keys = decode.read_keys(state, 1, 2, G, D, dtype, bits)
+        keys = decode.read_keys(state, place, 2, G, D, dtype, bits)
         for i, (position, row) in enumerate(zip(positions, rows)):
             split, query, here = splits[i], queries[i], slice(position, position + 1)
             with computing(by_kernels=False):
@@ -242,7 +242,7 @@ def attended(dtype, H: int, G: int, D: int, bits: int | None) -> list[tuple[str,
             wanted = ops.attention(query.double()[None], *seen, D**-0.5)
             name = f"attention {position} {window}"
             errors.append((name, worst(outs[i].view(1, H, 1, D), wanted)))
-        as_it_is = decode.store_rotated(state, 1, heads, H, G, D, rotates=False, bits=bits)
+        as_it_is = decode.store_rotated(state, place, heads, H, G, D, rotates=False, bits=bits)
         for split, query, row, position in zip(splits, as_it_is, rows, positions):
             assert torch.equal(query, split[:H])
             key = row.read(1, 0, position, position + 1, dtype)
@@ -842,7 +842,7 @@ def compiled(dtype, capability: int) -> list[tuple[str, int, bool, bool]]:
     def made(*shape: int, dtype=dtype):
         return torch.empty(shape, dtype=dtype, device=META)
 
-    state = made(16, MAX_ROWS, dtype=torch.int64)
+    state, (place,) = made(16, MAX_ROWS, dtype=torch.int64), key_places([(1, 128)])
     with recorded() as launches:
         decode.add_rms_norm(made(1, 1, 4096), made(1, 1, 4096), made(4096), 1e-5)
         decode.norm_heads(made(1, 1, 6 * 128), made(128), made(128), 4, 1, 128, 1e-5)
@@ -854,8 +854,8 @@ def compiled(dtype, capability: int) -> list[tuple[str, int, bool, bool]]:
         decode.multiply_chosen(made(1, 4096), made(4, 4096, 4096), chosen)
         decode.rotate(made(1, 8, 3, 128), *(made(3, 64, dtype=torch.float32) for _ in range(2)))
         for bits, rotates in ((None, True), (None, False), (8, True)):
-            decode.store_rotated(state, 0, made(1, 1, 6 * 128), 4, 1, 128, rotates, bits)
-            decode.read_keys(state, 0, 1, 1, 128, dtype, bits)
+            decode.store_rotated(state, place, made(1, 1, 6 * 128), 4, 1, 128, rotates, bits)
+            decode.read_keys(state, place, 1, 1, 128, dtype, bits)
         decode.gate(made(1, 1, 28672), "silu")
         decode.xielu(made(1, 1, 14336), 0.8, 0.7, 0.5, -1e-6)
         decode.recent(state, 1, 20)

@@ -18,7 +18,7 @@ from backends.conftest import EVERYTHING
 from mlx_llama.core.backends.positions import Span
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
-from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.options import LoadOptions, resolve
 from mlx_llama.core.sample import SamplingFeatures
@@ -26,6 +26,7 @@ from mlx_llama.core.sample import SamplingFeatures
 torch = pytest.importorskip("torch")
 
 from cases.captured import loaded
+from cases.gemma4 import make_gemma4
 
 from backends.triton_process import (
     DEVICE,
@@ -100,12 +101,14 @@ def test_options_for_another_number_of_rows_are_refused(toy):
 
 
 @functools.cache
-def kernel_checkpoint(name: str) -> Path:
+def kernel_checkpoint(name: str) -> Path | Checkpoint:
     home, small = Path(tempfile.mkdtemp()), dict(vocab_size=67, num_key_value_heads=1)
     small |= dict(hidden_size=36, intermediate_size=50, max_position_embeddings=512)
     if name == "low-bit":
         make_gguf(home / "m.gguf", max_position_embeddings=512, **LOW_BIT_MODEL)
         return home / "m.gguf"
+    if name == "gemma4":
+        return make_gemma4()
     if name == "sliding":
         small |= dict(architectures=["MistralForCausalLM"], sliding_window=11, num_hidden_layers=1)
         small |= dict(num_attention_heads=2, head_dim=12)
@@ -176,7 +179,7 @@ def check_batch(name: str, joins: list[int], order: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["odd", "low-bit"])
+@pytest.mark.parametrize("name", ["odd", "low-bit", "gemma4"])
 def test_logits_have_the_same_bits_in_any_batch(name, call):
     assert call(check_batch, name, [0, 1, 0, 2, 0], 1) == COUNT * 5
 
@@ -225,7 +228,7 @@ def test_dense_products_have_the_same_bits_in_any_batch(dtype, error, call):
 # Prompts by the kernels of decoded tokens
 
 TEXT = np.random.default_rng(5).integers(3, 60, 20).tolist()
-BATCH_INVARIANT = [("low-bit", None), ("sliding", 8)]
+BATCH_INVARIANT = [("low-bit", None), ("sliding", 8), ("gemma4", 8)]
 
 
 @functools.cache
@@ -351,8 +354,9 @@ def steps_over_prompts(name: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tokens(call):
-    facts = call(steps_over_prompts, "odd")
+@pytest.mark.parametrize("name", ["odd", "gemma4"])
+def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tokens(name, call):
+    facts = call(steps_over_prompts, name)
     assert facts["together"] == facts["alone"] and facts["verified"] == facts["stepped"]
     assert len(facts["stepped"]) == 10
 

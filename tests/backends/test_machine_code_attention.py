@@ -20,6 +20,7 @@ from backends.launches import (
 )
 from backends.triton_process import compile_call  # noqa: F401
 from cuda_fallback.kernels.state import MAX_ROWS
+from cuda_fallback.kernels.storage import key_places
 
 SHARED = 101376  # bytes that the smallest GPUs of 8.0 and newer give a program
 
@@ -32,7 +33,7 @@ def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int)
         query = torch.empty((2, 8, 1, D), dtype=getattr(torch, dtype), device=META)
         decode.attend(
             torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META),
-            3,
+            key_places([(2, D)])[0],
             query,
             2,
             None,
@@ -104,7 +105,7 @@ def programs_of_a_row(G: int) -> int:
     with recorded() as launches:
         state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
         query = torch.empty((1, 8, 1, 64), dtype=torch.float16, device=META)
-        decode.attend(state, 0, query, G, None, 0.1)
+        decode.attend(state, key_places([(G, 64)])[0], query, G, None, 0.1)
     return math.prod(launches[0].grid)
 
 
@@ -118,7 +119,8 @@ def store_narrow() -> str:
 
     with recorded() as launches:
         state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
-        decode.store_rotated(state, 0, torch.empty((1, 1, 12 * 64), device=META), 8, 2, 64, bits=16)
+        heads, (place,) = torch.empty((1, 1, 12 * 64), device=META), key_places([(2, 64)])
+        decode.store_rotated(state, place, heads, 8, 2, 64, bits=16)
     return compile_launch(launches[0], 80).asm["ptx"]
 
 

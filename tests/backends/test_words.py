@@ -149,5 +149,5 @@ def test_all_words_by_kernels_are_numpys(call):
         calls = record(open_checkpoint(path, adapters=adapters))
         by_kernels |= call(replay_by_kernels, path, adapters, calls)
     kernels = "linear gated_linear gate xielu experts adapt add_rms_norm rms_norm norm_heads"
-    kernels += " short_conv gated_delta gate_output rope_and_store attend"
+    kernels += " short_conv gated_delta gate_output rope_and_store attend layer_inputs gate_input"
     assert by_kernels == {*kernels.split()}
