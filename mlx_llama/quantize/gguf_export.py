@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ from mlx_llama.core.models.rope_fields import UNROTATED
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, replace_when_done
 from mlx_llama.core.text import sentencepiece_model as spm
+from mlx_llama.core.text.gguf_tokenizer import SHOWN_SPECIALS
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 from mlx_llama.core.text.tekken import read_tekken
+from mlx_llama.core.text.tokenizer import Tokenizer
 
 from . import writing
 from .gguf_quantize import Search, quantize
@@ -41,6 +43,11 @@ from .importance import Importance
 
 TYPES = tuple(FORMATS)
 _SPACE = "▁"
+# Normalizers that make sentencepiece's visible spaces
+_SPACE_STEPS = (
+    {"type": "Prepend", "prepend": _SPACE},
+    {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+)
 _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 
 # {(split patterns, ignore_merges of tokenizer.json): llama.cpp's usual name for them}
@@ -414,10 +421,11 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         _copy_vocabulary(writer, checkpoint, notices)
         return
     tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
-    vocabulary = _read_vocabulary(checkpoint)
+    vocabulary = _read_vocabulary(checkpoint, notices)
+    shown = SHOWN_SPECIALS if vocabulary.model == "gemma4" else ()
     for text, token in tokenizer.added_ids.items():
         if vocabulary.types.get(token) not in (spm.UNKNOWN, spm.BYTE):
-            special = text in tokenizer.special_ids
+            special = text in tokenizer.special_ids and text not in shown
             # llama.cpp finds these in a text before it replaces spaces.
             text = text if special else text.replace(_SPACE, " ")
             kind = spm.CONTROL if special else spm.USER_DEFINED
@@ -444,9 +452,15 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
     if vocabulary.merges:
         writer.add_token_merges(vocabulary.merges)
     _write_special_ids(writer, checkpoint, notices)
-    writer.add_add_bos_token(tokenizer.adds_bos)
+    adds_bos = tokenizer.adds_bos or vocabulary.model == "gemma4"
+    if adds_bos and not tokenizer.adds_bos:
+        notices.append(
+            "programs that read this kind of tokenizer in GGUF files put BOS before each text; "
+            "the folder's tokenizer does not"
+        )
+    writer.add_add_bos_token(adds_bos)
     writer.add_add_eos_token(False)
-    if vocabulary.model == "llama":
+    if vocabulary.model != "gpt2":
         _write_space_prefix(writer, checkpoint, vocabulary, notices)
     if (template := checkpoint.template) is not None:
         writer.add_chat_template(template.source)
@@ -542,7 +556,9 @@ def _write_space_prefix(
 
 @dataclass
 class _Vocabulary:
-    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2"; pre: the pre-tokenizer."""
+    """llama.cpp's vocabulary. model: "llama" (sentencepiece), "gpt2" or "gemma4"; pre: the
+    pre-tokenizer.
+    """
 
     model: str
     pre: str
@@ -556,7 +572,7 @@ class _Vocabulary:
         self.scores.setdefault(token, score)
 
 
-def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
+def _read_vocabulary(checkpoint: Checkpoint, notices: list[str]) -> _Vocabulary:
     path = checkpoint.path / "tokenizer.model"
     if path.exists():
         return _from_sentencepiece(path)
@@ -573,23 +589,60 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
         )
     listed = (x.split(" ", 1) if isinstance(x, str) else x for x in model["merges"])
     merges: list[tuple[str, ...]] = [tuple(pair) for pair in listed]
-    if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
+    is_byte_level = "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")])
+    normalizers = _flatten(raw.get("normalizer"), "normalizers")
+    if any(step["type"] == "NFC" for step in normalizers):
+        notices.append(
+            f"{path.name} composes the characters of a text (NFC), and programs that read GGUF "
+            "files do not: a text that is not in NFC has other tokens there"
+        )
+    for step in normalizers:
+        if step["type"] != "NFC" and (is_byte_level or step not in _SPACE_STEPS):
+            raise _unnamed(path, f"normalizer {show(step)}")
+    pre_tokenizers = _flatten(raw.get("pre_tokenizer"), "pretokenizers")
+    if is_byte_level:
         pairs = [" ".join(pair) for pair in merges]
-        result = _Vocabulary("gpt2", _pre_tokenizer(raw, path), merges=pairs)
+        pre = _pre_tokenizer(pre_tokenizers, model, path, notices)
+        result = _Vocabulary("gpt2", pre, merges=pairs)
         for text, token in model["vocab"].items():
             result.set(token, text, spm.NORMAL)
         return result
-    return _from_merges(model["vocab"], merges, frozenset(checkpoint.tokenizer.added_ids), path)
+    for step in pre_tokenizers:
+        if step["type"] != "Metaspace" and step.get("pattern") != {"String": " "}:
+            raise _unnamed(path, f"pre_tokenizer {show(step)}")
+    return _from_merges(model["vocab"], merges, checkpoint.tokenizer, path)
 
 
-def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
+def _flatten(step: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, which sequences hold as `name`."""
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    return [inner for part in step[name] for inner in _flatten(part, name)]
+
+
+def _unnamed(path: Path, what: str) -> TokenizerError:
+    return TokenizerError(f"{path}: {what} has no name in llama.cpp; write the MLX form")
+
+
+def _pre_tokenizer(
+    pre_tokenizers: Iterable[Mapping[str, Any]],
+    model: Mapping[str, Any],
+    path: Path,
+    notices: list[str],
+) -> str:
     """llama.cpp's name for the pre-tokenizer of tokenizer.json. Raises TokenizerError for none."""
-    model, outer = raw["model"], raw.get("pre_tokenizer") or {}
     steps: list[str] = []
-    for step in outer.get("pretokenizers", [outer]):
+    for step in pre_tokenizers:
         kind = step.get("type")
-        if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
-            pattern = step["pattern"].get("Regex", "?")
+        pattern = step["pattern"].get("Regex", "?") if kind == "Split" else ""
+        split = step.get("behavior"), bool(step.get("invert"))
+        # "Removed" is the text between matches, of which a pattern that takes any text leaves none.
+        keeps_text = split == ("Isolated", False) or (
+            split == ("Removed", True) and pattern.endswith(r"|\s+")
+        )
+        if kind == "Split" and keeps_text:
             steps.append(pattern.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTION))
         elif kind == "Digits" and step.get("individual_digits"):
             steps.append(r"\p{N}")
@@ -597,16 +650,19 @@ def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
             steps += GPT2 if step.get("use_regex", True) else ()
         else:
             steps.append(f"{kind}?")
-    pre = _SPLITS.get((tuple(steps), bool(model.get("ignore_merges"))))
-    unnamed = f"pre_tokenizer {show(outer)}" if pre is None else ""
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
-            unnamed = f"model.{name}"
-    if raw.get("normalizer") is not None:
-        unnamed = f"normalizer {show(raw['normalizer'])}"
-    if unnamed:
-        raise TokenizerError(f"{path}: {unnamed} has no name in llama.cpp; write the MLX form")
-    assert pre is not None
+            raise _unnamed(path, f"model.{name}")
+    ignores_merges = bool(model.get("ignore_merges"))
+    pre = _SPLITS.get((tuple(steps), ignores_merges))
+    if pre is None:
+        pre = _SPLITS.get((tuple(steps), not ignores_merges))
+        if pre is None:
+            raise _unnamed(path, f"pre_tokenizer {show(pre_tokenizers)}")
+        notices.append(
+            f"{path.name} has ignore_merges {ignores_merges}, and llama.cpp's {pre} the opposite: "
+            "a word that is a token, but not by its merges, has other tokens there"
+        )
     return pre
 
 
@@ -636,24 +692,32 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
 
 
 def _from_merges(
-    vocab: Mapping[str, int], merges: list[tuple[str, ...]], added: frozenset[str], path: Path
+    vocab: Mapping[str, int], merges: list[tuple[str, ...]], tokenizer: Tokenizer, path: Path
 ) -> _Vocabulary:
     """A sentencepiece vocabulary of tokenizer.json with byte fallback; scores are merges' ranks.
     llama.cpp joins any two neighbours whose union is a token, best score first. That equals the
     list of merges only if the list has every such pair, and the pairs of one token are consecutive.
+
+    A file of Gemma 4's kind has the list itself: for a tokenizer with BOS that puts no space before
+    a text, and without tokens that continue at a line break, where llama.cpp splits a text.
     """
-    result = _Vocabulary("llama", "default")
+    result, added = _Vocabulary("llama", "default"), tokenizer.added_ids
     ranks: dict[str, list[int]] = {}
     for rank, (a, b) in enumerate(merges):
         ranks.setdefault(a + b, []).append(rank)
     for text in vocab.keys() - added:
         places = ranks.get(text, [])
         pairs = sum(text[:cut] in vocab and text[cut:] in vocab for cut in range(1, len(text)))
-        if len(places) != pairs or (places and places[-1] - places[0] != len(places) - 1):
+        if len(places) == pairs and (not places or places[-1] - places[0] == len(places) - 1):
+            continue
+        adds_space = tokenizer.encode("a") != [vocab.get("a")]
+        if tokenizer.bos_id is None or adds_space or any({"\n"} < set(x) for x in vocab):
             raise TokenizerError(
                 f"{path}: the merges that make {show(text)} are incomplete or not consecutive, "
                 "which llama.cpp's scores cannot express; write the MLX form"
             )
+        result = _Vocabulary("gemma4", "gemma4", merges=[" ".join(pair) for pair in merges])
+        break
     for text, token in vocab.items():
         is_byte, score = re.fullmatch(r"<0x..>", text, re.DOTALL), 0.0
         kind = spm.UNKNOWN if text == "<unk>" else spm.BYTE if is_byte else spm.NORMAL

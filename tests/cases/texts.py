@@ -14,7 +14,12 @@ from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 
 # Tokenizers
 
-VOCABULARIES = ("llama-spm", "llama-bpe", "deepseek-coder")  # llama.cpp's own, in tests/data
+VOCABULARIES = (
+    "llama-spm",
+    "llama-bpe",
+    "deepseek-coder",
+    "gemma-4",
+)  # llama.cpp's own, in tests/data
 KINDS = ("sentencepiece", "llama2", "bytelevel")
 TEXTS = [
     "Hello world",

@@ -5,7 +5,7 @@ built package:
 
 vocab-llama-cpp.json.xz: {"texts": [text], "vocabularies": {name: what llama.cpp says about it},
 "pre": {pre-tokenizer: [[id]] of every text}}, the last with deepseek-coder's vocabulary, its
-tokenizer.ggml.pre overridden.
+tokenizer.ggml.pre overridden. Of gemma-4's vocabulary, the tokens of its first merges are here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import lzma
 import random
 import shutil
 import sys
+import tempfile
 import unicodedata
 from pathlib import Path
 
-NAMES = ("llama-spm", "llama-bpe", "deepseek-coder")
+import gguf
+
+NAMES = ("llama-spm", "llama-bpe", "deepseek-coder", "gemma-4")
+MERGES = {"gemma-4": 15_000}  # to keep
 WORDS = (
     "Hello world the quick BROWN fox don't I'LL we've it'S They'Re o'clock École ÉCOLE ÉTÉ "
     "Straße naïve नमस्ते สวัสดี 你好世界 "
@@ -75,6 +79,35 @@ def texts(count: int) -> list[str]:
     return lines
 
 
+def shrink(path: Path, count: int, out: Path) -> None:
+    """Write a vocabulary of its first merges: their tokens, special ones and bytes."""
+    fields = {
+        name.removeprefix("tokenizer."): field.contents()
+        for name, field in gguf.GGUFReader(path).fields.items()
+        if name.startswith("tokenizer.ggml.")
+    }
+    texts, types = fields["ggml.tokens"], fields["ggml.token_type"]
+    merges = fields["ggml.merges"][:count]
+    kept = {part for merge in merges for part in (*merge.split(" "), merge.replace(" ", ""))}
+    kept |= {chr(byte) for byte in range(128)} | {"</s>", "<b>"}
+    ids = [i for i, text in enumerate(texts) if text in kept or types[i] != gguf.TokenType.NORMAL]
+    writer = gguf.GGUFWriter(out, "gemma4")
+    writer.add_tokenizer_model(fields["ggml.model"])
+    writer.add_token_list([texts[i] for i in ids])
+    writer.add_token_scores([fields["ggml.scores"][i] for i in ids])
+    writer.add_token_types([types[i] for i in ids])
+    writer.add_token_merges(merges)
+    for name, value in fields.items():
+        if name.endswith("_token_id"):
+            writer.add_uint32(f"tokenizer.{name}", ids.index(value))
+    writer.add_add_space_prefix(fields["ggml.add_space_prefix"])
+    writer.add_add_bos_token(fields["ggml.add_bos_token"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main(models: Path) -> None:
     import llama_cpp
     from llama_cpp import Llama
@@ -90,14 +123,23 @@ def main(models: Path) -> None:
             for text in result["texts"]
         ]
 
+    folder = Path(tempfile.mkdtemp())
     for name in NAMES:
         path = models / f"ggml-vocab-{name}.gguf"
+        if name in MERGES:
+            shrink(path, MERGES[name], folder / path.name)
+            shutil.copyfile(f"{path}.inp", folder / f"{path.name}.inp")
+            path = folder / path.name
         (here / f"{path.name}.xz").write_bytes(
             lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME)
         )
+        llama = Llama(str(path), vocab_only=True, verbose=False)
+        if name in MERGES:
+            cases = Path(f"{path}.inp").read_text().split("\n__ggml_vocab_test__\n")
+            lines = [llama.tokenize(case.encode(), add_bos=False) for case in cases]
+            Path(f"{path}.out").write_text("".join(" ".join(map(str, x)) + "\n" for x in lines))
         for suffix in (".inp", ".out"):
             shutil.copyfile(f"{path}{suffix}", here / (path.name + suffix))
-        llama = Llama(str(path), vocab_only=True, verbose=False)
         vocab = llama._model.vocab
         every = range(llama_cpp.llama_vocab_n_tokens(vocab))
         result["vocabularies"][name] = {

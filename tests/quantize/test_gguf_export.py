@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
+import unicodedata
 from pathlib import Path
 
 import gguf
@@ -14,7 +16,9 @@ from cases.gguf_files import ROPES, YARN, gguf_fields, gguf_tensors
 from gguf import GGUFReader, GGUFValueType as T
 from gguf.quants import dequantize, quantize
 from making import (
+    LLAMA3_SPECIALS,
     SENTENCES,
+    byte_level_json,
     config_fields,
     make_checkpoint,
     random_tensors,
@@ -22,9 +26,12 @@ from making import (
     shared_arithmetic,
 )
 from making_gguf import llama_cpp_model, make_gguf, permute
+from transformers import GemmaTokenizer, GPTNeoXTokenizer, Qwen2Tokenizer
+from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf import GGUFFile
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.parts import Window
 from mlx_llama.quantize.gguf_export import write_gguf
@@ -304,6 +311,8 @@ def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):
         ("gpt2", False, "gpt-2"),
         ("qwen", False, "qwen2"),
         ("llama, as written from a GGUF file", True, "llama-bpe"),
+        ("llama, as tiktoken's patterns are converted", True, "llama-bpe"),
+        ("llama, within sequences", True, "llama-bpe"),
     ],
 )
 def test_how_text_is_split_gets_llama_cpps_name(split, ignore_merges, name, tmp_path):
@@ -316,6 +325,11 @@ def test_how_text_is_split_gets_llama_cpps_name(split, ignore_merges, name, tmp_
         elif split == "digits":
             steps = [{"type": "Digits", "individual_digits": True}, plain]
             raw["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+        elif split == "llama, as tiktoken's patterns are converted":
+            raw["pre_tokenizer"]["pretokenizers"][0] |= {"behavior": "Removed", "invert": True}
+        elif split == "llama, within sequences":
+            raw["normalizer"] = {"type": "Sequence", "normalizers": []}
+            raw["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [raw["pre_tokenizer"]]}
         elif split != "llama":
             pattern = raw["pre_tokenizer"]["pretokenizers"][0]["pattern"]
             before, after = r"\p{N}{1,3}", r"\p{N}"
@@ -328,6 +342,86 @@ def test_how_text_is_split_gets_llama_cpps_name(split, ignore_merges, name, tmp_
     source = edited_tokenizer(tmp_path / "in", "bytelevel", change)
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     assert gguf_fields(tmp_path / "out.gguf")["tokenizer.ggml.pre"] == name
+
+
+def test_a_text_in_nfc_has_the_ids_of_transformers_classes(tmp_path):
+    """Qwen's and OLMoE's compose characters, and programs that read GGUF files do not."""
+    raw = json.loads(byte_level_json())["model"]
+    special = dict(eos_token=LLAMA3_SPECIALS[4], pad_token=LLAMA3_SPECIALS[4])
+    for judge, name in [
+        (Qwen2Tokenizer, "qwen2"),
+        (Qwen3_5Tokenizer, "qwen35"),
+        (GPTNeoXTokenizer, "gpt-2"),
+    ]:
+        merges = [tuple(pair) for pair in raw["merges"]]
+        theirs = judge(vocab=raw["vocab"], merges=merges, unk_token="!", **special)
+        source = make_checkpoint(tmp_path / name, tokenizer=False, vocab_size=400)
+        theirs.save_pretrained(source)
+        written = write_gguf(open_checkpoint(source), tmp_path / f"{name}.gguf")
+        assert gguf_fields(tmp_path / f"{name}.gguf")["tokenizer.ggml.pre"] == name
+        (notice,) = [text for text in written.notices if "NFC" in text]
+        assert "a text that is not in NFC has other tokens" in notice
+        ours = open_checkpoint(tmp_path / f"{name}.gguf").tokenizer
+        for text in [*texts("bytelevel"), "नमस्ते", "\u00e9\u00e0 \u1ec7 ﬁ ½"]:
+            assert unicodedata.is_normalized("NFC", text)
+            assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text
+        decomposed = "e\u0301"
+        assert ours.encode(decomposed) != theirs.encode(decomposed, add_special_tokens=False)
+        assert ours.decode(ours.encode(decomposed)) == decomposed
+
+
+def test_merges_of_words_that_are_tokens_are_a_notice(tmp_path):
+    def change(raw):
+        raw["model"]["ignore_merges"] = True
+        pattern = raw["pre_tokenizer"]["pretokenizers"][0]["pattern"]
+        pattern["Regex"] = pattern["Regex"].replace(r"\p{N}{1,3}", r"\p{N}")
+
+    source = edited_tokenizer(tmp_path / "in", "bytelevel", change)
+    written = write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
+    assert "ignore_merges True, and llama.cpp's qwen2 the opposite" in " ".join(written.notices)
+
+
+def gemma4_tokenizer(folder: Path, **settings) -> tuple[GemmaTokenizer, dict]:
+    """(transformers' tokenizer of Gemma 4's vocabulary, saved in a checkpoint; the fields of
+    llama.cpp's file that has this vocabulary)
+    """
+    data = Path(__file__).resolve().parents[1] / "data/ggml-vocab-gemma-4.gguf.xz"
+    folder.mkdir()
+    (folder / "theirs").write_bytes(lzma.decompress(data.read_bytes()))
+    fields = GGUFFile(folder / "theirs").metadata  # gguf's own reader takes seconds
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    judge = GemmaTokenizer(
+        vocab={text: i for i, text in enumerate(tokens)},
+        merges=[tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]],
+        extra_special_tokens=[text for text, kind in zip(tokens, types) if kind in (3, 4)],
+        **settings,
+    )
+    make_checkpoint(folder, tokenizer=False, vocab_size=len(tokens))
+    judge.save_pretrained(folder)
+    return judge, fields
+
+
+TURN = '<|turn>user\nHi<turn|><|tool_call>call:f{a:<|"|>b<|"|>}<tool_call|></s>'
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_gemma_4s_tokenizer_is_written_as_llama_cpps_converter_writes_it(adds_bos, tmp_path):
+    judge, fields = gemma4_tokenizer(tmp_path / "in", add_bos_token=adds_bos)
+    notices = write_gguf(open_checkpoint(tmp_path / "in"), tmp_path / "out.gguf").notices
+    assert ("put BOS before each text" in " ".join(notices)) != adds_bos
+    written = GGUFFile(tmp_path / "out.gguf").metadata
+    types = [read["tokenizer.ggml.token_type"].tolist() for read in (written, fields)]
+    assert types[0] == types[1][:3] + [2] + types[1][4:]  # <unk>, to them a control token
+    names = "model tokens merges add_bos_token add_space_prefix bos_token_id eos_token_id"
+    for name in [*names.split(), "unknown_token_id", "padding_token_id"]:
+        mine, wanted = (read[f"tokenizer.ggml.{name}"] for read in (written, fields))
+        assert mine == wanted or list(mine) == list(wanted), name
+    before, after = (open_checkpoint(tmp_path / name).tokenizer for name in ("in", "out.gguf"))
+    for text in [*texts("bytelevel"), TURN]:
+        ids = after.encode(text, parse_special=True)
+        assert ids == judge.encode(text, add_special_tokens=False), text
+        assert after.decode(ids, skip_special=False) == text
+        assert after.encode(text) == before.encode(text), text
 
 
 def edited_tokenizer(folder: Path, kind: str, change) -> Path:
@@ -363,7 +457,10 @@ STEPS = ("pre_tokenizer", "pretokenizers")
 @pytest.mark.parametrize(
     "kind, change, message",
     [
-        ("bytelevel", set_in("normalizer", {"type": "NFC"}), "normalizer"),
+        ("bytelevel", set_in("normalizer", {"type": "Lowercase"}), "normalizer"),
+        ("llama2", set_in("normalizer", {"type": "NFKC"}), "normalizer"),
+        ("llama2", set_in("pre_tokenizer", {"type": "Whitespace"}), "pre_tokenizer"),
+        ("bytelevel", set_in(*STEPS, 0, "behavior", "Removed"), "pre_tokenizer"),
         ("bytelevel", set_in(*STEPS, 0, "pattern", {"Regex": r"\w+"}), "pre_tokenizer"),
         ("bytelevel", set_in(*STEPS, 1, "add_prefix_space", True), "pre_tokenizer"),
         ("llama2", lambda raw: raw["model"]["merges"].pop(), "incomplete or not consecutive"),
@@ -438,6 +535,15 @@ def test_llama_cpp_gives_the_same_ids(kind, tmp_path):
             text, add_bos=True
         ), text
     assert {theirs.token_eos(), theirs.token_bos()} <= {ours.bos_id, *ours.eos_ids}
+
+
+def test_llama_cpp_gives_the_same_ids_of_gemma_4s_vocabulary(tmp_path):
+    judge, _ = gemma4_tokenizer(tmp_path / "in")
+    write_gguf(open_checkpoint(tmp_path / "in"), tmp_path / "out.gguf")
+    theirs = llama_cpp_model(tmp_path / "out.gguf")
+    for text in [*texts("bytelevel"), TURN]:
+        ids = theirs.tokenize(text.encode(), add_bos=False, special=True)
+        assert ids == judge.encode(text, add_special_tokens=False), text
 
 
 def test_llama_cpp_answers_as_the_guide(guide_q8):

@@ -1,4 +1,4 @@
-"""GGUF vocabularies: SentencePiece ("llama") and byte-level BPE ("gpt2").
+"""GGUF vocabularies: SentencePiece ("llama"), byte-level BPE ("gpt2") and BPE of text ("gemma4").
 
 Ids are those of llama.cpp (src/llama-vocab.cpp, src/unicode.cpp). Encoding uses libraries:
 sentencepiece with a model built in memory, tokenizers with the file's vocabulary, merges and
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,12 @@ _NAMED = {
     for name in "bos eos unk sep pad cls mask".split()
 }
 
+# Special tokens of Gemma 4 that files call user-defined, so that llama.cpp prints them
+# (conversion/gemma.py)
+SHOWN_SPECIALS = frozenset(
+    "<|channel> <channel|> <|tool_call> <tool_call|> <|tool_response> <tool_response|>".split()
+) | {'<|"|>'}
+
 _NEEDED = ("bos_token", "eos_token")  # without them prompts and answers would be others
 
 # Bytes that a vocabulary may lack: UTF-8 text never has them, or only in unassigned characters and
@@ -89,9 +95,15 @@ def load_gguf_tokenizer(
     """
     fields = _Fields(metadata, source)
     kind = fields.text("model")
-    kinds = {"llama": SentencePieceVocabulary, "gpt2": ByteLevelVocabulary}
+    if kind == "gpt2" and metadata.get(f"{_KEY}pre") == "gemma4":
+        kind = "gemma4"
+    kinds: dict[str, Callable[[_Fields, LlamaConfig], GGUFTokenizer]] = {
+        "llama": SentencePieceVocabulary,
+        "gpt2": ByteLevelVocabulary,
+        "gemma4": TextBPEVocabulary,
+    }
     if kind not in kinds:
-        expected = 'expected "llama" (SentencePiece) or "gpt2" (byte-level BPE)'
+        expected = 'expected "llama" (SentencePiece), "gpt2" (byte-level BPE) or "gemma4"'
         raise fields.error("model", kind, expected, _OTHER_FILES)
     tokenizer = kinds[kind](fields, config)
     tokenizer.notices = tuple(fields.notices)
@@ -263,7 +275,10 @@ class GGUFTokenizer(Tokenizer):
 
         count = self.vocab_size
         ends = [eos, *(fields.id(f"{name}_token_id", count) for name in ("eot", "eom"))]
-        by_text = find(_ENDS)
+        end_texts = _ENDS
+        if "<|tool_response>" in self._id_of:  # of Gemma 4, to which </s> is a tag of HTML
+            end_texts -= {"</s>"}
+        by_text = find(end_texts)
         for name, texts in FIM_NAMES.items():
             token = fields.spare_id(f"fim_{name}_token_id", count)
             if token is None and name in _OLD_FIM:
@@ -273,7 +288,7 @@ class GGUFTokenizer(Tokenizer):
             ids = matches if token is None else [token]
             self.fim_ids |= zip([name], ids)
             ends += ids if name in FIM_ENDS else []
-        ends += sorted(find(_ENDS))
+        ends += sorted(find(end_texts))
         self.eos_ids = tuple(token for token in dict.fromkeys(ends) if token is not None)
         self._types = self._file_types.copy()  # int [vocab_size]
         self._types[by_text] = spm.CONTROL
@@ -335,10 +350,8 @@ class GGUFTokenizer(Tokenizer):
 
     @cached_property
     def _shares(self) -> npt.NDArray[np.float64]:
-        spell = (
-            decode_byte_level if self.byte_level else lambda text: text.replace(SPACE, " ").encode()
-        )
-        tokens = [*map(spell, self.tokens), *(text.encode() for text in self.added_ids)]
+        tokens = [self._decode_normal(text) for text in self.tokens]
+        tokens += [text.encode() for text in self.added_ids]
         # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
         without = set(b" \t\n\v\f\r" if self._stripping else b"")
         if self.byte_level:
@@ -360,9 +373,21 @@ class GGUFTokenizer(Tokenizer):
             return Piece(self._decode_normal(text))
         return Piece(text.encode(), is_special=token in self._specials, keeps_space=True)
 
-    @abstractmethod
     def _decode_normal(self, text: str) -> bytes:
         """The bytes of a normal token."""
+        return text.replace(SPACE, " ").encode()
+
+    def _check_byte_tokens(self, fields: _Fields) -> None:
+        expected = {f"<0x{byte:02X}>" for byte in range(256)}
+        texts = {self.tokens[i] for i in np.flatnonzero(self._file_types == spm.BYTE)}
+        if texts != expected:
+            text = min(texts - expected or expected - texts)
+            problem = "not one of" if texts - expected else "missing among"
+            raise fields.fault(
+                f"tokens: byte token {show(text)}",
+                f"is {problem} the 256 from <0x00> to <0xFF>, each expected once, with token_type "
+                f"{spm.BYTE}",
+            )
 
 
 class SentencePieceVocabulary(GGUFTokenizer):
@@ -387,18 +412,6 @@ class SentencePieceVocabulary(GGUFTokenizer):
         self.special_ends_bytes = True
         # Adds no space before a text
         self.library: sentencepiece.SentencePieceProcessor = self._build_library(fields, scores)
-
-    def _check_byte_tokens(self, fields: _Fields) -> None:
-        expected = {f"<0x{byte:02X}>" for byte in range(256)}
-        texts = {self.tokens[i] for i in np.flatnonzero(self._file_types == spm.BYTE)}
-        if texts != expected:
-            text = min(texts - expected or expected - texts)
-            problem = "not one of" if texts - expected else "missing among"
-            raise fields.fault(
-                f"tokens: byte token {show(text)}",
-                f"is {problem} the 256 from <0x00> to <0xFF>, each expected once, with token_type "
-                f"{spm.BYTE}",
-            )
 
     def _build_library(self, fields: _Fields, scores: npt.NDArray[Any]) -> Any:
         import sentencepiece
@@ -429,35 +442,15 @@ class SentencePieceVocabulary(GGUFTokenizer):
     def _encode_text(self, text: str) -> list[int]:
         return self.library.encode(text)
 
-    def _decode_normal(self, text: str) -> bytes:
-        return text.replace(SPACE, " ").encode()
 
-
-class ByteLevelVocabulary(GGUFTokenizer):
-    """tokenizer.ggml.model "gpt2": regular expressions split a text into words, whose bytes are
-    merged by rank.
+class _BPEVocabulary(GGUFTokenizer):
+    """Merges by rank, by the tokenizers library.
 
     library: vocabulary, merges and pre-tokenizer, without special tokens.
     """
 
-    byte_level = True
-
     def __init__(self, fields: _Fields, config: LlamaConfig):
         super().__init__(fields, config)
-        for name in ("add_space_prefix", "remove_extra_whitespaces"):
-            fields.flag(name)  # for SentencePiece; llama.cpp ignores them here too
-        alphabet = byte_alphabet()
-        missing = {alphabet[char] for char in alphabet.keys() - self._id_of.keys()} - _RARE_BYTES
-        if missing:
-            count = f" ({len(missing)} are missing)" if len(missing) > 1 else ""
-            expected = f"expected one for every byte of a text{count}"
-            raise fields.fault(
-                "tokens", f"holds no token for byte 0x{min(missing):02X}, {expected}"
-            )
-        for i in np.flatnonzero(self._file_types == spm.BYTE):
-            if Piece.of_byte(text := self.tokens[i]) is None:
-                expected = "expected <0x00> to <0xFF> for a byte token"
-                raise fields.error(f"tokens[{i}]", text, expected)
         # Control tokens of the file, which merges must not produce. Other end tokens may be
         # ordinary text ("</s>" in HTML).
         control = np.isin(self._file_types, (spm.CONTROL, spm.UNKNOWN))
@@ -465,6 +458,87 @@ class ByteLevelVocabulary(GGUFTokenizer):
             int(i) for i in np.flatnonzero(control) if len(self.tokens[i]) > 1
         )
         self.library: tokenizers.Tokenizer = self._build_library(fields)
+
+    @abstractmethod
+    def _build_library(self, fields: _Fields) -> tokenizers.Tokenizer:
+        """Build the library's tokenizer."""
+
+    def _build_model(self, fields: _Fields, **options: bool) -> tokenizers.Tokenizer:
+        """The library's tokenizer with vocabulary and merges alone."""
+        import tokenizers
+        from tokenizers import models
+
+        texts = dict.fromkeys(fields.strings("merges"))
+        merges = [(left, right) for left, _, right in (text.partition(" ") for text in texts)]
+        wrong = next((text for text in texts if text.count(" ") != 1), None)
+        if wrong is not None:
+            text = f"holds {show(wrong)}, expected two tokens and a space between"
+            raise fields.fault("merges", text)
+        try:
+            return tokenizers.Tokenizer(models.BPE(self._id_of, merges, **options))
+        except Exception as e:  # the library raises bare Exception
+            for left, right in merges:
+                for text in (left, right, left + right):
+                    if text not in self._id_of:
+                        raise fields.fault(
+                            "merges",
+                            f"holds {show(f'{left} {right}')}, but {show(text)} is no token, "
+                            f"expected both parts and the whole among {_KEY}tokens",
+                        ) from None
+            raise fields.fault("merges", f"cannot be used ({show(str(e))})") from None
+
+    def _encode_text(self, text: str) -> list[int]:
+        with library_faults(self.path):
+            ids = encode_by_library(self.library, text)
+        if self._unmergeable.isdisjoint(ids):
+            return ids
+        spelled = (self._spell(i) if i in self._unmergeable else (i,) for i in ids)
+        return list(itertools.chain.from_iterable(spelled))
+
+    def _spell(self, token: int) -> list[int]:
+        """Encode a token's text with other tokens: its first character and the rest, or the bytes
+        of a single character.
+        """
+        data = self._decode_normal(self.tokens[token])
+        text = data.decode("utf-8", "ignore")
+        if len(text) > 1 and text.encode() == data:
+            return self._encode_text(text[0]) + self._encode_text(text[1:])
+        return [self._id_of[char] for char in self.tokens[token] if char in self._id_of]
+
+
+class TextBPEVocabulary(_BPEVocabulary):
+    """tokenizer.ggml.model "gemma4": characters of the whole text are merged by rank; byte tokens
+    for the rest.
+    """
+
+    def __init__(self, fields: _Fields, config: LlamaConfig):
+        super().__init__(fields, config)
+        if fields.flag("add_bos_token") is False:
+            fields.notice("add_bos_token", "is false, ignored as in llama.cpp: texts need BOS here")
+        self.adds_bos = self.bos_id is not None
+
+    def _read_types(self, fields: _Fields) -> None:
+        super()._read_types(fields)
+        shown = [self._id_of[text] for text in SHOWN_SPECIALS if text in self._id_of]
+        types = self._file_types.copy()
+        types[shown] = np.where(types[shown] == spm.USER_DEFINED, spm.CONTROL, types[shown])
+        self._file_types = types
+
+    def _build_library(self, fields: _Fields) -> tokenizers.Tokenizer:
+        from tokenizers import normalizers
+
+        self._check_byte_tokens(fields)
+        library = self._build_model(fields, byte_fallback=True)
+        library.normalizer = normalizers.Replace(" ", SPACE)
+        return library
+
+
+class ByteLevelVocabulary(_BPEVocabulary):
+    """tokenizer.ggml.model "gpt2": regular expressions split a text into words, whose bytes are
+    merged by rank.
+    """
+
+    byte_level = True
 
     def _pre(self, fields: _Fields) -> str:
         name = fields.text("pre", "default")
@@ -487,49 +561,24 @@ class ByteLevelVocabulary(GGUFTokenizer):
         return self._pre(fields) in ADD_BOS
 
     def _build_library(self, fields: _Fields) -> tokenizers.Tokenizer:
-        import tokenizers
-        from tokenizers import models
-
+        for name in ("add_space_prefix", "remove_extra_whitespaces"):
+            fields.flag(name)  # for SentencePiece; llama.cpp ignores them here too
+        alphabet = byte_alphabet()
+        missing = {alphabet[char] for char in alphabet.keys() - self._id_of.keys()} - _RARE_BYTES
+        if missing:
+            count = f" ({len(missing)} are missing)" if len(missing) > 1 else ""
+            expected = f"expected one for every byte of a text{count}"
+            raise fields.fault(
+                "tokens", f"holds no token for byte 0x{min(missing):02X}, {expected}"
+            )
+        for i in np.flatnonzero(self._file_types == spm.BYTE):
+            if Piece.of_byte(text := self.tokens[i]) is None:
+                expected = "expected <0x00> to <0xFF> for a byte token"
+                raise fields.error(f"tokens[{i}]", text, expected)
         name = self._pre(fields)
-        texts = dict.fromkeys(fields.strings("merges"))
-        merges = [(left, right) for left, _, right in (text.partition(" ") for text in texts)]
-        wrong = next((text for text in texts if text.count(" ") != 1), None)
-        if wrong is not None:
-            text = f"holds {show(wrong)}, expected two tokens and a space between"
-            raise fields.fault("merges", text)
-        try:
-            model = models.BPE(self._id_of, merges, ignore_merges=name in IGNORE_MERGES)
-        except Exception as e:  # the library raises bare Exception
-            for left, right in merges:
-                for text in (left, right, left + right):
-                    if text not in self._id_of:
-                        raise fields.fault(
-                            "merges",
-                            f"holds {show(f'{left} {right}')}, but {show(text)} is no token, "
-                            f"expected both parts and the whole among {_KEY}tokens",
-                        ) from None
-            raise fields.fault("merges", f"cannot be used ({show(str(e))})") from None
-        library = tokenizers.Tokenizer(model)
+        library = self._build_model(fields, ignore_merges=name in IGNORE_MERGES)
         library.pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZERS[name])
         return library
-
-    def _encode_text(self, text: str) -> list[int]:
-        with library_faults(self.path):
-            ids = encode_by_library(self.library, text)
-        if self._unmergeable.isdisjoint(ids):
-            return ids
-        spelled = (self._spell(i) if i in self._unmergeable else (i,) for i in ids)
-        return list(itertools.chain.from_iterable(spelled))
-
-    def _spell(self, token: int) -> list[int]:
-        """Encode a token's text with other tokens: its first character and the rest, or the bytes
-        of a single character.
-        """
-        data = self._decode_normal(self.tokens[token])
-        text = data.decode("utf-8", "ignore")
-        if len(text) > 1 and text.encode() == data:
-            return self._encode_text(text[0]) + self._encode_text(text[1:])
-        return [self._id_of[char] for char in self.tokens[token] if char in self._id_of]
 
     def _decode_normal(self, text: str) -> bytes:
         return decode_byte_level(text)

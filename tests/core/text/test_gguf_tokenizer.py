@@ -21,6 +21,7 @@ from making import (
     sentencepiece_model,
 )
 from making_gguf import add_byte_level, add_sentencepiece
+from transformers import GemmaTokenizer
 
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, read_gguf_template
@@ -98,11 +99,58 @@ def test_special_tokens_are_llama_cpps(name, vocabularies, judged):
     ours, theirs = vocabularies[name][1], judged["vocabularies"][name]
     assert sorted(ours.eos_ids) == theirs["ends"]
     assert (ours.bos_id, ours.adds_bos) == (theirs["bos"], theirs["adds_bos"])
-    unknown = {"llama-spm": [0]}.get(name, [])
-    assert sorted(ours.special_ids.values()) == sorted(unknown + theirs["control"])
+    others = {"llama-spm": [0]}.get(name, [])
+    if name == "gemma-4":  # user-defined in the file, for llama.cpp to print them
+        others = [ours.special_ids[text] for text in GEMMA_4_MARKS if text != "<|tool_response>"]
+    assert sorted(ours.special_ids.values()) == sorted(others + theirs["control"])
 
 
 # The libraries
+
+
+GEMMA_4_MARKS = "<|channel> <channel|> <|tool_call> <tool_call|> <|tool_response> <tool_response|>"
+GEMMA_4_MARKS = (*GEMMA_4_MARKS.split(), '<|"|>')
+
+
+@pytest.fixture(scope="session")
+def gemma_4(vocabularies):
+    """(metadata, ours, transformers' tokenizer) of Gemma 4's vocabulary"""
+    metadata, ours = vocabularies["gemma-4"]
+    judge = GemmaTokenizer(
+        vocab={text: i for i, text in enumerate(ours.tokens)},
+        merges=[tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]],
+        extra_special_tokens=list(ours.special_ids),
+    )
+    return metadata, ours, judge
+
+
+@given(text=any_text("\n\n\n", " " * 40, "</s>", "<b>", "<turn|>", "ﬁ", "\u3000"))
+def test_transformers_own_ids_of_gemma_4(text, gemma_4):
+    _, ours, judge = gemma_4
+    ids = ours.encode(text, parse_special=True)
+    assert ids == judge.encode(text, add_special_tokens=False)
+    assert ours.decode(ids, skip_special=False) == judge.decode(ids)
+    assert ours.decode(ids) == judge.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": "gpt2", "pre": "gemma4"}])
+def test_gemma_4s_texts_begin_with_bos_whatever_the_file_says(fields, gemma_4):
+    """llama.cpp knows that early files say otherwise."""
+    metadata, ours, _ = gemma_4
+    assert not ours.notices
+    ours = load_vocabulary(metadata, add_bos_token=False, **fields)
+    assert ours.adds_bos and ours.encode("a", add_bos=True)[0] == ours.bos_id == 2
+    (notice,) = ours.notices
+    assert "add_bos_token is false, ignored as in llama.cpp" in notice
+
+
+def test_a_users_text_has_none_of_gemma_4s_marks(gemma_4):
+    _, ours, judge = gemma_4
+    for mark in GEMMA_4_MARKS:
+        ids = ours.encode(f"a{mark}b")
+        assert ours.special_ids[mark] not in ids and ours.decode(ids) == f"a{mark}b"
+        assert ours.encode(mark, parse_special=True) == judge.encode(mark, add_special_tokens=False)
+    assert "</s>" in ours.tokens and "</s>" not in ours.special_ids
 
 
 @given(text=anything)
@@ -418,6 +466,7 @@ BAD_GPT2 = [
     ({"merges": ["Q Q"]}, "merges holds 'Q Q', but 'QQ' is no token"),
     ({"tokens": changed("gpt2", "tokens", 0, "QQ"), "merges": ["H e"]}, "no token for byte 0x21"),
     ({"token_type": changed("gpt2", "token_type", 70, BYTE)}, "tokens[70] is "),
+    ({"model": "gemma4"}, "byte token '<0x00>' is missing among the 256"),
 ]
 BAD = [("llama", *case) for case in BAD_LLAMA] + [("gpt2", *case) for case in BAD_GPT2]
 
