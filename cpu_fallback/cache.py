@@ -156,8 +156,11 @@ class Cache(Positions):
         return self.pages.nbytes + self.states_nbytes()
 
     def nbytes_for(self, length: int) -> int:
-        pages = self.storage_for(length) // PAGE * self.pages.layout.nbytes
-        return pages + (self.state_nbytes if length else 0)
+        tokens = self.pages.layout.nbytes - self.pages.layout.tokens
+        return super().nbytes_for(length) + self.storage_for(length) // PAGE * tokens
+
+    def states_nbytes(self) -> int:
+        return super().states_nbytes() + self.blocks.spare_nbytes
 
     def storage_for(self, end: int) -> int:
         """Positions to allocate for `end`: whole pages."""

@@ -37,6 +37,7 @@ class Llama(BaseLlama):
         OutOfMemoryError.
         """
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
+        states = cache_bits, options.checkpoints
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         target, reason = None, "`compile=False` asks for it"
         if config.is_mixed:
@@ -60,7 +61,7 @@ class Llama(BaseLlama):
             )
         if target is None:
             notices = (f"plain NumPy: {reason}",)
-            return cls(config, Weights(checkpoint), activations, device, notices, cache_bits)
+            return cls(config, Weights(checkpoint), activations, device, notices, *states)
         cores = machine.physical_cores()
         reason = ""
         if threads is None:
@@ -80,7 +81,7 @@ class Llama(BaseLlama):
                 f"{threads} threads wait for each other on {cores} cores: `threads` {cores} is "
                 "faster",
             )
-        model = cls(config, weights, activations, device, notices, cache_bits)
+        model = cls(config, weights, activations, device, notices, *states)
         model._tile = target.tile if low_bit else target.float_tile
         from .kernels import ops as words
         from .kernels.runner import Runner

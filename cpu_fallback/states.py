@@ -54,6 +54,11 @@ class Blocks:
         self._kept = count
         del self._spare[count:]
 
+    @property
+    def spare_nbytes(self) -> int:
+        """Bytes of memory that is kept for the next block."""
+        return sum(memory.nbytes for memory in self._spare)
+
     def take(self) -> Block:
         """A new block, of undefined numbers."""
         nbytes = 4 * self.size

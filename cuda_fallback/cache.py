@@ -163,19 +163,13 @@ class Cache(Positions):
             self.states[span.row] = self._freeze(self.states[span.row])
 
     def states_nbytes(self) -> int:
-        return super().states_nbytes() + sum(map(self._spare, range(self.rows)))
-
-    def nbytes_for(self, length: int) -> int:
-        slots = bool(length and self.has_live_states)  # one more
-        return super().nbytes_for(length) + slots * self.state_nbytes
-
-    def taken(self, row: int) -> int:
-        return super().taken(row) + self._spare(row)
+        spare = sum(self._spare(row) for row, live in enumerate(self.live) if live)
+        return super().states_nbytes() + spare
 
     def _spare(self, row: int) -> int:
-        """Bytes of a row's live states that are not its states now."""
-        slots = 2 - isinstance(self.states[row], LiveSlot) if self.live[row] else 0
-        return slots * self.state_nbytes
+        # live states that are not its states now
+        slots = 2 - isinstance(self.states[row], LiveSlot)
+        return slots * self.state_nbytes if self.live[row] else super()._spare(row)
 
     def _freeze(self, states: States) -> States:
         if not isinstance(states, LiveSlot):

@@ -59,7 +59,8 @@ class Llama(BaseLlama):
                 "prompts use the kernels of decoded tokens: slower, but bit-identical however they "
                 "are cut into chunks",
             )
-        model = cls(config, weights, weights.dtype, device, notices, cache_bits)
+        states = cache_bits, options.checkpoints
+        model = cls(config, weights, weights.dtype, device, notices, *states)
         if decoding.kernels:
             from .kernels import ops as words
 

@@ -58,6 +58,7 @@ SHORT_DTYPES = {
     "bf16": "bfloat16",
 }  # other tools' names
 BYTES_PER_THREAD = 4 << 20  # bytes of weights that are worth one more thread
+CHECKPOINTS = 8  # of a row, unless the user says otherwise
 MAX_ROWS = 32  # requests that one step computes, unless the user says otherwise
 MOST_ROWS = 512
 MOST_THREADS = 1024
@@ -200,6 +201,15 @@ class LoadOptions:
         "beside the weights, at most half of it and 8 GB)",
         metavar="SIZE",
     )
+    checkpoints: int | None = load_option(
+        None,
+        "copies of a row's recurrent states, where its text can be cut; the oldest go first "
+        f"(default: {CHECKPOINTS}; a draft needs 2)",
+        "ctx_checkpoints swa_checkpoints",
+        metavar="N",
+        choices=range(2, 257),
+        of_model=True,
+    )
     max_rows: int | None = load_option(
         None,
         f"requests computed together in one step (default: {MAX_ROWS})",
@@ -289,6 +299,7 @@ class LoadOptions:
             cache_bits=self._read_number("cache_bits"),
             batch_invariant=bool(self.batch_invariant),
             cache_memory=parse_memory(self.cache_memory),
+            checkpoints=self._read_number("checkpoints") or CHECKPOINTS,
             max_rows=self._read_number("max_rows") or MAX_ROWS,
             adapters=list_adapters(self.adapters),
         )
@@ -300,9 +311,10 @@ class LoadOptions:
         choices = known["choices"]
         if re.fullmatch(r"[0-9]{1,9}", str(value)) and int(value) in choices:
             return int(value)
-        listed = ", ".join(map(str, choices))
-        listed = f"1 to {choices[-1]}" if isinstance(choices, range) else f"one of {listed}"
-        error = OptionsError if name == "max_rows" else BackendError
+        listed = f"one of {', '.join(map(str, choices))}"
+        if isinstance(choices, range):
+            listed = f"{choices[0]} to {choices[-1]}"
+        error = OptionsError if name in ("checkpoints", "max_rows") else BackendError
         expected = known["expects"] or f"a whole number, {listed}"
         raise error(f"`{name}` {value!r:.40}: must be {expected}")
 

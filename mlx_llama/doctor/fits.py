@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from mlx_llama.core.backends.interface import ITEMSIZE
-from mlx_llama.core.backends.positions import KEPT_CHECKPOINTS, position_nbytes, state_nbytes
+from mlx_llama.core.backends.positions import count_states, position_nbytes, state_nbytes
 from mlx_llama.core.backends.selection import import_file
 from mlx_llama.core.engine.rows import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -47,7 +47,7 @@ def fit_backends(
             facts.name, plan.dtype, plan.low_bit_operand, plan.nbytes, cache_bits, per_position
         )
         if facts.memory_bytes is not None:
-            states = (1 + KEPT_CHECKPOINTS) * state_nbytes(checkpoint.config)
+            states = count_states(longest) * state_nbytes(checkpoint.config)
             room = facts.memory_bytes - plan.nbytes - states
             # Keys and values count twice: growing storage is copied to a new one.
             fit.longest_context, fit.longest_with_8_bits = (

@@ -58,8 +58,9 @@ class Llama(BaseLlama):
         compile, reason = _decide_compile(config, device, options.compile)
         weights = Weights(checkpoint, activations, device, ranks)
         notices = (f"decoding is not compiled: {reason}",) if reason else ()
-        notices, bits = (*notices, *weights.notices), options.cache_bits
-        model = cls(weights.config, weights, activations, device, notices, bits)
+        notices = (*notices, *weights.notices)
+        states = options.cache_bits, options.checkpoints
+        model = cls(weights.config, weights, activations, device, notices, *states)
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model.pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):

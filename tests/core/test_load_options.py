@@ -92,7 +92,7 @@ def test_names_of_dtypes(name, dtype, backend, toy):
 
 
 def test_what_is_not_given_keeps_its_default(backend):
-    plain = LoadOptions(batch_invariant=False, max_rows=MAX_ROWS, adapters=())
+    plain = LoadOptions(batch_invariant=False, checkpoints=8, max_rows=MAX_ROWS, adapters=())
     assert check(backend) == plain and check(backend, compile=True) == replace(plain, compile=True)
     wanted = replace(plain, dtype="float32", compile=False)
     assert check(backend, dtype="fp32", compile=False) == wanted
@@ -185,3 +185,12 @@ def test_rows_of_a_step():
     for value in (0, "513", "-1", "many", 2.5, True, "9" * 99):
         with pytest.raises(OptionsError, match="^`max_rows` .*: must be a whole number, 1 to 512$"):
             LoadOptions(max_rows=value).check("cpu")
+
+
+def test_checkpoints_of_a_row():
+    for value, count in ((None, 8), (2, 2), ("256", 256)):
+        assert LoadOptions(checkpoints=value).check("cpu").checkpoints == count
+    wanted = "^`checkpoints` .*: must be a whole number, 2 to 256$"
+    for value in (0, "1", "257", -1, "many"):
+        with pytest.raises(OptionsError, match=wanted):
+            LoadOptions(checkpoints=value).check("cpu")

@@ -12,9 +12,9 @@ from making import make_checkpoint
 
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
-from mlx_llama.core.backends.positions import KEPT_CHECKPOINTS
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.options import CHECKPOINTS
 from mlx_llama.core.system import machine
 from mlx_llama.doctor.command import next_command
 from mlx_llama.doctor.diagnose import diagnose
@@ -70,7 +70,7 @@ def test_recurrent_states_and_their_checkpoints_take_room(tmp_path, monkeypatch)
     state = 4 * 2 * 64  # a layer's last two inputs
     assert diagnosis.model["state_bytes"] == state
     cpu = fit(diagnosis, "cpu")
-    room = (8 << 20) - cpu.weights_bytes - (1 + KEPT_CHECKPOINTS) * state
+    room = (8 << 20) - cpu.weights_bytes - (2 + CHECKPOINTS) * state
     assert cpu.longest_context == room // (2 * cpu.cache_bytes_per_token)
 
 

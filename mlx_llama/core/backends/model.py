@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import Array, Probe
+from mlx_llama.core.options import CHECKPOINTS
 from mlx_llama.core.sample import Masks, SamplingBatch
 
 from .build import build_decoder
@@ -38,8 +39,10 @@ class BaseLlama:
         device: Any = "cpu",
         notices: tuple[str, ...] = (),
         cache_bits: int | None = None,
+        checkpoints: int | None = None,
     ):
-        """Take all weights from `weights`, a backend's."""
+        """Take all weights from `weights`, a backend's. checkpoints: of a row, None for 8."""
+        self.checkpoints = checkpoints
         self.config, self.dtype, self.device, self.cache_bits = config, dtype, device, cache_bits
         # rows of a new cache have number 1, the first, or 0 where there is none
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
@@ -67,6 +70,7 @@ class BaseLlama:
         cache = self.cache_type(
             self.config, capacity, self.dtype, self.device, rows, self.cache_bits
         )
+        cache.max_checkpoints = self.checkpoints or CHECKPOINTS
         cache.adapters = [min(1, len(self.adapters))] * rows
         return cache
 

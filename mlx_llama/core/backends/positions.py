@@ -15,14 +15,14 @@ import numpy as np
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.parts import Window
+from mlx_llama.core.options import CHECKPOINTS
 
 from ..ops import View
 
 # minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
 GROWTH = 256
-# Recurrent states are kept at multiples of these positions and at ends of prompts, and the oldest
-# of a row's dropped.
-CHECKPOINT, KEPT_CHECKPOINTS = 256, 8
+# Recurrent states are kept at multiples of these positions and at ends of prompts.
+CHECKPOINT = 256
 CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and values have 8 bits
 
 
@@ -41,8 +41,15 @@ def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None)
 
 
 def state_nbytes(config: LlamaConfig) -> int:
-    """Bytes of a row's recurrent states."""
+    """Bytes of a row's recurrent states at one position."""
     return 4 * sum(math.prod(shape) for mixer in config.recurrent for shape in mixer.states)
+
+
+def count_states(length: int, checkpoints: int = CHECKPOINTS) -> int:
+    """Copies of the states that a row of `length` positions takes: its own, the memory that the
+    next call writes, and those at multiples of CHECKPOINT and the end of a prompt.
+    """
+    return 2 + min(checkpoints, 1 + length // CHECKPOINT) if length else 0
 
 
 Layers = Sequence[np.ndarray]  # keys or values by slot
@@ -57,6 +64,7 @@ class Positions:
     """
 
     runtime: ClassVar[Any]  # a backend's
+    max_checkpoints = CHECKPOINTS  # of a row
     view_type: ClassVar[Callable[..., CallView]]
     arrays: Callable[[], list[Any]]  # that the next call depends on, to launch after a chunk
     _grow: Callable[[Mapping[int, int]], None]  # to {row: end}; sets `allocated`
@@ -163,13 +171,18 @@ class Positions:
 
     def nbytes_for(self, length: int) -> int:
         """Bytes that a row of `length` positions takes."""
-        nbytes = self.storage_for(length) * self.position_nbytes
-        return nbytes + self.state_nbytes if length else 0
+        states = count_states(length, self.max_checkpoints) * self.state_nbytes
+        return self.storage_for(length) * self.position_nbytes + states
 
     def taken(self, row: int) -> int:
         """Bytes that a row takes now."""
         states = len(self.checkpoints[row]) + bool(self.states[row])
-        return self.allocated[row] * self.position_nbytes + states * self.state_nbytes
+        nbytes = self.allocated[row] * self.position_nbytes + states * self.state_nbytes
+        return nbytes + self._spare(row)
+
+    def _spare(self, row: int) -> int:
+        """Bytes that a row's next call writes states to."""
+        return self.state_nbytes if self.states[row] else 0
 
     def states_nbytes(self) -> int:
         """Bytes of all rows' recurrent states, each once."""
@@ -276,10 +289,10 @@ class Positions:
         if span.count > 1 or end % CHECKPOINT == 0:
             kept[end] = self._freeze(states)
         self.states[row] = states
-        while len(kept) > KEPT_CHECKPOINTS:
+        while len(kept) > self.max_checkpoints:
             # those within a block go first, but for the latest, which end messages
             within = sorted(at for at in kept if at % CHECKPOINT)
-            del kept[within[0] if len(within) > KEPT_CHECKPOINTS // 2 else min(kept)]
+            del kept[within[0] if len(within) > max(2, self.max_checkpoints // 2) else min(kept)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> int:
         """Copy `length` positions of row `source` to an empty row, or as many as `find_cut` says;

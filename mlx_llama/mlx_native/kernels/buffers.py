@@ -305,6 +305,12 @@ class Buffers(Positions):
             split = super()._split_states(numbers)
             return RowStates([tuple(part[None] for part in parts) for parts in split], 0)
 
+    def states_nbytes(self) -> int:
+        """As of Positions, with the idle slots of shared arrays."""
+        every = [*self.states, *(states for kept in self.checkpoints for states in kept.values())]
+        shared = {id(states.shared): states.shared for states in every if states}
+        return sum(part.nbytes for parts in shared.values() for each in parts for part in each)
+
     def state_arrays(self) -> list[mx.array]:
         shared = [states.shared for states in self.states if isinstance(states, RowStates)]
         return [array for states in shared for parts in states for array in parts]
