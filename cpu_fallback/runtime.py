@@ -46,10 +46,6 @@ def pick_dtype(dtype: str, stored: str, device: str, exceeds_float16: bool = Fal
     return np.dtype(np.float32)
 
 
-def dtype_name(dtype: np.dtype) -> str:
-    return dtype.name
-
-
 def launch(arrays: Sequence[np.ndarray]) -> None:
     """Submit the arrays' work to the device without waiting: NumPy has already done it."""
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
+from mlx_llama.core.backends.interface import BackendFacts, WeightsPlan
+from mlx_llama.core.dtypes import ITEMSIZE
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.system import machine

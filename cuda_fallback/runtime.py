@@ -76,10 +76,6 @@ def pick_dtype(
     return chosen
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
-
-
 def _has_bfloat16(device: torch.device) -> bool:
     """True if the GPU has bfloat16 instructions; torch emulates missing ones slowly."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)

@@ -113,7 +113,7 @@ class LLM:
         self.close()
 
     def __repr__(self) -> str:
-        width = self.backend.runtime.dtype_name(self.model.dtype)
+        width = self.model.dtype_name
         return (
             f"LLM({self.checkpoint.name!r}, backend={self.backend.name!r}, "
             f"device={self.backend.device_name!r}, dtype={width!r}, context={self.engine.context})"
@@ -427,7 +427,7 @@ class LLM:
         Raises CheckpointError if the model's file has changed.
         """
         self.engine.files.check()  # its hash reads some rows
-        dtype, bits = self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits
+        dtype, bits = self.model.dtype_name, self.model.cache_bits
         return Identity.of(self.checkpoint, dtype, bits, self.engine.context, adapter)
 
     def chat(

@@ -7,9 +7,9 @@ import re
 from functools import partial
 from typing import Any
 
-from mlx_llama.core.backends.interface import ITEMSIZE
 from mlx_llama.core.backends.positions import KEPT_CHECKPOINTS, position_nbytes, state_nbytes
 from mlx_llama.core.backends.selection import import_file
+from mlx_llama.core.dtypes import ITEMSIZE
 from mlx_llama.core.engine.rows import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models import rope

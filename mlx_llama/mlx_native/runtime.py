@@ -56,10 +56,6 @@ def pick_dtype(
     return getattr(mx, stored if dtype == "auto" else dtype)
 
 
-def dtype_name(dtype: mx.Dtype) -> str:
-    return {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}[dtype]
-
-
 def launch(arrays: Sequence[mx.array]) -> None:
     """Submit the arrays' graphs to the device without waiting."""
     mx.async_eval(*arrays)

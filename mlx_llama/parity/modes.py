@@ -61,7 +61,7 @@ class Job:
         for backend in self.opened:
             llm = self.load(backend)
             names = {"backend": backend.name, "device": backend.device_name}
-            yield llm, names | {"dtype": parity.dtype_of(llm), "tolerance": self.tolerance(llm)}
+            yield llm, names | {"dtype": llm.model.dtype_name, "tolerance": self.tolerance(llm)}
             parity.free(llm)
 
     def load_reference(self) -> LLM:
@@ -105,7 +105,7 @@ class Job:
 
     def tolerance(self, llm: LLM) -> float:
         return parity.tolerance_of(
-            parity.dtype_of(llm), bool(self.checkpoint.low_bit), llm.model.cache_bits
+            llm.model.dtype_name, bool(self.checkpoint.low_bit), llm.model.cache_bits
         )
 
 

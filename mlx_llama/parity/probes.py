@@ -61,11 +61,6 @@ def probe_names(config: LlamaConfig) -> list[str]:
     return [*names, *LAST]
 
 
-def dtype_of(llm: LLM) -> str:
-    """The activations' dtype: "float32", "float16" or "bfloat16"."""
-    return llm.backend.runtime.dtype_name(llm.model.dtype)
-
-
 def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) -> float:
     """Tolerated relative error for a dtype of the activations. cache_bits: of keys and values."""
     low_bit = LOW_BIT_TOLERANCE if is_low_bit and dtype == "float32" else 0.0

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 Cache = Positions
 Model = BaseLlama
 
-ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
-
 
 class Runtime(Protocol):
     """The device under the arrays: the module runtime.py of a backend."""
@@ -50,7 +48,6 @@ class Runtime(Protocol):
     def pick_dtype(
         self, dtype: str, stored: str, device: Any, exceeds_float16: bool = False
     ) -> Any: ...
-    def dtype_name(self, dtype: Any) -> str: ...  # "float32", "float16" or "bfloat16"
     # submits the arrays' work to the device without waiting
     def launch(self, arrays: Sequence[Array]) -> None: ...
     # waits once for int32 [B, T] each, and concatenates their rows

@@ -73,7 +73,7 @@ class RequestBuilder:
             prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
         )
         completion.backend, completion.device = self.backend.name, self.backend.device_name
-        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
+        completion.dtype = self.model.dtype_name
         completion.seed = options.seed or 0  # Defaults.resolve draws a missing seed
         completion.options = options.model_dump() | {"speculate": kind}
         completion.origins = dict(request.options.origins)

@@ -20,6 +20,7 @@ from mlx_llama.core.system.forks import make_lock
 Pages = Sequence[tuple[machine.FileMap, int, int]]
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # {name in files: Tensor.dtype}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
 # {Tensor.dtype: NumPy dtype}
 NUMBERS = {
     "float32": np.dtype(np.float32),
