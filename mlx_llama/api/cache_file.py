@@ -188,7 +188,7 @@ def _read_tensors(
     actual = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
     _, [*length] = actual.get("tokens", ("", []))
     c, code = identity.config, CODES.get(identity.width, "F16")
-    shapes = c.state_shapes(*length) if len(length) == 1 else {}
+    shapes = c.state_shapes(length[0]) if len(length) == 1 else {}
     expected = {"tokens": ("I32", length)}
     expected |= {name: (code, list(shape)) for name, shape in shapes.items()}
     if size := state_nbytes(c) // 4:

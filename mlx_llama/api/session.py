@@ -20,7 +20,7 @@ from mlx_llama.core.engine.request import Answer, Sequence
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.options import Defaults, GenerationOptions, Options, Resolved, validate
 from mlx_llama.core.system.forks import make_lock
-from mlx_llama.core.text.parts import join_parts
+from mlx_llama.core.text.adapting import join_parts
 from mlx_llama.core.text.surrogates import find_notices, mend
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import find_thoughts

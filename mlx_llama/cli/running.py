@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
-from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.errors import LlamaError, shorten
 from mlx_llama.core.system import progress
-from mlx_llama.core.text.controls import shorten, show_controls
+from mlx_llama.core.text.controls import show_controls
 
 from .spelling import spell_flags
 

@@ -91,5 +91,9 @@ def refuse(error: LlamaError) -> NoReturn:
 
 def show(value: object, limit: int = 80) -> str:
     """The repr of a value for an error, in one line of at most `limit` characters."""
-    text = repr(value).replace("\n", " ")
+    return shorten(repr(value).replace("\n", " "), limit)
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut a text to at most `limit` characters, with three dots at the end."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -31,7 +31,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from mlx_llama.core.dtypes import ITEMSIZE
-from mlx_llama.core.errors import BackendError, OptionsError, plain
+from mlx_llama.core.errors import BackendError, OptionsError, plain, shorten
 from mlx_llama.core.system.machine import parse_size
 from mlx_llama.core.text.surrogates import is_unicode
 
@@ -752,7 +752,7 @@ def _show(value: Any) -> str:
         text = repr(value)
     except RecursionError:
         text = reprlib.repr(value)  # to a few levels
-    return text if len(text) <= SHOWN_INPUT else text[: SHOWN_INPUT - 3] + "..."
+    return shorten(text, SHOWN_INPUT)
 
 
 def _describe_limits(name: str) -> str:

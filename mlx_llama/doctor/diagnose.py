@@ -35,8 +35,7 @@ from mlx_llama.core.system.gpus import Gpus
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, missing_template
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-from .diagnosis import Diagnosis, OpenedModel
-from .fits import fit_backends
+from .diagnosis import Diagnosis, OpenedModel, fit_backends
 
 # else norms
 _GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "lm_head": "head"}

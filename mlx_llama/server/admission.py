@@ -37,8 +37,8 @@ from mlx_llama.core.errors import (
 )
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.options import FIELDS, GenerationOptions, Resolved, validate
+from mlx_llama.core.text.adapting import join_parts
 from mlx_llama.core.text.infill import Infill
-from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 

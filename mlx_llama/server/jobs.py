@@ -25,10 +25,20 @@ from .faults import bad_field, unavailable
 from .fields import Notes, TextOr, TokenIds
 from .guard import log, write_receipt
 from .openai import ChatFields, write_piece
-from .replies import DONE, NEVER, PING_SECONDS, Json, admission_of, check_model, dump, event, submit
+from .replies import (
+    DONE,
+    NEVER,
+    PING_SECONDS,
+    Json,
+    admission_of,
+    check_model,
+    dump,
+    event,
+    list_logprobs,
+    submit,
+)
 from .schemas import serves
 from .settings import Settings
-from .tooling import list_logprobs
 
 router = APIRouter(tags=["jobs"])
 

@@ -8,13 +8,98 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
+from mlx_llama.core.errors import shorten
 from mlx_llama.core.text.json_schema import NOTES, follow, rewrite_schema, walk_schema
 
-from .pattern_size import check_pattern
+# The size of a pattern with its counts written out, which bounds the work of compiling it
+
+MAX_SIZE = 100_000  # a{100000} takes 0.1 s, (a{1003}){991} 1 to 3 s and 200 MB
+
+_REPETITION = re.compile(r"(?:\{|~)\s*(\d*)\s*(?:(?:,|\.\.)\s*(\d*)\s*)?\}?")
+_TOKENS = re.compile(  # a count, an escape, a class, or one other character
+    r"\{\s*\d*\s*,?\s*\d*\s*\}|\\(?:[pPxuU]\{[^}]*\}|.)"
+    r"|\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]\\])*\]|.",
+    re.DOTALL,
+)
+_LARK_TOKENS = re.compile(  # a count, a text, a regular expression, a comment, a name, or another
+    r'\{[\d\s,]*\}|~\s*\d+(?:\s*\.\.\s*\d+)?|"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\])+/'
+    r"|[A-Za-z_]\w*|\S"
+)
+_LARK_HEAD = re.compile(r"^\s*[?!]?([A-Za-z_]\w*)(?:\.\d+)?(?:\[[^\]\n]*\])?\s*:", re.MULTILINE)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise ValueError for a regular expression whose counts multiply beyond the limit."""
+    _check(_measure_regex(pattern))
+
+
+def check_lark(grammar: str) -> None:
+    """Raise ValueError for a regular expression or a terminal beyond the limit. Rules, whose names
+    are in lower case, are not expanded.
+    """
+    _, *parts = _LARK_HEAD.split(grammar)
+    bodies = {name: _LARK_TOKENS.findall(body) for name, body in zip(parts[::2], parts[1::2])}
+    sizes: dict[str, int] = {}
+
+    def measure(token: str) -> int:
+        if token[0] == "/":
+            return 0 if token[:2] == "//" else _measure_regex(token[1:-1])
+        if token[0] == '"':
+            return len(token)
+        if token.isupper() and token in bodies and token not in sizes:
+            sizes[token] = 1  # within itself, which is an error
+            sizes[token] = _measure(bodies[token], measure)
+        return sizes.get(token, 1)
+
+    for name, body in bodies.items():
+        try:
+            _check(measure(name))
+            for token in body:
+                _check(measure(token))
+        except RecursionError:
+            raise ValueError("its terminals refer to each other too deeply") from None
+
+
+def _measure_regex(pattern: str) -> int:
+    return _measure(_TOKENS.findall(pattern), lambda token: 1)
+
+
+def _measure(tokens: Iterable[str], measure_atom: Callable[[str], int]) -> int:
+    """Characters of a pattern whose counts are written out, at least. The dialects agree on groups
+    and counts; a group that does not close is taken to begin with the pattern.
+    """
+    groups, last = [0], 0  # sizes of the open groups, and of the last part
+    for token in tokens:
+        if token in ("(", "["):
+            groups.append(0)
+        elif token in (")", "]"):
+            last = groups.pop()
+            groups = groups or [0]
+            groups[-1] += last
+        elif token[0] in "{~" and (count := _REPETITION.fullmatch(token)):
+            times = max([1, *(int(digits[:12] or 1) for digits in count.groups(""))])
+            groups[-1] += last * (times - 1)
+            last *= times
+        elif token not in "|?*+":
+            last = measure_atom(token)
+            groups[-1] += last
+    return sum(groups)
+
+
+def _check(size: int) -> None:
+    if size > MAX_SIZE:
+        written = f"{size}" if size < 10**18 else "over 10**18"
+        raise ValueError(
+            f"with its counts written out a pattern is {written} characters long, expected at "
+            f"most {MAX_SIZE}"
+        )
+
+
+# Schemas
 
 _EXACT = 1 << 53  # doubles hold all integers up to it
 _LARGEST = (1 << 63) - 1024  # the largest double that is an integer of 64 bits
@@ -84,7 +169,9 @@ def _check_part(place: str, part: Mapping[str, Any]) -> None:
         bound: Any = part.get(name)
         if _is_number(bound) and bound * side > _LARGEST:
             raise SchemaFault(
-                place, f"{name} {_show(bound)} is outside the enforced range of +-{_LARGEST}"
+                place,
+                f"{name} {shorten(json.dumps(bound), 40)} is outside the enforced range of "
+                f"+-{_LARGEST}",
             )
     patterns = part.get("patternProperties")
     for pattern in (part.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
@@ -104,11 +191,6 @@ def _check_steps(place: str, steps: set[Decimal]) -> None:
             place,
             f"multipleOf {shown}: at most {_LARGEST_STEP} steps of the last digit are enforced",
         )
-
-
-def _show(number: float) -> str:
-    text = json.dumps(number)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _adapt_bounds(part: dict[str, Any], changed: set[str]) -> dict[str, Any]:

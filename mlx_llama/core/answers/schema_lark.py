@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from mlx_llama.core.errors import shorten
 from mlx_llama.core.text.json_schema import DEFINITIONS, NOTES, follow, walk_schema
 
 from .enforceable import SchemaFault
@@ -99,8 +100,9 @@ class SchemaRules:
     def _fault(self, schema: dict[str, Any], place: str, reason: str) -> SchemaFault:
         inner, value = _find_inexact(schema) or ("", "a number")
         where = ".".join(filter(None, (place.lstrip("."), inner)))
-        shown = f"{value}" if len(f"{value}") <= 40 else f"{value}"[:37] + "..."
-        return SchemaFault(where, f"the number {shown} cannot be enforced exactly {reason}")
+        return SchemaFault(
+            where, f"the number {shorten(f'{value}', 40)} cannot be enforced exactly {reason}"
+        )
 
     def _needs_rules(self, schema: dict[str, Any]) -> bool:
         """True if llguidance would change a constant of the schema or of its references."""
@@ -121,12 +123,9 @@ class SchemaRules:
         return self._inexact[reference]
 
     def _add(self, body: str, name: str = "") -> str:
-        name = name or self._reserve()
+        name = name or f"{self._prefix}_{len(self.rules) + len(self._names)}"
         self.rules.append(f"{name}: {body}")
         return name
-
-    def _reserve(self) -> str:
-        return f"{self._prefix}_{len(self.rules) + len(self._names)}"
 
     def _refer(self, reference: str, place: str) -> str:
         if reference not in self._names:

@@ -34,7 +34,6 @@ Model = BaseLlama
 class Runtime(Protocol):
     """The device under the arrays: the module runtime.py of a backend."""
 
-    NAME: str
     SURVIVES_FORK: bool  # a forked process may compute
     HAS_ONE_THREAD: bool  # all calls are made by one thread
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from mlx_llama.core.text.json_schema import follow
 
-from .calls import write_arguments
-from .python_text import read_literal
+from .calls import read_literal, write_arguments
 
 _DEPTH = 16  # maximum nesting of references and alternatives
 _LENGTH = 1 << 14  # characters that are read as Python
