@@ -48,8 +48,6 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True)
 class Job:
-    """One request."""
-
     index: int  # in the file, from 0
     id: str | int | None
     prompt: str | list[dict[str, str]]  # a text, or messages

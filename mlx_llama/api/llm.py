@@ -27,7 +27,7 @@ from mlx_llama.core.engine.loop import Loop, Worker
 from mlx_llama.core.engine.request import Answer, Request, Sequence
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
-from mlx_llama.core.files.watch import FileWatch
+from mlx_llama.core.files.tensor import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.options import (
     ALIASES,
@@ -41,8 +41,8 @@ from mlx_llama.core.options import (
 )
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.forks import cached_property, find_launcher
+from mlx_llama.core.text.controls import find_notices
 from mlx_llama.core.text.infill import Infill
-from mlx_llama.core.text.surrogates import find_notices
 from mlx_llama.core.text.template import (
     ChatTemplate,
     encode_messages,

@@ -21,7 +21,7 @@ from mlx_llama.core.errors import OptionsError, SessionError, TemplateError, pla
 from mlx_llama.core.options import split_fault, validate
 from mlx_llama.core.system.files import read_file, write_file, writing
 from mlx_llama.core.text.adapting import join_parts
-from mlx_llama.core.text.surrogates import mend
+from mlx_llama.core.text.controls import mend
 from mlx_llama.core.text.template import check_messages
 
 FORMAT: Final = "mlx_llama session"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama import cli
-from mlx_llama.cli.spelling import spell_flags
+from mlx_llama.cli.running import spell_flags
 from mlx_llama.core import options
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.backends.decoding import decode, prefill

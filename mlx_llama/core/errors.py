@@ -1,7 +1,7 @@
 """Errors for users. A message states the value, the expected value and the remedy.
 
 Messages name options in backticks, as in Python: "`ctx_size` 0: ...", "choose `device='cpu'`".
-Commands spell them as flags (cli.spelling).
+Commands spell them as flags (cli.running).
 """
 
 from __future__ import annotations

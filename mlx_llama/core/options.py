@@ -33,7 +33,7 @@ from pydantic.fields import FieldInfo
 from mlx_llama.core.dtypes import ITEMSIZE
 from mlx_llama.core.errors import BackendError, OptionsError, plain, shorten
 from mlx_llama.core.system.machine import parse_size
-from mlx_llama.core.text.surrogates import is_unicode
+from mlx_llama.core.text.controls import is_unicode
 
 from .answers.hooks import LogitsProcessor, OnPiece, OnProgress, takes_two
 from .answers.schema import Schema

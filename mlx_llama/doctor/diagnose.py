@@ -31,7 +31,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.options import resolve
 from mlx_llama.core.system import cache_folder, machine
 from mlx_llama.core.system.files import read_json
-from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.core.system.machine import Gpus
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, missing_template
 from mlx_llama.core.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from mlx_llama import cli
 from mlx_llama.api.llm import LLM, single_adapter
 from mlx_llama.cli import flags
 from mlx_llama.cli.flags import parse_number
-from mlx_llama.cli.spelling import spell_options
+from mlx_llama.cli.running import spell_options
 from mlx_llama.core.backends import selection
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError

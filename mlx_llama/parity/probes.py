@@ -268,20 +268,12 @@ CHUNK = 128  # positions whose logits are held in memory
 
 @dataclass
 class Perplexity:
-    """Perplexity of a text."""
-
     value: float  # exp(nll)
     nll: float  # mean negative log likelihood per token, nats
     count: int  # scored tokens
 
 
-def measure_perplexity(
-    llm: LLM,
-    tokens: list[int],
-    window: int,
-    stride: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Perplexity:
+def measure_perplexity(llm: LLM, tokens: list[int], window: int, stride: int) -> Perplexity:
     """Measure perplexity over windows of `window` tokens, one every `stride` tokens. Each token but
     the first is scored once, with at least `window - stride` tokens of context if there are that
     many (as in transformers' guide to perplexity). Raises ContextError.
@@ -309,7 +301,6 @@ def measure_perplexity(
                 rows = log_softmax(logits[first - start : last - start])
                 total -= float(rows[np.arange(last - first), tokens[first + 1 : last + 1]].sum())
         scored = end
-        progress(end, len(tokens))
         if end == len(tokens):
             break
     count = len(tokens) - 1

@@ -20,8 +20,7 @@ import anyio
 from starlette.requests import Request as HttpRequest
 
 from mlx_llama.api.llm import LLM
-from mlx_llama.api.tool_use import Conversation, Toolbox, ToolPrompt
-from mlx_llama.api.turns import fit_turns
+from mlx_llama.api.tool_use import Conversation, Toolbox, ToolPrompt, fit_turns
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.grammar import Rule
 from mlx_llama.core.answers.schema import Schema

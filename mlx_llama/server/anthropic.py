@@ -112,12 +112,10 @@ class MessagesWriter(Writer):
 
 
 def write_block(kind: str, text: str) -> dict[str, Any]:
-    """Write a block of text or of a thought."""
     return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
 
 
 def write_call(identity: str | None, name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Write a block with a call."""
     return {"type": "tool_use", "id": identity, "name": name, "input": values}
 
 

@@ -191,7 +191,6 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: Sequence[socke
 
 
 def make_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    """Build uvicorn's settings."""
     return uvicorn.Config(
         app,
         http=Connection,

@@ -119,7 +119,6 @@ class OpenAIWriter(Writer):
         return {"__verbose": {"prompt": prompt}}
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Write an event."""
         usage = {"usage": None} if self.body.stream_options.include_usage else {}
         return {**self.head(self.chunk_kind), **usage, "choices": choices, **more}
 
@@ -231,8 +230,6 @@ class CompletionRequest(CommonFields):
 
 
 class CompletionWriter(OpenAIWriter):
-    """Writes completions."""
-
     prefix = "cmpl-"
 
     def begin(self, tasks: Sequence[Task]) -> Events:

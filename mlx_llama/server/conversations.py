@@ -168,7 +168,6 @@ def plain_message(role: str | None, content: Any, **more: Any) -> dict[str, Any]
 
 
 def plain_call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
-    """Return a call for templates."""
     function = {"name": name, "arguments": arguments}
     return {"id": identity, "type": "function", "function": function}
 

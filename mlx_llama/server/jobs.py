@@ -188,7 +188,6 @@ class Jobs:
             raise unavailable("too_many_jobs", f"{len(jobs)} jobs are running: retry later", 5)
 
     def add(self, answers: Answers, identity: str, abandon_seconds: float | None) -> Job:
-        """Start a job."""
         job = Job(f"{self._start}-{identity}", answers, abandon_seconds=abandon_seconds)
         job.count_readers(0)
         self._jobs[job.identity] = job

@@ -131,8 +131,6 @@ def _adapt_continuation(values: dict[str, Any]) -> None:
 
 
 class ChatWriter(OpenAIWriter):
-    """Writes chat completions."""
-
     prefix = "chatcmpl-"
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     empty: Mapping[str, Any] = {"delta": {}}

@@ -79,7 +79,6 @@ async def page_file(request: Request) -> Response:
 
 
 def _write_code_colors() -> str:
-    """Write the colors of highlighted code."""
     from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 
     light = HtmlFormatter(style="default").get_style_defs(".code")

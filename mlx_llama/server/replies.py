@@ -52,8 +52,6 @@ def dump(value: Any) -> bytes:
 
 
 class Json(Response):
-    """A JSON body."""
-
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -73,7 +71,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 def admission_of(request: Request) -> Admission:
-    """Return the server's admission."""
     return request.app.state.admission
 
 
@@ -192,7 +189,6 @@ class Writer:
         yield from ()
 
     def end(self, task: Task) -> Events:
-        """Write the end of an answer."""
         yield from ()
 
     def finish(self, tasks: Sequence[Task]) -> Events:
@@ -200,7 +196,6 @@ class Writer:
         yield from ()
 
     def encode(self, value: Any) -> bytes:
-        """Write an event."""
         return event(value)
 
     def fail(self, refusal: Refusal) -> bytes:
@@ -371,7 +366,6 @@ LEAST_LOGPROB = -9999.0  # OpenAI's number for minus infinity
 
 
 def text_of(piece: str | Thought) -> str:
-    """Return the text of a piece of text or of a thought."""
     return piece.text if isinstance(piece, Thought) else piece
 
 

@@ -75,7 +75,6 @@ class ResponseWriter(Writer):
         self.waiting: list[tuple[str, list[dict[str, Any]]]] = []
 
     def event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Write an event."""
         self.number += 1
         return {"type": kind, "sequence_number": self.number, **fields}
 
@@ -89,7 +88,6 @@ class ResponseWriter(Writer):
     # The response
 
     def response(self, task: Task, status: str) -> dict[str, Any]:
-        """Write the response as it is."""
         body, completion, options = self.body, task.completion, task.completion.options
         limit, is_over = options.get("max_tokens"), status != "in_progress"
         is_limited = status == "incomplete" and task.is_cut
@@ -189,7 +187,6 @@ class ResponseWriter(Writer):
     # Items
 
     def open(self, kind: str) -> Events:
-        """Open an item."""
         self.kind, self.text, self.logprobs = kind, "", []
         place = {"output_index": len(self.output), "item": self.item("in_progress")}
         yield self.event("response.output_item.added", **place)
@@ -226,7 +223,6 @@ class ResponseWriter(Writer):
         return {"type": "output_text", "text": self.text, "annotations": [], **logprobs}
 
     def item(self, status: str) -> dict[str, Any]:
-        """Write the open item."""
         is_begun, index, identity = status == "in_progress", len(self.output), self.identity
         item: dict[str, Any] = {"type": self.kind, "status": status}
         if self.kind == "function_call" and (call := self.call):
@@ -246,7 +242,6 @@ def status_of(task: Task) -> str:
 
 
 def write_usage(completion: Completion) -> dict[str, Any]:
-    """Write the usage of a response."""
     read, written = completion.prompt_tokens, len(completion.tokens)
     cached = {"cached_tokens": completion.reused_tokens, "cache_write_tokens": 0}
     return {

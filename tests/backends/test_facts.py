@@ -23,7 +23,7 @@ from mlx_llama.core.backends.selection import PACKAGES, import_file
 from mlx_llama.core.dtypes import dtype_name
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.system import machine
-from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.core.system.machine import Gpus
 from mlx_llama.doctor.diagnose import diagnose
 from mlx_llama.mlx_native import facts as mlx
 

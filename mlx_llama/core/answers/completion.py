@@ -354,7 +354,6 @@ class Writer:
         )
 
     def count_read(self, nbytes: int) -> None:
-        """Count a read of `nbytes` of tokens."""
         self.completion.waits += 1
         self.completion.read_bytes += nbytes
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlx_llama.core.files.checkpoint import Checkpoint
     from mlx_llama.core.files.quantized import AffineWeight
     from mlx_llama.core.files.tensor import Tensor
-    from mlx_llama.core.system.gpus import Gpus
+    from mlx_llama.core.system.machine import Gpus
 
 # The classes that a backend derives, under the names that it gives them.
 Cache = Positions

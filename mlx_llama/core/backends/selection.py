@@ -18,7 +18,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.options import GenerationOptions, LoadOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.forks import cached_property
-from mlx_llama.core.system.gpus import has_gpu_driver
+from mlx_llama.core.system.machine import has_gpu_driver
 
 from .interface import Model, SamplingBatch
 from .shards import Ranks

@@ -15,7 +15,7 @@ from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
-from mlx_llama.core.files.watch import FileWatch
+from mlx_llama.core.files.tensor import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.sample import uses_dry
