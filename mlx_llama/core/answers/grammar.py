@@ -28,8 +28,7 @@ from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import JSON_OPTIONS
 
 from .compiler_process import CompilerFault, check_rule
-from .enforceable import check_lark, check_pattern, make_enforceable, relax
-from .schema_lark import SchemaRules
+from .enforceable import SchemaRules, check_lark, check_pattern, make_enforceable, relax
 
 if TYPE_CHECKING:
     import llguidance
