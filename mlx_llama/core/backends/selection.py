@@ -70,11 +70,6 @@ class Backend:
         return f"{name}, {world.size} processes" if world and world.backend == self.name else name
 
     @property
-    def device_kind(self) -> str:
-        """The device as `select` takes it: "cpu" or "gpu"."""
-        return "cpu" if "cpu" in str(self.device).lower() else "gpu"
-
-    @property
     def runs_ahead(self) -> bool:
         return self.runtime.runs_ahead(self.device)
 
