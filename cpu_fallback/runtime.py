@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlx_llama.core.backends.defaults import bandwidth, primitives  # noqa: F401
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 from .kernels import find_target
 
-NAME = "cpu"
 SURVIVES_FORK = True  # kernels.runner starts new threads
 HAS_ONE_THREAD = False
 
@@ -46,10 +44,6 @@ def pick_dtype(dtype: str, stored: str, device: str, exceeds_float16: bool = Fal
     return np.dtype(np.float32)
 
 
-def dtype_name(dtype: np.dtype) -> str:
-    return dtype.name
-
-
 def launch(arrays: Sequence[np.ndarray]) -> None:
     """Submit the arrays' work to the device without waiting: NumPy has already done it."""
 
@@ -74,3 +68,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def free_memory(device: str) -> int | None:
     return machine.free_memory()
+
+
+def bandwidth(device: str) -> float | None:
+    return None
+
+
+def primitives(arrays: Sequence[np.ndarray]) -> int | None:
+    return None

@@ -75,10 +75,10 @@ class View(Call):
             part[0][None] if self.batch == 1 else torch.stack(part) for part in zip(*tables)
         )
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None and self.is_live:
             self.cache.swap_states(self.spans)
-        super().__exit__(kind, *rest)
+        super().__exit__(kind, error, trace)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store new keys and values of a layer, [B, G, T, D] each."""

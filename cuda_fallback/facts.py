@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
+from mlx_llama.core.backends.interface import BackendFacts, WeightsPlan
+from mlx_llama.core.dtypes import ITEMSIZE
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.system import machine
-from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.core.system.machine import Gpus
 
 DISTRIBUTIONS = ("torch", "triton")
 KERNELS_CAPABILITY = 8.0  # least compute capability for the Triton kernels

@@ -9,11 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlx_llama.core.backends.defaults import primitives  # noqa: F401
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
-NAME = "cuda"
 SURVIVES_FORK = False  # a forked process lacks torch's threads, and CUDA's contexts
 HAS_ONE_THREAD = False
 
@@ -74,10 +72,6 @@ def pick_dtype(
             return torch.float32 if exceeds_float16 else torch.float16
         raise BackendError(f"{device_name(device)} has no bfloat16: use `dtype='float16'`")
     return chosen
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
 
 
 def _has_bfloat16(device: torch.device) -> bool:
@@ -159,3 +153,7 @@ def bandwidth(device: torch.device) -> float | None:
     end.record()
     end.synchronize()
     return 5 * 2 * source.nbytes / (start.elapsed_time(end) / 1e3)
+
+
+def primitives(arrays: Sequence[torch.Tensor]) -> int | None:
+    return None

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from mlx_llama.core.backends.weights import BlockWeights, check_memory
+from mlx_llama.core.dtypes import dtype_name
 from mlx_llama.core.files.adapters import stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
@@ -40,7 +41,7 @@ class Weights(BlockWeights):
         preferred = facts.preferred_dtype(self.tensors.values(), checkpoint.dtype)
         self.dtype = runtime.pick_dtype(dtype, preferred, device, checkpoint.config.exceeds_float16)
         on_gpu, name = device.type != "cpu", runtime.device_name(device)
-        chosen = runtime.dtype_name(self.dtype)
+        chosen = dtype_name(self.dtype)
         self.nbytes = facts.weights_nbytes(self.tensors.values(), chosen, on_gpu)
         self.nbytes += stacked_nbytes(self.adapters, self.config, self.dtype.itemsize)
         if on_gpu:  # on the CPU weights stay mapped
@@ -78,7 +79,7 @@ class Weights(BlockWeights):
 
     def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
         on_cpu = self.device.type == "cpu"
-        if on_cpu and len(run) == 1 and run[0].dtype == runtime.dtype_name(self.dtype):
+        if on_cpu and len(run) == 1 and run[0].dtype == dtype_name(self.dtype):
             return _mapped(run[0])
         if self._upload is None:
             self._upload = torch.Tensor.copy_ if on_cpu else Upload(self.device)

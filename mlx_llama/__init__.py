@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 from .api import ON_QUESTION
 
 if TYPE_CHECKING:
+    from mlx_llama.core.answers.completion import Entry
+
     from . import errors
     from .api.cache_file import Identity
     from .api.llm import LLM, Prompt, load
     from .api.session import Messages, Session
     from .api.tool_use import Toolbox
     from .core.answers.completion import Aside, Completion, Token
-    from .core.answers.entries import Entry
     from .core.answers.hooks import LogitsProcessor, OnPiece, OnProgress
     from .core.answers.schema import Schema
     from .core.backends.logprobs import TokenLogprobs
@@ -65,8 +66,7 @@ _HOMES = {
     "core.errors": "LlamaError BackendError CheckpointError ConfigError ContextError "
     "IncompleteAnswerError NumericalError OptionsError OutOfMemoryError SessionError TemplateError "
     "TokenizerError TraceError",
-    "api.cache_file": "Identity", "core.answers.completion": "Aside Completion Token",
-    "core.answers.entries": "Entry",
+    "api.cache_file": "Identity", "core.answers.completion": "Aside Completion Entry Token",
     "core.answers.hooks": "LogitsProcessor OnPiece OnProgress",
     "api.llm": "LLM Prompt load",
     "core.options": "Defaults GenerationOptions LoadOptions Options Resolved",

@@ -14,9 +14,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from mlx_llama.cli.running import spell_flags
+
 from . import cli
 from .cli import flags
-from .cli.spelling import spell_flags
 from .core.errors import OptionsError
 from .core.options import validate
 from .core.system.progress import moves_cursor

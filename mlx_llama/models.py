@@ -7,15 +7,18 @@ if __name__ == "__main__":  # before the imports below: interrupted, they would 
 
     start("models")
 
-import dataclasses
 import json
 import shutil
 import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from .cli.flags import Parser
-from .core.errors import CheckpointError, OptionsError
-from .core.files import hub, hub_cache
-from .core.files.checkpoint import find_model
+from .core.errors import CheckpointError, LlamaError, OptionsError
+from .core.files import hub
+from .core.files.checkpoint import find_model, open_checkpoint
+from .core.files.quantized import AffineWeight
 from .core.system import cache_folder
 from .core.system.machine import format_bytes
 
@@ -60,9 +63,9 @@ def main(arguments: list[str]) -> int:
     elif args.action == "pull":
         pull(args.model, args.revision)
     elif args.action == "rm":
-        print(f"removed {args.model}: {format_bytes(hub_cache.remove(args.model))}")
+        print(f"removed {args.model}: {format_bytes(remove(args.model))}")
     elif args.json:
-        print(json.dumps(list(map(dataclasses.asdict, hub_cache.list_models())), indent=2))
+        print(json.dumps(list(map(asdict, find_models())), indent=2))
     else:
         list_models()
     return 0
@@ -70,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 def list_models() -> None:
     """Print a line per model, and the size of the cache folder."""
-    models = hub_cache.list_models()
+    models = find_models()
     width = max((len(model.name) for model in models), default=0)
     for model in models:
         used = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
@@ -87,3 +90,90 @@ def pull(name: str, revision: str | None) -> None:
         raise CheckpointError(f"{name}: is not a hub id (org/name, org/name:TYPE) or a short name")
     label, path = find_model(name, revision)
     print(f"{path}  ({label})" if path.is_file() else path)
+
+
+# The hub's cache folder on this disk
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A folder of a hub id, or a GGUF file in it."""
+
+    name: str  # "org/name" or "org/name:FILE.gguf"
+    nbytes: int  # on the disk, all parts of a split file
+    last_used: float  # seconds since 1970
+    kind: str  # the format of most weights, "" if it does not run
+    error: str  # the reason why it does not run here, else ""
+
+
+def find_models() -> list[CachedModel]:
+    """The models of the newest revision of each repository, by name; reads only headers."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    if not Path(constants.HF_HUB_CACHE).is_dir():
+        return []
+    models = []
+    for repository in huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).repos:
+        if repository.repo_type != "model" or not repository.revisions:
+            continue
+        revision = max(repository.revisions, key=lambda revision: revision.last_modified)
+        files = {
+            file.file_path.relative_to(revision.snapshot_path).as_posix(): file
+            for file in revision.files
+        }
+        groups = {
+            f"{repository.repo_id}:{name}": [p for p in hub.parts_of(name) if p in files]
+            for name in files
+            if name.endswith(".gguf") and hub.parts_of(name)[0] == name
+        }
+        if "config.json" in files:
+            groups[repository.repo_id] = [name for name in files if not name.endswith(".gguf")]
+        for name, members in groups.items():
+            path = revision.snapshot_path / (members[0] if ":" in name else "")
+            error, kind = "", ""
+            try:
+                kind = _most_common_format(path)
+            except LlamaError as fault:
+                error = str(fault)
+            nbytes = sum(files[member].size_on_disk for member in members)
+            last_used = max(files[member].blob_last_accessed for member in members)
+            models.append(CachedModel(name, nbytes, last_used, kind, error))
+    return sorted(models, key=lambda model: model.name.lower())
+
+
+def _most_common_format(path: Path) -> str:
+    nbytes: Counter[str] = Counter()
+    for tensor in open_checkpoint(path).tensors.values():
+        kind = tensor.description if isinstance(tensor, AffineWeight) else tensor.dtype
+        nbytes[kind] += tensor.nbytes
+    return nbytes.most_common(1)[0][0]
+
+
+def remove(name: str) -> int:
+    """Remove a model from the hub's cache: "org/name" with all its files and revisions, or a GGUF
+    file of it; returns the bytes that were freed. Raises CheckpointError if there is none.
+    """
+    named = hub.hub_name(name)
+    if named is None:
+        raise CheckpointError(f"{name}: is not a hub id: delete local files yourself")
+    model, _, file = named.partition(":")
+    try:
+        folder = hub.fetch(model, patterns=("*",), skip=(), local_only=True)
+    except CheckpointError:
+        text = f"{named}: not in the local cache; `mlx_llama models` lists what is"
+        raise CheckpointError(text) from None
+    if not file:
+        repository = folder.parents[1]
+        freed = sum(blob.stat().st_size for blob in (repository / "blobs").glob("*"))
+        shutil.rmtree(repository)
+        return freed
+    if not file.endswith(".gguf"):
+        file = hub.find_gguf(named, local_only=True).partition(":")[2]
+    freed = 0
+    for link in (folder / part for part in hub.parts_of(file)):
+        if link.exists():
+            freed += link.stat().st_size
+            link.resolve().unlink()
+            link.unlink(missing_ok=True)
+    return freed

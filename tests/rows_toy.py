@@ -42,7 +42,8 @@ class ToyCache(RowCache):
 
 
 class ToyModel:
-    config, dtype, cache_bits, notices, adapters = CONFIG, "float32", None, (), ()
+    dtype = dtype_name = "float32"
+    config, cache_bits, notices, adapters = CONFIG, None, (), ()
     verify_width, prefill_width, prefill_chunk, is_batch_invariant = 16, 1 << 16, 512, False
 
     def __init__(self):
@@ -92,7 +93,6 @@ class ToyBackend:
             to_numpy=np.array,
             launch=self.launch,
             read=self.read,
-            dtype_name=str,
             peak_memory=lambda device: 0,
             primitives=lambda arrays: None,
             free_memory=lambda device: 1 << 30,

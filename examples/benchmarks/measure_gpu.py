@@ -320,7 +320,7 @@ class Ours(Program):
         )[0]
         model = self.backend.load(checkpoint, dtype)
         first, second = self.logits(model, tokens), self.logits(model, tokens)
-        bound = LOGIT_BOUNDS[self.backend.runtime.dtype_name(model.dtype)]
+        bound = LOGIT_BOUNDS[model.dtype_name]
         return relative(first, right.astype(np.float64)), first.tobytes() == second.tobytes(), bound
 
     def op_check_logits(self, form: str) -> dict[str, Any]:
@@ -378,7 +378,7 @@ class Ours(Program):
                 "steps",
                 label,
                 error,
-                LOGIT_BOUNDS[self.backend.runtime.dtype_name(models[0].dtype)],
+                LOGIT_BOUNDS[models[0].dtype_name],
             )
         )
         return {"checks": checks, "left_out": refused}

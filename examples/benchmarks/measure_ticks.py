@@ -57,7 +57,8 @@ class StubModel:
     """The next tokens come from a list."""
 
     verify_width, prefill_width, prefill_chunk, notices = 8, 1 << 16, 512, ()
-    dtype, cache_bits = "float32", None
+    dtype = dtype_name = "float32"
+    cache_bits = None
     adapters, is_batch_invariant = (), False
 
     def __init__(self, config, rows: int):
@@ -83,7 +84,6 @@ def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
     checkpoint = open_checkpoint()
     runtime = SimpleNamespace(
         free_memory=lambda device: None,
-        dtype_name=str,
         is_out_of_memory=lambda error: False,
         launch=lambda arrays: None,
         read=read,

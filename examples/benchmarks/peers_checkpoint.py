@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 CHUNK = 512  # prompt tokens per evaluation, llama.cpp's n_batch and n_ubatch
-WARM = 4  # first tokens without host figures, as in mlx_llama.bench.host
+WARM = 4  # first tokens without host figures, as in mlx_llama.bench.profile
 
 # {backend: (titles of both programs, the peer's package, how to install it)}
 PAIRS = {
@@ -155,11 +155,11 @@ class OursMlx(Ours):
 
     def host(self) -> dict[str, float]:
         """build and host (processor time) in microseconds per token, and primitives, by
-        mlx_llama.bench.host.
+        mlx_llama.bench.profile.
         """
-        from mlx_llama.bench import host
+        from mlx_llama.bench import profile
 
-        figures = host.measure_host(self.loaded, self.warm.engine.context)
+        figures = profile.measure_host(self.loaded, self.warm.engine.context)
         return {
             "build": figures["step_us"],
             "host": figures["thread_us"],
@@ -231,7 +231,7 @@ class MlxLm(Decoding):
         """As OursMlx.host: generate_step's own lines with clocks between, no step launched
         ahead.
         """
-        from mlx_llama.bench.host import PROMPT, TOKENS
+        from mlx_llama.bench.profile import PROMPT, TOKENS
 
         mx, cache = self.mx, self.caches.make_prompt_cache(self.model)
         y = mx.array(prompt_tokens(PROMPT, self.vocabulary))

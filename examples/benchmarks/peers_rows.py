@@ -47,10 +47,7 @@ class OursRows(Decoding):
 
     def about(self) -> str:
         """Device and dtype, for the report."""
-        return (
-            f"{self.backend.device_name}, {self.backend.runtime.dtype_name(self.model.dtype)}, "
-            f"{self.rows} rows"
-        )
+        return f"{self.backend.device_name}, {self.model.dtype_name}, {self.rows} rows"
 
     def _prefill(self, depth: int) -> np.ndarray:
         """Store the prompts but for their last tokens, which are returned, int32 [B, 1]."""

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from mlx_llama.core.backends.positions import state_nbytes
 from mlx_llama.core.errors import CheckpointError, SessionError, show
 from mlx_llama.core.files.checkpoint import Checkpoint, checkpoint_hash
-from mlx_llama.core.files.tensor import encode
+from mlx_llama.core.files.tensor import CODES, encode
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import open_file, replace_when_done, writing
 
@@ -33,7 +33,6 @@ from .session_file import expand_path
 FORMAT = "mlx_llama cache"
 VERSION = "1"
 EIGHT_BITS = "8 bits"
-_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", EIGHT_BITS: "F16"}  # by width
 _MAX_HEADER = 1 << 16  # bytes; ours have a few hundred
 _REMEDY = "remove it, or name another file"
 
@@ -188,8 +187,8 @@ def _read_tensors(
     parts = {name: file.get_slice(name) for name in file.keys()}
     actual = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
     _, [*length] = actual.get("tokens", ("", []))
-    c, code = identity.config, _CODES[identity.width]
-    shapes = c.state_shapes(*length) if len(length) == 1 else {}
+    c, code = identity.config, CODES.get(identity.width, "F16")
+    shapes = c.state_shapes(length[0]) if len(length) == 1 else {}
     expected = {"tokens": ("I32", length)}
     expected |= {name: (code, list(shape)) for name, shape in shapes.items()}
     if size := state_nbytes(c) // 4:

@@ -23,7 +23,7 @@ from mlx_llama.core.engine.request import Answer
 from mlx_llama.core.errors import LlamaError, OptionsError, plain, show
 from mlx_llama.core.options import split_fault, validate
 from mlx_llama.core.system.files import writing
-from mlx_llama.core.text.parts import join_parts
+from mlx_llama.core.text.adapting import join_parts
 
 _RESULT = b'{"index": '  # the beginning of every result
 QUEUED = 2  # requests in the scheduler per row, so that no row waits for its next one
@@ -48,8 +48,6 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True)
 class Job:
-    """One request."""
-
     index: int  # in the file, from 0
     id: str | int | None
     prompt: str | list[dict[str, str]]  # a text, or messages

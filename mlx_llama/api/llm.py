@@ -27,7 +27,7 @@ from mlx_llama.core.engine.loop import Loop, Worker
 from mlx_llama.core.engine.request import Answer, Request, Sequence
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
-from mlx_llama.core.files.watch import FileWatch
+from mlx_llama.core.files.tensor import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.options import (
     ALIASES,
@@ -41,8 +41,8 @@ from mlx_llama.core.options import (
 )
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.forks import cached_property, find_launcher
+from mlx_llama.core.text.controls import find_notices
 from mlx_llama.core.text.infill import Infill
-from mlx_llama.core.text.surrogates import find_notices
 from mlx_llama.core.text.template import (
     ChatTemplate,
     encode_messages,
@@ -113,7 +113,7 @@ class LLM:
         self.close()
 
     def __repr__(self) -> str:
-        width = self.backend.runtime.dtype_name(self.model.dtype)
+        width = self.model.dtype_name
         return (
             f"LLM({self.checkpoint.name!r}, backend={self.backend.name!r}, "
             f"device={self.backend.device_name!r}, dtype={width!r}, context={self.engine.context})"
@@ -427,7 +427,7 @@ class LLM:
         Raises CheckpointError if the model's file has changed.
         """
         self.engine.files.check()  # its hash reads some rows
-        dtype, bits = self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits
+        dtype, bits = self.model.dtype_name, self.model.cache_bits
         return Identity.of(self.checkpoint, dtype, bits, self.engine.context, adapter)
 
     def chat(

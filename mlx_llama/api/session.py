@@ -20,8 +20,8 @@ from mlx_llama.core.engine.request import Answer, Sequence
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.options import Defaults, GenerationOptions, Options, Resolved, validate
 from mlx_llama.core.system.forks import make_lock
-from mlx_llama.core.text.parts import join_parts
-from mlx_llama.core.text.surrogates import find_notices, mend
+from mlx_llama.core.text.adapting import join_parts
+from mlx_llama.core.text.controls import find_notices, mend
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -32,12 +32,15 @@ from .session_file import check_turns, expand_path, read_session, write_session
 from .tool_use import (
     ROUNDS,
     Conversation,
+    Fit,
     Rounds,
     Toolbox,
     ToolPrompt,
     check_rounds,
+    find_turns,
+    fit_turns,
+    keep_from,
 )
-from .turns import Fit, find_turns, fit_turns, keep_from
 
 Messages = abc.Sequence[abc.Mapping[str, Any]]
 

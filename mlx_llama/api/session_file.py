@@ -20,8 +20,8 @@ from pydantic import (
 from mlx_llama.core.errors import OptionsError, SessionError, TemplateError, plain
 from mlx_llama.core.options import split_fault, validate
 from mlx_llama.core.system.files import read_file, write_file, writing
-from mlx_llama.core.text.parts import join_parts
-from mlx_llama.core.text.surrogates import mend
+from mlx_llama.core.text.adapting import join_parts
+from mlx_llama.core.text.controls import mend
 from mlx_llama.core.text.template import check_messages
 
 FORMAT: Final = "mlx_llama session"

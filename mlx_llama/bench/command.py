@@ -31,10 +31,9 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.options import MOST_ROWS, LoadOptions
 from mlx_llama.core.system import machine
 
-from . import plot, report
-from .host import measure_host
+from . import report
 from .measure import Batch, Case, load, measure, measure_batches, measure_rows
-from .profile import measure_profiles
+from .profile import measure_host, measure_profiles
 
 PLOT_DEPTHS = 9
 PLOT_REACH = 4096  # maximum number of tokens on the axis of a plot without --depth
@@ -193,7 +192,7 @@ def main(arguments: list[str]) -> int:
     if args.save:
         raise OptionsError("--save is for --kernels: leave it out")
     if args.plot is not None:
-        plot.check(args.plot)
+        report.check_plot(args.plot)
     backend = select(args.backend, args.device)
     if args.profile and backend.name != "cpu":
         args.compile = False  # a traced or captured step hides its operations
@@ -239,7 +238,7 @@ def main(arguments: list[str]) -> int:
     figures = loaded.facts(repetitions) | {kind: [row.figures() for row in rows]} | host
     print(render(figures, output))
     if args.plot:
-        (plot.draw_throughput if are_batches else plot.draw)(figures, rows, args.plot)
+        (report.draw_throughput if are_batches else report.draw)(figures, rows, args.plot)
         cli.say(f"wrote {args.plot}")
     return 0
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from mlx_llama import cli
-from mlx_llama.cli.spelling import spell_flags
+from mlx_llama.cli.running import spell_flags
 from mlx_llama.core import options
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.backends.decoding import decode, prefill
-from mlx_llama.core.backends.interface import ITEMSIZE, Cache, Model
+from mlx_llama.core.backends.interface import Cache, Model
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.dtypes import ITEMSIZE
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
@@ -88,18 +89,22 @@ class Loaded:
     model: Model
     seconds: float  # spent loading
 
-    @property
-    def dtype(self) -> str:
-        return self.backend.runtime.dtype_name(self.model.dtype)
-
     def facts(self, repetitions: int) -> dict[str, Any]:
         """Model, backend, device, memory so far and notices, by name."""
         checkpoint, backend, model = self.checkpoint, self.backend, self.model
-        facts = {"model": checkpoint.name, "backend": backend.name, "device": backend.device_name}
-        facts |= {"dtype": self.dtype, "cache_bits": model.cache_bits, "stored": checkpoint.formats}
-        facts |= {"weights_bytes": checkpoint.nbytes, "load_seconds": self.seconds}
-        facts |= {"notices": list(map(spell_flags, model.notices)), "repetitions": repetitions}
-        return facts | {"peak_memory_bytes": backend.runtime.peak_memory(backend.device)}
+        return {
+            "model": checkpoint.name,
+            "backend": backend.name,
+            "device": backend.device_name,
+            "dtype": model.dtype_name,
+            "cache_bits": model.cache_bits,
+            "stored": checkpoint.formats,
+            "weights_bytes": checkpoint.nbytes,
+            "load_seconds": self.seconds,
+            "notices": list(map(spell_flags, model.notices)),
+            "repetitions": repetitions,
+            "peak_memory_bytes": backend.runtime.peak_memory(backend.device),
+        }
 
     def bandwidth_probe(self) -> Callable[[], float]:
         """A function that measures the memory's bandwidth, in bytes per second."""
@@ -123,7 +128,7 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
     tokens = random_tokens(prompt, checkpoint.config.vocab_size)
     resolved = options.resolve({"max_tokens": generate, "temperature": 0.0})
     request = Request(tokens, resolved, eos=frozenset(), wants_text=False)
-    width = None if backend.name == "cpu" else ITEMSIZE[loaded.dtype]
+    width = None if backend.name == "cpu" else ITEMSIZE[model.dtype_name]
     needed = bytes_per_token(checkpoint, model, prompt + generate // 2, width)
 
     def run_once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:

@@ -15,7 +15,7 @@ from mlx_llama import cli
 from mlx_llama.api.cache_file import cache_path
 from mlx_llama.api.session import Session
 from mlx_llama.api.session_file import FORMAT
-from mlx_llama.cli.spelling import spell_flags
+from mlx_llama.cli.running import spell_flags
 from mlx_llama.core.engine.request import Answer
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
 from mlx_llama.core.options import ALIASES, ENDLESS, FIELDS

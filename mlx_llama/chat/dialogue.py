@@ -191,7 +191,7 @@ class Chat:
 
 def describe_model(llm: LLM) -> str:
     """Model, backend and context in a line."""
-    backend, width = llm.backend, llm.backend.runtime.dtype_name(llm.model.dtype)
+    backend, width = llm.backend, llm.model.dtype_name
     device = f"{backend.name} ({backend.device_name}, {width})"
     return f"{llm.checkpoint.name} on {device}, context {llm.engine.context} tokens"
 

@@ -1,7 +1,7 @@
 """Parts that all commands share.
 
-running: errors in one line, exit codes, robust standard streams, progress bars. flags: made from
-core's table of options. spelling: options in core's messages as flags.
+running: errors in one line, exit codes, robust standard streams, progress bars; options in core's
+messages as flags. flags: made from core's table of options.
 """
 
 from __future__ import annotations

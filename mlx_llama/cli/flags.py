@@ -15,8 +15,7 @@ from mlx_llama.core.answers.schema import MAX_CHARACTERS
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.options import FIELDS, LOAD_FIELDS, MAX_GRAMMAR, LoadOptions, about
 
-from .running import say
-from .spelling import FLAGS, flag_of
+from .running import FLAGS, flag_of, say
 
 # Flags of llama.cpp, vLLM, Ollama and mlx-lm, and guesses -> those with the same purpose here.
 FOREIGN_FLAGS = {

@@ -1,7 +1,7 @@
 """Errors for users. A message states the value, the expected value and the remedy.
 
 Messages name options in backticks, as in Python: "`ctx_size` 0: ...", "choose `device='cpu'`".
-Commands spell them as flags (cli.spelling).
+Commands spell them as flags (cli.running).
 """
 
 from __future__ import annotations
@@ -91,5 +91,9 @@ def refuse(error: LlamaError) -> NoReturn:
 
 def show(value: object, limit: int = 80) -> str:
     """The repr of a value for an error, in one line of at most `limit` characters."""
-    text = repr(value).replace("\n", " ")
+    return shorten(repr(value).replace("\n", " "), limit)
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut a text to at most `limit` characters, with three dots at the end."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

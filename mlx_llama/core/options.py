@@ -30,9 +30,10 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from mlx_llama.core.errors import BackendError, OptionsError, plain
+from mlx_llama.core.dtypes import ITEMSIZE
+from mlx_llama.core.errors import BackendError, OptionsError, plain, shorten
 from mlx_llama.core.system.machine import parse_size
-from mlx_llama.core.text.surrogates import is_unicode
+from mlx_llama.core.text.controls import is_unicode
 
 from .answers.hooks import LogitsProcessor, OnPiece, OnProgress, takes_two
 from .answers.schema import Schema
@@ -51,7 +52,7 @@ MINUS_ONE = {
     "seed": None,  # a new one each time
 }
 MAX_LOGPROBS = 20  # most likely tokens per position, as in OpenAI's API
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPES = ("auto", *ITEMSIZE)
 SHORT_DTYPES = {
     **dict.fromkeys(("f32", "fp32", "float"), "float32"),
     **dict.fromkeys(("f16", "fp16", "half"), "float16"),
@@ -763,7 +764,7 @@ def _show(value: Any) -> str:
         text = repr(value)
     except RecursionError:
         text = reprlib.repr(value)  # to a few levels
-    return text if len(text) <= SHOWN_INPUT else text[: SHOWN_INPUT - 3] + "..."
+    return shorten(text, SHOWN_INPUT)
 
 
 def _describe_limits(name: str) -> str:

@@ -77,7 +77,7 @@ class Leader(World):
         self.tell(
             "load",
             model=name,
-            device=backend.device_kind,
+            device="cpu" if "cpu" in str(backend.device).lower() else "gpu",
             checkpoint=checkpoint.name,
             revision=_find_revision(checkpoint),
             identity=identify(checkpoint),

@@ -116,7 +116,7 @@ def _pack(message: Message, arrays: Arrays | None = None) -> bytes:
     text = json.dumps(message, separators=(",", ":")).encode()
     if not arrays:
         return text
-    # Not NumPy's own archive, whose headers are Python text: see core/text/tools/python_text.py
+    # Not NumPy's own archive, whose headers are Python text: see core/text/tools/calls.py
     whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     return text + b"\n" + safetensors.save(whole)
 

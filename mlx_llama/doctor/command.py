@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mlx_llama.cli import flags
-from mlx_llama.cli.spelling import spell_command, spell_flags, spell_options
+from mlx_llama.cli.running import spell_command, spell_flags, spell_options
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.options import default_threads
 from mlx_llama.core.system.machine import format_bytes

@@ -31,12 +31,11 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.options import resolve
 from mlx_llama.core.system import cache_folder, machine
 from mlx_llama.core.system.files import read_json
-from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.core.system.machine import Gpus
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, missing_template
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-from .diagnosis import Diagnosis, OpenedModel
-from .fits import fit_backends
+from .diagnosis import Diagnosis, OpenedModel, fit_backends
 
 # else norms
 _GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "lm_head": "head"}

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlx_llama.core.backends.interface import BackendFacts
+from mlx_llama.core.backends.positions import count_states, position_nbytes, state_nbytes
+from mlx_llama.core.backends.selection import import_file
+from mlx_llama.core.dtypes import ITEMSIZE
+from mlx_llama.core.engine.rows import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.forks import cached_property
+from mlx_llama.core.system.machine import format_bytes
 
 
 @dataclass(frozen=True)
@@ -98,3 +107,137 @@ class OpenedModel:
         return Checkpoint(
             str(self.path), self.path, self.tokenizer_config, {}, {}, 0, self.metadata
         )
+
+
+# The fit
+
+# ratio of memory to the size of a quantised model, so that every backend can load it
+LOADING_ROOM = 1.25
+# positions; if the automatic choice has fewer, prefer a backend that has as many
+USEFUL_CONTEXT = 2048
+
+
+def fit_backends(
+    diagnosis: Diagnosis,
+    checkpoint: Checkpoint,
+    revision: str | None,
+    requested: int | None,
+    is_default: bool,
+    cache_bits: int | None = None,
+) -> None:
+    """Add the model's fit on each backend, and the command to run next. requested: positions, None
+    for any. is_default: the model is the commands' default.
+    """
+    longest = rope.max_context(checkpoint.config)
+    for facts in diagnosis.backends:
+        if not facts.available:
+            continue
+        plan = import_file(facts.name, "facts").plan_weights(checkpoint, facts)
+        per_position, in_8_bits = (
+            position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype], bits)
+            for bits in (cache_bits, 8)
+        )
+        fit = Fit(
+            facts.name, plan.dtype, plan.low_bit_operand, plan.nbytes, cache_bits, per_position
+        )
+        if facts.memory_bytes is not None:
+            states = count_states(longest) * state_nbytes(checkpoint.config)
+            room = facts.memory_bytes - plan.nbytes - states
+            # Keys and values count twice: growing storage is copied to a new one.
+            fit.longest_context, fit.longest_with_8_bits = (
+                max(0, min(longest, room // (2 * nbytes))) for nbytes in (per_position, in_8_bits)
+            )
+            fit.tokens = default_budget(room) // per_position
+            fit.fits = fit.longest_context >= (requested or 1)
+        diagnosis.fits.append(fit)
+    options: dict[str, Any] = {} if is_default else {"model": diagnosis.name}
+    _choose(diagnosis, checkpoint, requested, options | {"revision": revision}, cache_bits)
+
+
+def _choose(
+    diagnosis: Diagnosis,
+    checkpoint: Checkpoint,
+    requested: int | None,
+    options: dict[str, Any],
+    cache_bits: int | None,
+) -> None:
+    """Add the command to run next, or the error that prevents it. options: its first ones."""
+    facts = {entry.name: entry for entry in diagnosis.backends}
+    memory = {entry.name: entry.memory_bytes for entry in diagnosis.backends}
+    made_for = checkpoint.config.max_position_embeddings
+    note, refuse = (partial(diagnosis.add, level, "memory") for level in ("note", "error"))
+
+    def rank(fit: Fit) -> tuple:
+        """Sort by enough memory, then the automatic choice, then those without options."""
+        holds = fit.longest_context is None or fit.longest_context >= (
+            requested or min(made_for, USEFUL_CONTEXT)
+        )
+        needs_options, longest = bool(facts[fit.backend].options), fit.longest_context or 0
+        return not holds, fit.backend != diagnosis.auto, needs_options, -longest
+
+    order = sorted(diagnosis.fits, key=rank)
+    chosen = next((fit for fit in order if fit.fits is not False), None)
+    if chosen is None:
+        best = max(order, key=lambda fit: fit.longest_context or 0, default=None)
+        if best is None:
+            diagnosis.add(
+                "error", "machine", "no backend can be used here; see the reason beside each"
+            )
+        elif best.longest_context and requested:
+            remedy = f"ask for {best.longest_context} or fewer{_in_8_bits(best, requested)}"
+            refuse(
+                f"`ctx_size` {requested}: memory has room for {best.longest_context} positions on "
+                f"{best.backend}; {remedy}"
+            )
+        else:
+            rooms = (f"{fit.backend} {format_bytes(memory[fit.backend])}" for fit in order)
+            remedy = _remedy(diagnosis, checkpoint, max(memory[fit.backend] or 0 for fit in order))
+            refuse(
+                f"{diagnosis.name}: the weights take {format_bytes(checkpoint.nbytes)}, and "
+                f"there is room for {', '.join(rooms)}; {remedy}"
+            )
+        return
+    if chosen.backend != diagnosis.auto:
+        note(
+            f"`backend='auto'` chooses {diagnosis.auto}, whose memory is too small for it; "
+            f"{chosen.backend} has room"
+        )
+        options |= {"backend": chosen.backend, **dict(facts[chosen.backend].options)}
+    longest = chosen.longest_context
+    if requested is not None:
+        options["ctx_size"] = requested
+    elif longest is not None and longest < made_for:
+        note(
+            f"the model was made for {made_for} positions, and memory has room for {longest} on "
+            f"{chosen.backend}; `ctx_size` keeps within it{_in_8_bits(chosen, longest + 1)}"
+        )
+        options["ctx_size"] = longest
+    options["cache_bits"] = cache_bits
+    if not diagnosis.template:
+        options["prompt"] = "Once upon a time"
+    if diagnosis.ok:
+        name = "chat" if diagnosis.template else "generate"
+        diagnosis.command = Command(name, options=options)
+
+
+def _in_8_bits(fit: Fit, requested: int) -> str:
+    """Suggest keys and values in 8 bits if these have room for `requested` positions; else ""."""
+    most = fit.longest_with_8_bits or 0
+    return (
+        "" if fit.cache_bits == 8 or most < requested else f"; `cache_bits=8` has room for {most}"
+    )
+
+
+def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, most: int) -> str:
+    """Remedy for a model that is too large: quantize it, if the result fits `most` bytes."""
+    config = checkpoint.config
+    columns = {shape[1] for shape in config.tensor_shapes().values() if len(shape) == 2}
+    sizes = (size for size in (64, 32) if not any(count % size for count in columns))
+    group = next(sizes, None)
+    four_bit = sum(map(math.prod, config.tensor_shapes().values())) * (4 + 32 / (group or 64)) / 8
+    if checkpoint.low_bit or group is None or four_bit * LOADING_ROOM > most:
+        return "choose a smaller model, or close other programs"
+    name = re.split(r"[/\\:]", diagnosis.name.rstrip("/\\"))[-1].removesuffix(".gguf")
+    options = {"bits": 4} | ({} if group == 64 else {"group_size": group})
+    diagnosis.command = Command("quantize", (diagnosis.name, f"{name}-4bit"), options)
+    return f"quantize it to {format_bytes(int(four_bit))}"

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
+from mlx_llama.core.backends.interface import BackendFacts, WeightsPlan
+from mlx_llama.core.dtypes import ITEMSIZE
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import machine
-from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.core.system.machine import Gpus
 
 DISTRIBUTIONS = ("mlx", "mlx-metal", "mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 # bits for a sub scale, and for the sub bias beside it; other formats have none
@@ -49,13 +50,14 @@ def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
     on_gpu = facts.gpu is not False
     low_bit = [tensor for tensor in tensors if isinstance(tensor, AffineWeight)]
     operands = [product_dtype(weight, stored, on_gpu) for weight in low_bit]
-    has_kernel = facts.kernels is not None
-    nbytes = sum(tensor_nbytes(tensor, stored, on_gpu, has_kernel) for tensor in tensors)
+    nbytes = weights_nbytes(tensors, stored, on_gpu, facts.kernels is not None)
     return WeightsPlan(stored, " or ".join(dict.fromkeys(operands)), nbytes)
 
 
-def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
-    return sum(tensor_nbytes(tensor, dtype, on_gpu) for tensor in tensors)
+def weights_nbytes(
+    tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool, has_kernel: bool = True
+) -> int:
+    return sum(tensor_nbytes(tensor, dtype, on_gpu, has_kernel) for tensor in tensors)
 
 
 def tensor_nbytes(

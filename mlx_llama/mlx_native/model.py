@@ -28,7 +28,6 @@ from .kernels.buffers import Packing
 from .kernels.pace import Pace
 from .kernels.trace import Runner
 from .kernels.view import StepView
-from .kernels.wired import wire
 from .ranks import Ranks
 from .weights import Weights
 
@@ -65,7 +64,7 @@ class Llama(BaseLlama):
         model.pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
             model.runner = Runner(model._advance, compile, model.vocabulary)
-        wire(model, device)
+        runtime.wire(model, device)
         return model
 
     @property

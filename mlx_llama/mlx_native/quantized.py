@@ -15,10 +15,11 @@ import mlx.core as mx
 import numpy as np
 from typing_extensions import Self
 
+from mlx_llama.core.dtypes import dtype_name
 from mlx_llama.core.files.quantized import IQ4_VALUES, AffineWeight, MLXWeight, Rows, pack_stream
 from mlx_llama.core.models.quantization import FLOAT_MODES, Packing
 
-from . import facts, runtime
+from . import facts
 from .kernels import two_level
 from .kernels.two_level import SUPER_GROUP, Layout, Parts
 
@@ -256,7 +257,7 @@ def _product_dtype(
 
     Small numbers are safe: products of float16 numbers and integers are multiples of 2**-24.
     """
-    planned = facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device))
+    planned = facts.product_dtype(weight, dtype_name(dtype), lays_for_gpu(device))
     product = getattr(mx, planned)
     return product if product != mx.float16 or largest <= np.finfo(np.float16).max else mx.float32
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+import weakref
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -13,7 +14,6 @@ import numpy as np
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
-NAME = "mlx"
 SURVIVES_FORK = False  # a forked process lacks MLX's threads
 HAS_ONE_THREAD = True  # streams and traces belong to threads
 
@@ -54,10 +54,6 @@ def pick_dtype(
 ) -> mx.Dtype:
     """Pick the dtype of activations and weights: a dtype's name, or "auto" for `stored`."""
     return getattr(mx, stored if dtype == "auto" else dtype)
-
-
-def dtype_name(dtype: mx.Dtype) -> str:
-    return {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}[dtype]
 
 
 def launch(arrays: Sequence[mx.array]) -> None:
@@ -116,3 +112,34 @@ def primitives(arrays: Sequence[mx.array]) -> int | None:
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("shape=rectangle")
+
+
+# Wired memory: a share of memory that stays resident while models are loaded
+_wired = {"models": 0, "before": 0}
+
+
+def wire(model: object, device: mx.Device) -> None:
+    """Keep the GPU's memory resident until `model` is dropped, on Metal from macOS 15 on.
+
+    Otherwise the system may page a large model out between tokens (mlx-lm's `wired_limit`). Half of
+    a small Mac's memory stays free; with all of it wired, a Mac froze.
+    """
+    if device.type != mx.gpu or not mx.metal.is_available():
+        return
+    info = mx.device_info()
+    total, recommended = info["memory_size"], info["max_recommended_working_set_size"]
+    limit = min(recommended, max(total // 2, total - (8 << 30)))
+    try:
+        before = mx.set_wired_limit(limit)
+    except (RuntimeError, ValueError):  # before macOS 15
+        return
+    if _wired["models"] == 0:
+        _wired["before"] = before
+    _wired["models"] += 1
+    weakref.finalize(model, _unwire)
+
+
+def _unwire() -> None:
+    _wired["models"] -= 1
+    if _wired["models"] == 0:
+        mx.set_wired_limit(_wired["before"])

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.backends.weights import BlockWeights, check_memory
+from mlx_llama.core.dtypes import dtype_name
 from mlx_llama.core.files.adapters import stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
@@ -46,7 +47,7 @@ class Weights(BlockWeights):
             f"recurrent layers take more time, since their kernel does not work here: {fault}"
             for fault in delta.find_faults(self.config.recurrent, dtype, device)
         )
-        name, on_gpu = runtime.dtype_name(dtype), quantized.lays_for_gpu(device)
+        name, on_gpu = dtype_name(dtype), quantized.lays_for_gpu(device)
         self.nbytes = sum(
             facts.tensor_nbytes(tensor, name, on_gpu, self._has_kernel(tensor))
             for tensor in self.tensors.values()

@@ -236,5 +236,5 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
         run(alone, cached, [len(cached)])
         yield judge(name, values_by_position(state), values_by_position(alone.state()))
         if "recurrent" in state:
-            states = state["recurrent"][None], alone.state()["recurrent"][None]
-            yield judge(f"{name}: recurrent states", *states)
+            expected = alone.state()["recurrent"][None]
+            yield judge(f"{name}: recurrent states", state["recurrent"][None], expected)

@@ -61,11 +61,6 @@ def probe_names(config: LlamaConfig) -> list[str]:
     return [*names, *LAST]
 
 
-def dtype_of(llm: LLM) -> str:
-    """The activations' dtype: "float32", "float16" or "bfloat16"."""
-    return llm.backend.runtime.dtype_name(llm.model.dtype)
-
-
 def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) -> float:
     """Tolerated relative error for a dtype of the activations. cache_bits: of keys and values."""
     low_bit = LOW_BIT_TOLERANCE if is_low_bit and dtype == "float32" else 0.0
@@ -273,20 +268,12 @@ CHUNK = 128  # positions whose logits are held in memory
 
 @dataclass
 class Perplexity:
-    """Perplexity of a text."""
-
     value: float  # exp(nll)
     nll: float  # mean negative log likelihood per token, nats
     count: int  # scored tokens
 
 
-def measure_perplexity(
-    llm: LLM,
-    tokens: list[int],
-    window: int,
-    stride: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Perplexity:
+def measure_perplexity(llm: LLM, tokens: list[int], window: int, stride: int) -> Perplexity:
     """Measure perplexity over windows of `window` tokens, one every `stride` tokens. Each token but
     the first is scored once, with at least `window - stride` tokens of context if there are that
     many (as in transformers' guide to perplexity). Raises ContextError.
@@ -314,7 +301,6 @@ def measure_perplexity(
                 rows = log_softmax(logits[first - start : last - start])
                 total -= float(rows[np.arange(last - first), tokens[first + 1 : last + 1]].sum())
         scored = end
-        progress(end, len(tokens))
         if end == len(tokens):
             break
     count = len(tokens) - 1

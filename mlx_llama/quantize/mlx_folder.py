@@ -18,7 +18,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import FP8_NUMBERS, AffineWeight, pack_stream
-from mlx_llama.core.files.tensor import DTYPES, NUMBERS, Tensor, encode
+from mlx_llama.core.files.tensor import CODES, NUMBERS, Tensor, encode
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.parts import GatedDelta
 from mlx_llama.core.models.quantization import (
@@ -45,7 +45,6 @@ _COMPANIONS += map(NAMED_FILE.format, NAMES)
 _COMPANION_LIMIT = 1 << 28  # bytes of each
 # Between E2M1's numbers; a tie takes the smaller magnitude
 _FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def affine(
@@ -278,7 +277,7 @@ class _TensorPlan(writing.TensorPlan):
             whole = self.whole(shape)
             return code, whole, math.prod(whole) * size
 
-        code, size = _CODES[self.dtype], NUMBERS[self.dtype].itemsize
+        code, size = CODES[self.dtype], NUMBERS[self.dtype].itemsize
         if not self.is_quantised:
             return {name: describe(code, size, self.tensor.shape)}
         assert self.packing is not None
@@ -403,7 +402,7 @@ def _pick_dtype(
     tensor: Tensor | AffineWeight, checkpoint: Checkpoint, config: Mapping[str, Any]
 ) -> str:
     """mlx_lm.convert's choice: config.json's torch_dtype, else the stored dtype."""
-    if config.get("torch_dtype") in _CODES:
+    if config.get("torch_dtype") in CODES:
         return config["torch_dtype"]
     return tensor.dtype if not checkpoint.low_bit else checkpoint.dtype
 

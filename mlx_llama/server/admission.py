@@ -20,8 +20,7 @@ import anyio
 from starlette.requests import Request as HttpRequest
 
 from mlx_llama.api.llm import LLM
-from mlx_llama.api.tool_use import Conversation, Toolbox, ToolPrompt
-from mlx_llama.api.turns import fit_turns
+from mlx_llama.api.tool_use import Conversation, Toolbox, ToolPrompt, fit_turns
 from mlx_llama.core.answers.completion import Completion
 from mlx_llama.core.answers.grammar import Rule
 from mlx_llama.core.answers.schema import Schema
@@ -37,8 +36,8 @@ from mlx_llama.core.errors import (
 )
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.options import FIELDS, GenerationOptions, Resolved, validate
+from mlx_llama.core.text.adapting import join_parts
 from mlx_llama.core.text.infill import Infill
-from mlx_llama.core.text.parts import join_parts
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 

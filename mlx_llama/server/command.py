@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from mlx_llama.api.llm import check_load, load
 
-    from .serving import bind_all, serve
+    from .app import bind_all, serve
 
     options = flags.load_options(parsed)
     check_load(options)

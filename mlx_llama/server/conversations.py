@@ -8,11 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field, Tag, create_model, model_validator
 
+from mlx_llama.api.tool_use import Toolbox
 from mlx_llama.core.answers.schema import Schema
+from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.options import FIELDS
+from mlx_llama.core.text.tools import read_tools
 
 from .admission import PromptRequest
-from .faults import MEDIA, bad_field
+from .faults import MEDIA, Fault, Refusal, bad_field
 from .fields import (
     BY_TYPE,
     HIDDEN,
@@ -31,7 +34,6 @@ from .fields import (
     spellings,
     unavailable,
 )
-from .tooling import build_toolbox
 
 MESSAGES = Field(min_length=1, max_length=2048)
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
@@ -166,7 +168,6 @@ def plain_message(role: str | None, content: Any, **more: Any) -> dict[str, Any]
 
 
 def plain_call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
-    """Return a call for templates."""
     function = {"name": name, "arguments": arguments}
     return {"id": identity, "type": "function", "function": function}
 
@@ -263,6 +264,15 @@ def _leave_out(part: dict[str, Any]) -> str:
 
 
 # Tools
+
+
+def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: bool) -> Toolbox:
+    """Check tools. many: allow several calls; a named tool is called once. Raises Refusal."""
+    try:
+        tools = tuple(read_tools(list(described)))
+    except OptionsError as error:
+        raise Refusal(400, "invalid_value", [Fault("tools", "tools", str(error))]) from None
+    return Toolbox(tools, choice, many and choice not in [tool.name for tool in tools])
 
 
 class FunctionBody(Body):

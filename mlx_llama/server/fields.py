@@ -34,7 +34,7 @@ from starlette.requests import ClientDisconnect, Request
 from mlx_llama.core.answers.schema import Schema
 from mlx_llama.core.files.adapters import MOST_ADAPTERS
 from mlx_llama.core.options import FIELDS, MAX_LOGPROBS, GenerationOptions
-from mlx_llama.core.text.surrogates import replace_surrogates
+from mlx_llama.core.text.controls import replace_surrogates
 
 from .faults import (
     MOST_FAULTS,

@@ -25,10 +25,20 @@ from .faults import bad_field, unavailable
 from .fields import Notes, TextOr, TokenIds
 from .guard import log, write_receipt
 from .openai import ChatFields, write_piece
-from .replies import DONE, NEVER, PING_SECONDS, Json, admission_of, check_model, dump, event, submit
+from .replies import (
+    DONE,
+    NEVER,
+    PING_SECONDS,
+    Json,
+    admission_of,
+    check_model,
+    dump,
+    event,
+    list_logprobs,
+    submit,
+)
 from .schemas import serves
 from .settings import Settings
-from .tooling import list_logprobs
 
 router = APIRouter(tags=["jobs"])
 
@@ -178,7 +188,6 @@ class Jobs:
             raise unavailable("too_many_jobs", f"{len(jobs)} jobs are running: retry later", 5)
 
     def add(self, answers: Answers, identity: str, abandon_seconds: float | None) -> Job:
-        """Start a job."""
         job = Job(f"{self._start}-{identity}", answers, abandon_seconds=abandon_seconds)
         job.count_readers(0)
         self._jobs[job.identity] = job

@@ -20,10 +20,18 @@ from .completions import PromptObject, join_mixed, split_prompts
 from .conversations import AnswerFields
 from .faults import TEXT_ONLY
 from .fields import BY_TYPE, HIDDEN, Body, Count, Noted, Text, look_up, note, spell, unavailable
-from .replies import PING_SECONDS, Events, Writer, admission_of, choices_of, reply, write_timings
+from .replies import (
+    PING_SECONDS,
+    Events,
+    Writer,
+    admission_of,
+    choices_of,
+    list_entries,
+    reply,
+    write_timings,
+)
 from .schemas import serves
 from .slots import Task
-from .tooling import list_entries
 
 router = APIRouter(tags=["llama-server"])
 

@@ -133,7 +133,7 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
         "build_info": FINGERPRINT,
         "backend": llm.backend.name,
         "device": llm.backend.device_name,
-        "dtype": llm.backend.runtime.dtype_name(llm.model.dtype),
+        "dtype": llm.model.dtype_name,
     }
 
 

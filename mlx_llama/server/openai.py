@@ -15,7 +15,7 @@ from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.text.thoughts import Thought
 
 from .admission import PromptRequest
-from .choices import CommonFields, OpenAIWriter
+from .completions import CommonFields, OpenAIWriter
 from .conversations import (
     MESSAGES,
     FunctionTool,
@@ -28,10 +28,9 @@ from .conversations import (
 )
 from .faults import bad_field
 from .fields import HIDDEN, Notes, SchemaValue, spell, unavailable
-from .replies import Events, choices_of, count_prompt, reply
+from .replies import Events, choices_of, count_prompt, list_logprobs, reply
 from .schemas import serves
 from .slots import Task
-from .tooling import list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -132,8 +131,6 @@ def _adapt_continuation(values: dict[str, Any]) -> None:
 
 
 class ChatWriter(OpenAIWriter):
-    """Writes chat completions."""
-
     prefix = "chatcmpl-"
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     empty: Mapping[str, Any] = {"delta": {}}

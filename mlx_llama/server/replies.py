@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
@@ -17,12 +18,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
+from mlx_llama.api.llm import LLM
 from mlx_llama.core.answers.completion import Completion, Token
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.engine.request import Piece
 from mlx_llama.core.files.adapters import BASE
+from mlx_llama.core.text.thoughts import Thought
 
 from .admission import Admission, Answers, Failure, PromptRequest, prepare, until_gone
-from .faults import Refusal, bad_field, rename_fault, write_anthropic, write_ollama, write_openai
+from .faults import (
+    Refusal,
+    bad_field,
+    rename_fault,
+    write_anthropic,
+    write_ollama,
+    write_openai,
+)
 from .fields import NOT_AS_SENT, AdapterScales, note
 from .model_holder import ModelHolder
 from .slots import Task
@@ -41,8 +52,6 @@ def dump(value: Any) -> bytes:
 
 
 class Json(Response):
-    """A JSON body."""
-
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -62,7 +71,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 def admission_of(request: Request) -> Admission:
-    """Return the server's admission."""
     return request.app.state.admission
 
 
@@ -181,7 +189,6 @@ class Writer:
         yield from ()
 
     def end(self, task: Task) -> Events:
-        """Write the end of an answer."""
         yield from ()
 
     def finish(self, tasks: Sequence[Task]) -> Events:
@@ -189,7 +196,6 @@ class Writer:
         yield from ()
 
     def encode(self, value: Any) -> bytes:
-        """Write an event."""
         return event(value)
 
     def fail(self, refusal: Refusal) -> bytes:
@@ -353,4 +359,57 @@ def choices_of(ask: PromptRequest, prompts: Sequence[Any], count: int) -> list[P
         replace(ask, prompt=prompt, options={**ask.options, **seed})
         for prompt in prompts
         for seed in seeds
+    ]
+
+
+LEAST_LOGPROB = -9999.0  # OpenAI's number for minus infinity
+
+
+def text_of(piece: str | Thought) -> str:
+    return piece.text if isinstance(piece, Thought) else piece
+
+
+# Log-probabilities; or probabilities after the samplers, by llama-server's names
+
+
+def write_rate(data: bytes, logprob: float, are_probs: bool) -> dict[str, Any]:
+    """Write the text of a token and its log-probability, or its probability."""
+    name, value = "logprob", max(logprob, LEAST_LOGPROB)
+    if are_probs:
+        name, value = "prob", math.exp(logprob)
+    return {"token": data.decode("utf-8", "replace"), name: value, "bytes": list(data)}
+
+
+def write_likeliest(
+    llm: LLM, logprobs: TokenLogprobs, are_probs: bool = False
+) -> list[dict[str, Any]]:
+    """Write the most likely tokens of a position, with ids."""
+    pieces = [(token, llm.tokenizer.piece(token), value) for token, value in logprobs.top]
+    return [
+        {"id": token, **write_rate(piece.data if piece else b"", value, are_probs)}
+        for token, piece, value in pieces
+    ]
+
+
+def list_logprobs(task: Task, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """Write OpenAI's entries of the text that `tokens` completed."""
+    entries = list_entries(task, tokens)
+    for entry in [] if task.are_probs else entries:
+        for token in (entry, *entry["top_logprobs"]):
+            del token["id"]
+    return entries
+
+
+def list_entries(task: Task, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """Return the entries of `list_logprobs` with token ids."""
+    are_probs, top = task.are_probs, "top_probs" if task.are_probs else "top_logprobs"
+    return [
+        {
+            "id": entry.id,
+            **write_rate(entry.data, entry.logprobs.logprob, are_probs),
+            top: write_likeliest(task.llm, entry.logprobs, are_probs),
+        }
+        for token in tokens
+        for entry in token.entries
+        if entry.logprobs
     ]

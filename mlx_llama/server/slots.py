@@ -64,7 +64,6 @@ class Task:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that matched, or None."""
         return self.completion.stop if isinstance(self.completion.stop, str) else None
 
     def admit(self, text: Sequence[int]) -> None:

@@ -20,9 +20,10 @@ from backends.conftest import matrices_of
 from cuda_fallback import facts as cuda
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.backends.selection import PACKAGES, import_file
+from mlx_llama.core.dtypes import dtype_name
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.system import machine
-from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.core.system.machine import Gpus
 from mlx_llama.doctor.diagnose import diagnose
 from mlx_llama.mlx_native import facts as mlx
 
@@ -80,11 +81,11 @@ def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
     facts = BackendFacts(backend.name, True, "", {}, on_gpu, kernels="some")
     plan = import_file(backend.name, "facts").plan_weights(checkpoint, facts)
     model = backend.load(checkpoint)
-    assert plan.dtype == backend.runtime.dtype_name(model.dtype)
+    assert plan.dtype == model.dtype_name
     if backend.name == "mlx":
         matrix = model.decoder.embedding.weight
         product = matrix.product
-        assert plan.low_bit_operand == backend.runtime.dtype_name(product)
+        assert plan.low_bit_operand == dtype_name(product)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from backends.conftest import in_chunks, matrices_of, relative_rms
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.options import resolve
-from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.core.system.machine import Gpus
 
 mx = pytest.importorskip("mlx.core")
 

@@ -18,8 +18,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 
 mx = pytest.importorskip("mlx.core")
 
-from mlx_llama.mlx_native import weights
-from mlx_llama.mlx_native.kernels import wired
+from mlx_llama.mlx_native import runtime, weights
 from mlx_llama.mlx_native.weights import Weights
 
 SIZES = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
@@ -190,9 +189,9 @@ def test_a_matrix_is_read_once(path, mlx):
 )
 def test_memory_is_wired_until_the_last_model_goes(gigabytes, recommended, wanted, monkeypatch):
     limits, gpu = [0], SimpleNamespace(type=mx.gpu)
-    monkeypatch.setattr(wired.mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(runtime.mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(
-        wired.mx,
+        runtime.mx,
         "device_info",
         lambda: {
             "memory_size": gigabytes << 30,
@@ -200,13 +199,13 @@ def test_memory_is_wired_until_the_last_model_goes(gigabytes, recommended, wante
         },
     )
     monkeypatch.setattr(
-        wired.mx, "set_wired_limit", lambda limit: (limits.append(limit), limits[-2])[1]
+        runtime.mx, "set_wired_limit", lambda limit: (limits.append(limit), limits[-2])[1]
     )
     models = [set(), set()]
     for model in models:
-        wired.wire(model, gpu)
+        runtime.wire(model, gpu)
     assert limits[-1] == int(wanted * (1 << 30))
-    wired.wire(models[0], SimpleNamespace(type=mx.cpu))
+    runtime.wire(models[0], SimpleNamespace(type=mx.cpu))
     del model
     models.pop(0), gc.collect()
     assert limits[-1] == int(wanted * (1 << 30))  # the other one still runs

@@ -136,7 +136,7 @@ def test_at_its_own_dtype_a_gguf_model_rounds_but_its_results(kind, backend):
     path, judge = gguf_model(kind, 2)
     model = backend.load(open_checkpoint(path), "auto")
     seen = probes(model, backend.runtime.to_numpy, TOKENS)
-    exact, dtype = transformers_logits(kind, False), backend.runtime.dtype_name(model.dtype)
+    exact, dtype = transformers_logits(kind, False), model.dtype_name
     # A sharp softmax magnifies rounding: transformers itself is off by 0.4 in Q4_K_M and bfloat16.
     rounding = relative_error(transformers_logits(kind, False, dtype), exact)
     assert relative_error(seen["logits"], exact) < max(0.1, 1.5 * rounding)

@@ -18,7 +18,7 @@ from cpu_fallback import facts as cpu_facts
 from mlx_llama import load
 from mlx_llama.core.backends import selection
 from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.files import watch
+from mlx_llama.core.files import tensor
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 SCRIPT = """
@@ -171,7 +171,7 @@ def test_truncated_within_a_step(compiles, kept, backend, tmp_path, monkeypatch)
 UNWATCHED = """
 import os, sys
 from mlx_llama import load
-from mlx_llama.core.files.watch import FileWatch
+from mlx_llama.core.files.tensor import FileWatch
 
 FileWatch.check = lambda self: None
 model, weights = sys.argv[1:]
@@ -204,7 +204,7 @@ def test_the_compiled_path_touches_no_page_of_a_file_with_a_small_vocabulary(kin
 @pytest.fixture
 def copied(backend, tmp_path, monkeypatch):
     """(a loaded model whose file is looked at without pauses, the file)"""
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tensor, "LOOK_SECONDS", 0.0)
     folder = make_checkpoint(tmp_path / "m")
     how = {"backend": backend.name, "device": "cpu", "dtype": "float32"}
     return load(folder, **how), folder / "model.safetensors"
@@ -242,9 +242,11 @@ def test_a_file_that_another_replaces_stays_loaded(copied, tmp_path):
 def test_times_are_looked_at_once_a_second(tmp_path, monkeypatch):
     tensors, looks = open_checkpoint(make_checkpoint(tmp_path / "m")).tensors, []
     clock = itertools.count(100.0, 0.25)
-    monkeypatch.setattr(watch.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(watch.FileMap, "is_overwritten", lambda mapped: looks.append(mapped))
-    files = watch.FileWatch([tensors])
+    monkeypatch.setattr(tensor.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        tensor.machine.FileMap, "is_overwritten", lambda mapped: looks.append(mapped)
+    )
+    files = tensor.FileWatch([tensors])
     for _ in range(9):  # 0 to 2 seconds
         files.check()
     assert len(looks) == 3

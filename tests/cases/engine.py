@@ -167,7 +167,8 @@ class ToyModel:
     position).
     """
 
-    cache_bits, dtype, notices, adapters = None, "float32", (), ()
+    dtype = dtype_name = "float32"
+    cache_bits, notices, adapters = None, (), ()
     prefill_width, prefill_chunk, is_batch_invariant = 1 << 16, 512, False
 
     def __init__(
@@ -306,7 +307,6 @@ class ToyBackend:
         self.memory = self.free = self.fault = self.late_fault = self.read_fault = None
         self.runtime = SimpleNamespace(
             free_memory=lambda device: self.free,
-            dtype_name=str,
             to_numpy=self.wait_for_logits,
             launch=lambda arrays: self.launch(arrays),
             read=lambda tokens: self.read(tokens),

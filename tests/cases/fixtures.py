@@ -23,7 +23,7 @@ from mlx_llama.api.llm import LLM
 from mlx_llama.bench.measure import HostMemory
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.system import gpus
+from mlx_llama.core.system import machine
 
 SMALL = dict(num_hidden_layers=3, max_position_embeddings=256)
 FIXED = ("NO_COLOR", "COLUMNS", "LINES")  # variables that change what terminals show
@@ -121,7 +121,7 @@ def smi(tmp_path, monkeypatch):
         tool.write_text("#!/bin/sh\n" + script)
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr(gpus, "has_gpu_driver", lambda: True)
+        monkeypatch.setattr(machine, "has_gpu_driver", lambda: True)
         monkeypatch.setattr(cuda, "_torch_has_gpus", lambda: True)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 

@@ -15,8 +15,7 @@ from making import make_checkpoint
 
 from mlx_llama.bench import (
     command as bench,
-    host as bench_host,
-    plot as bench_plot,
+    profile as bench_profile,
     report as bench_report,
 )
 from mlx_llama.bench.measure import Case, Row, load, measure, measure_rows
@@ -153,9 +152,9 @@ def test_host(loaded, monkeypatch):
     monkeypatch.setattr(
         loaded.backend.runtime, "read", lambda tokens: (order.append("read"), read(tokens))[1]
     )
-    host = bench_host.measure_host(loaded, 256)
+    host = bench_profile.measure_host(loaded, 256)
     assert order == ["step", "read"] * (len(order) // 2)  # with a step ahead, launches would wait
-    assert host["step_us"] > 0 and host["tokens"] == bench_host.TOKENS
+    assert host["step_us"] > 0 and host["tokens"] == bench_profile.TOKENS
     assert host["host_computes"] == (
         loaded.backend.name == "cpu" or str(loaded.backend.device) == "cpu"
     )
@@ -167,7 +166,7 @@ def test_host(loaded, monkeypatch):
         assert host["primitives"] is None and "primitives" not in line
         assert (host["thread_us"] is None) == host["host_computes"]
         assert ("computes the step itself" in line) == host["host_computes"]
-    assert bench_host.measure_host(loaded, 8)["tokens"] == 1  # limited by the context
+    assert bench_profile.measure_host(loaded, 8)["tokens"] == 1  # limited by the context
 
 
 def test_primitives_are_those_of_one_step(tmp_path):
@@ -187,7 +186,7 @@ def test_primitives_are_those_of_one_step(tmp_path):
     for layers in (1, 2, 4):
         folder = make_checkpoint(tmp_path / str(layers), num_hidden_layers=layers)
         checkpoint = open_checkpoint(folder)
-        counts.append(bench_host.measure_host(load(checkpoint, backend), 16)["primitives"])
+        counts.append(bench_profile.measure_host(load(checkpoint, backend), 16)["primitives"])
     assert counts[2] - counts[1] == 2 * (counts[1] - counts[0]) > 0
     text = io.StringIO()
     model = backend.load(checkpoint, "auto")
@@ -228,7 +227,7 @@ def test_the_curve():
         Row(Case("tg", 100), [[1e-3] * 50 + [2e-3] * 50]),
         Row(Case("tg", 2, 402), [[1e-3, 2e-3], [3e-3, 9e-3]]),
     ]
-    curve = bench_plot.curve(rows)
+    curve = bench_report.curve(rows)
     assert curve[11].tolist()[::2] == pytest.approx([402.5, 2.5])
     assert len(curve) == 12 and curve[0].tolist() == [4.5, 1.0, 1.0, 1.0]
     assert curve[9].tolist() == [94.5, 2.0, 2.0, 2.0]
@@ -243,7 +242,7 @@ def test_lengths_that_just_fit_run(door, toy):
 
 @pytest.mark.slow
 def test_plot_without_its_library(door, toy, monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench_report.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
     done = door(bench.main, "--model", toy, "--backend", "cpu", "--plot", tmp_path / "x.png")
     assert done.code == 2 and "pip install matplotlib" in done.err

@@ -13,8 +13,8 @@ from cases.bench import check_curve, parse_table
 from rows_toy import CONFIG, ToyBackend, ToyModel
 
 from mlx_llama.bench import command as bench, report as bench_report
-from mlx_llama.bench.host import SKIPPED, TOKENS, measure_host
 from mlx_llama.bench.measure import Batch, BatchRow, Loaded, measure, measure_batches
+from mlx_llama.bench.profile import SKIPPED, TOKENS, measure_host
 from mlx_llama.core.backends.selection import Backend
 
 # From llama.cpp's README of its batched-bench.

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_llama.__main__ import COMMANDS, main
 from mlx_llama.cli import flags as flag_tables, running
-from mlx_llama.cli.spelling import flag_of
+from mlx_llama.cli.running import flag_of
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.options import FIELDS, LOAD_FIELDS, resolve
 

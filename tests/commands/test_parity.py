@@ -19,7 +19,7 @@ from rows_toy import ToyBackend, ToyModel
 
 from mlx_llama.parity import command as parity, probes as core, report as parity_report
 from mlx_llama.parity.batches import STARTS
-from mlx_llama.parity.modes import STEPS, Job
+from mlx_llama.parity.command import STEPS, Job
 
 BACKENDS = [name for name in ("mlx", "cpu", "cuda") if name in to_run()]
 LAYERS = 3

@@ -32,7 +32,7 @@ def make_llm(toy):
 
 
 class Wide(ToyModel):
-    dtype = "bfloat16"
+    dtype = dtype_name = "bfloat16"
 
 
 def test_a_conversation_is_saved_with_its_cache(make_llm, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from mlx_llama import cli
 from mlx_llama.__main__ import COMMANDS, HOMES
-from mlx_llama.cli.spelling import spell_command, spell_flags, spell_options
+from mlx_llama.cli.running import spell_command, spell_flags, spell_options
 from mlx_llama.core.errors import OptionsError, plain
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -122,7 +122,7 @@ BACKENDS = ("mlx_llama.mlx_native", "cpu_fallback", "cuda_fallback")
 NEUTRAL = tuple(
     f"mlx_llama.core.{module}"
     for module in (
-        "llama ops models files backends.defaults backends.interface "
+        "llama ops dtypes models files backends.interface "
         "backends.logprobs backends.model backends.positions backends.profile backends.shards "
         "backends.weights options rng sample errors system"
     ).split()

@@ -88,7 +88,7 @@ def test_names_of_dtypes(name, dtype, backend, toy):
         with pytest.raises(BackendError, match=said):
             backend.load(open_checkpoint(toy), name)
         return
-    assert backend.runtime.dtype_name(backend.load(open_checkpoint(toy), name).dtype) == dtype
+    assert backend.load(open_checkpoint(toy), name).dtype_name == dtype
 
 
 def test_what_is_not_given_keeps_its_default(backend):

@@ -18,8 +18,7 @@ from mlx_llama.core.options import CHECKPOINTS
 from mlx_llama.core.system import machine
 from mlx_llama.doctor.command import next_command
 from mlx_llama.doctor.diagnose import diagnose
-from mlx_llama.doctor.diagnosis import Diagnosis
-from mlx_llama.doctor.fits import fit_backends
+from mlx_llama.doctor.diagnosis import Diagnosis, fit_backends
 
 
 def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from cpu_fallback.kernels import find_target
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
-from mlx_llama.core.system.gpus import Gpus
+from mlx_llama.core.system.machine import Gpus
 from mlx_llama.doctor import diagnose as doctor
 
 

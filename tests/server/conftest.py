@@ -243,8 +243,7 @@ class Inside(Server):
     def __init__(self, load, **settings):
         import uvicorn
 
-        from mlx_llama.server.app import make_app
-        from mlx_llama.server.serving import bind, make_config
+        from mlx_llama.server.app import bind, make_app, make_config
         from mlx_llama.server.settings import Settings
 
         self.settings = Settings(**{"port": 0, "shutdown_seconds": 1, **settings})

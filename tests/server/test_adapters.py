@@ -115,7 +115,7 @@ def test_llama_servers_lists_choose_the_adapter(folders, inside):
 def test_an_alias_that_is_an_adapter_s_name_is_refused(folders, monkeypatch):
     base, adapters = folders
     monkeypatch.setattr(
-        "mlx_llama.server.serving.serve", lambda settings, load_checked, *rest: load_checked()
+        "mlx_llama.server.app.serve", lambda settings, load_checked, *rest: load_checked()
     )
     with pytest.raises(OptionsError, match="is the name of an adapter"):
         flags = f"--model {base} --backend cpu --port 0 --adapter {adapters[0]} --alias sea"

@@ -28,7 +28,7 @@ from selenium.common.exceptions import (  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
-from mlx_llama.server import formulas  # noqa: E402
+from mlx_llama.server import page as pages  # noqa: E402
 from mlx_llama.server.page import render_markdown  # noqa: E402
 
 from .conftest import QUESTION  # noqa: E402
@@ -785,9 +785,9 @@ def test_rendering_hostile_markdown_ends():
 )
 def test_a_text_with_too_much_markup_is_shown_as_it_is(part, monkeypatch):
     """A formula takes half a millisecond: no more than a bounded number is written."""
-    written = Mock(side_effect=formulas.write_formula)
-    monkeypatch.setattr(formulas, "write_formula", written)
-    monkeypatch.setattr(formulas, "MOST_STEPS", 2000)
+    written = Mock(side_effect=pages.write_formula)
+    monkeypatch.setattr(pages, "write_formula", written)
+    monkeypatch.setattr(pages, "MOST_STEPS", 2000)
     few, many = ("".join(part.replace("%d", str(i)) for i in range(n)) for n in (50, 2000))
     assert not render_markdown(few).startswith("<pre") and written.call_count <= 50
     written.reset_mock()

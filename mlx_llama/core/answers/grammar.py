@@ -28,9 +28,7 @@ from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import JSON_OPTIONS
 
 from .compiler_process import CompilerFault, check_rule
-from .enforceable import make_enforceable, relax
-from .pattern_size import check_lark, check_pattern
-from .schema_lark import SchemaRules
+from .enforceable import SchemaRules, check_lark, check_pattern, make_enforceable, relax
 
 if TYPE_CHECKING:
     import llguidance
@@ -199,7 +197,7 @@ class Grammars:
     @property
     def compiled_bytes(self) -> int:
         """The memory of compiled rules, estimated."""
-        return sum(_estimate_bytes(rule) for rule, _ in self.compiled)
+        return sum(_BASE_BYTES + _CHARACTER_BYTES * len(rule.text) for rule, _ in self.compiled)
 
     def _load(self) -> _Vocabulary:
         with self._lock:
@@ -245,10 +243,6 @@ class Grammars:
             reason = first.get_error()
             raise _Rejection("no text matches" if reason.startswith("NoExtension") else reason)
         return matcher
-
-
-def _estimate_bytes(rule: Rule) -> int:
-    return _BASE_BYTES + _CHARACTER_BYTES * len(rule.text)
 
 
 class _Vocabulary:

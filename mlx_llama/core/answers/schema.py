@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from mlx_llama.core.errors import shorten
 from mlx_llama.core.text.json_schema import rewrite_schema
 
 MAX_CHARACTERS = 1 << 16  # a schema as JSON
@@ -59,7 +60,7 @@ class Schema:
         return hash(self.text)
 
     def __repr__(self) -> str:
-        return f"Schema({self.text if len(self.text) <= 60 else self.text[:57] + '...'})"
+        return f"Schema({shorten(self.text, 60)})"
 
 
 def _parse(text: str) -> Any:

@@ -24,19 +24,16 @@ if TYPE_CHECKING:
     from mlx_llama.core.files.checkpoint import Checkpoint
     from mlx_llama.core.files.quantized import AffineWeight
     from mlx_llama.core.files.tensor import Tensor
-    from mlx_llama.core.system.gpus import Gpus
+    from mlx_llama.core.system.machine import Gpus
 
 # The classes that a backend derives, under the names that it gives them.
 Cache = Positions
 Model = BaseLlama
 
-ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
-
 
 class Runtime(Protocol):
     """The device under the arrays: the module runtime.py of a backend."""
 
-    NAME: str
     SURVIVES_FORK: bool  # a forked process may compute
     HAS_ONE_THREAD: bool  # all calls are made by one thread
 
@@ -50,7 +47,6 @@ class Runtime(Protocol):
     def pick_dtype(
         self, dtype: str, stored: str, device: Any, exceeds_float16: bool = False
     ) -> Any: ...
-    def dtype_name(self, dtype: Any) -> str: ...  # "float32", "float16" or "bfloat16"
     # submits the arrays' work to the device without waiting
     def launch(self, arrays: Sequence[Array]) -> None: ...
     # waits once for int32 [B, T] each, and concatenates their rows

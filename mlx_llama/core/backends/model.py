@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, ClassVar
 
+from mlx_llama.core.dtypes import dtype_name
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import Array, Probe
@@ -44,6 +45,7 @@ class BaseLlama:
         """Take all weights from `weights`, a backend's. checkpoints: of a row, None for 8."""
         self.checkpoints = checkpoints
         self.config, self.dtype, self.device, self.cache_bits = config, dtype, device, cache_bits
+        self.dtype_name = dtype_name(dtype)
         # rows of a new cache have number 1, the first, or 0 where there is none
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
         self.decoder = build_decoder(self.ops, weights)

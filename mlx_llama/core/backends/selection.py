@@ -18,7 +18,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.options import GenerationOptions, LoadOptions
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.forks import cached_property
-from mlx_llama.core.system.gpus import has_gpu_driver
+from mlx_llama.core.system.machine import has_gpu_driver
 
 from .interface import Model, SamplingBatch
 from .shards import Ranks
@@ -68,11 +68,6 @@ class Backend:
     def device_name(self) -> str:
         name = self.runtime.device_name(self.device)
         return f"{name}, {world.size} processes" if world and world.backend == self.name else name
-
-    @property
-    def device_kind(self) -> str:
-        """The device as `select` takes it: "cpu" or "gpu"."""
-        return "cpu" if "cpu" in str(self.device).lower() else "gpu"
 
     @property
     def runs_ahead(self) -> bool:

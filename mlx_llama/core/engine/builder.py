@@ -15,7 +15,7 @@ from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
-from mlx_llama.core.files.watch import FileWatch
+from mlx_llama.core.files.tensor import FileWatch
 from mlx_llama.core.models import rope
 from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.sample import uses_dry
@@ -73,7 +73,7 @@ class RequestBuilder:
             prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
         )
         completion.backend, completion.device = self.backend.name, self.backend.device_name
-        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
+        completion.dtype = self.model.dtype_name
         completion.seed = options.seed or 0  # Defaults.resolve draws a missing seed
         completion.options = options.model_dump() | {"speculate": kind}
         completion.origins = dict(request.options.origins)

@@ -36,8 +36,6 @@ LOGPROB_CHUNK = 128  # maximum number of prompt tokens whose logits are computed
 
 @dataclass
 class Step:
-    """A launched step."""
-
     sequences: list[Sequence]
     # on the device: int32 [B, 1], or [B, C] with log-probabilities, or [1, T] after each draft
     sampled: Array

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlx_llama.core.dtypes import ITEMSIZE
 from mlx_llama.core.errors import show
 
 from .families import BY_GGUF, find_family, find_gguf, unsupported
@@ -22,7 +23,6 @@ from .rope_fields import read_gguf_ropes, read_ropes
 # hidden_act: the name here
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 XIELU = "xielu"  # in place of a gate's
-DTYPES = ("float32", "float16", "bfloat16")
 # checked against each other
 _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
 
@@ -188,8 +188,8 @@ def _read_dtype(read: Reader) -> str:
     # torch's default
     dtype = "float32" if value in (None, "auto") else str(value).removeprefix("torch.")
     dtype = "float32" if dtype == "float64" else dtype  # the weights are rounded to it
-    if dtype not in DTYPES:
-        read.fail(name, value, f"one of {', '.join(DTYPES)}")
+    if dtype not in ITEMSIZE:
+        read.fail(name, value, f"one of {', '.join(ITEMSIZE)}")
     return dtype
 
 

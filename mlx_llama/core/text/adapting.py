@@ -214,3 +214,12 @@ def _join(last: dict[str, Any], message: Mapping[str, Any]) -> None:
     if last["role"] == message["role"]:  # a name, calls
         last |= {name: value for name, value in message.items() if name not in last}
     last["content"] = "\n\n".join(filter(None, (last["content"], message["content"])))
+
+
+def join_parts(content: Any) -> Any:
+    """The text of a list of {"type": "text", "text": ...}; any other content as it is."""
+    if not isinstance(content, (list, tuple)) or not content:
+        return content
+    are_texts = all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+    texts: list[Any] = [part.get("text") for part in content] if are_texts else [None]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content

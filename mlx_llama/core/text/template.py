@@ -21,8 +21,7 @@ from mlx_llama.core.system.files import read_json, read_text, reading
 
 from .adapting import Habits, PartsText, adapt_messages, split_parts
 from .controls import one_line
-from .known_templates import is_known
-from .template_process import PROCESS, Stopped
+from .template_process import PROCESS, Stopped, is_known
 from .tokenizer import Tokenizer
 
 # {"role", "content"}; of an assistant also "tool_calls", and then the content may be None, and

@@ -23,7 +23,7 @@ from mlx_llama.core.errors import LlamaError, TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.forks import cached_property
 
-from .surrogates import replace_surrogates
+from .controls import replace_surrogates
 
 SPACE = "▁"  # U+2581, sentencepiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

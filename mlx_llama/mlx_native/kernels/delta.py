@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, spec: GatedDelta) -> Sizes:
-        return cls(*(getattr(spec, name) for name in cls._fields))
+        return cls(spec.key_heads, spec.value_heads, spec.key_size, spec.value_size, spec.tiled)
 
 
 # Body of the Metal function. Eight lanes share a column of a head's state and have every eighth row,

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from mlx_llama.core.system.gpus import Gpus, has_gpu_driver
+from mlx_llama.core.system.machine import Gpus, has_gpu_driver
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
 T4 = 'echo "Tesla T4, 14913, 7.5"'
@@ -37,7 +37,7 @@ def test_the_first_gpu_is_told_or_unknown(script, expected, smi):
 
 def test_no_driver_is_no_gpu(smi, monkeypatch):
     smi(T4)
-    monkeypatch.setattr("mlx_llama.core.system.gpus.has_gpu_driver", lambda: False)
+    monkeypatch.setattr("mlx_llama.core.system.machine.has_gpu_driver", lambda: False)
     gpus = Gpus()
     assert gpus.seen is False and gpus.first is None and "no GPU driver" in gpus.absence
 

@@ -4,7 +4,7 @@ import pytest
 from cases.texts import TEMPLATES, TOOL_TEMPLATES
 
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
-from mlx_llama.core.text.known_templates import KNOWN, digest, is_known
+from mlx_llama.core.text.template_process import KNOWN, digest, is_known
 
 SOURCES = {name: TEMPLATES[name] for name in ("llama-2", "llama-3", "zephyr", "smollm2")}
 SOURCES |= {name: TOOL_TEMPLATES[name] for name in ("llama-3.1", "qwen2.5", "qwen3.5")}

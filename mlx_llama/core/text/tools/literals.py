@@ -4,13 +4,17 @@ literals, and Gemma 4's, which have bare keys and strings between <|"|>.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from typing import Any
 
-from .argument_types import write_value
-from .calls import CallText, NoCall
+from mlx_llama.core.text.json_schema import follow
+
+from .calls import CallText, NoCall, read_literal, write_arguments
 
 QUOTE = '<|"|>'  # around Gemma 4's strings, which have no escapes
 _QUOTES = (QUOTE, '"""', "'''", '"', "'")
@@ -146,3 +150,59 @@ def _read_escape(escape: str) -> str:
 
 def _dump(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+# Arguments that models write as plain text: their types are those of the tool's schema
+
+_REFERENCES = 16  # maximum nesting of references and alternatives
+_PYTHON_LENGTH = 1 << 14  # characters that are read as Python
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_TYPES = {
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
+    list: "array", dict: "object",
+}  # fmt: skip
+
+
+def resolve_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """JSON types that a schema allows; none for any. root: has the definitions."""
+    if depth > _REFERENCES:
+        return frozenset()
+    schema = follow(schema, root)
+    if kinds := schema.get("type"):
+        return frozenset([kinds] if isinstance(kinds, str) else kinds)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset(_TYPES.get(type(value), "object") for value in values)
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            parts = [resolve_types(part, root, depth + 1) for part in schema[word]]
+            return frozenset(itertools.chain.from_iterable(parts if all(parts) else ()))
+    parts = [resolve_types(part, root, depth + 1) for part in schema.get("allOf", ())]
+    return next((part for part in parts if part), frozenset())
+
+
+def write_value(text: str, types: frozenset[str]) -> str:
+    """A value as JSON, of one of the types if the text can be read so, else as a string."""
+    value = _parse_value(text.strip())
+    if isinstance(value, float) and value.is_integer() and types & {"integer", "number"}:
+        value = int(value) if "number" not in types else value
+    kind = _TYPES.get(type(value), "object")
+    fits = not types or kind in types or (kind == "integer" and "number" in types)
+    if fits or "string" not in types:
+        with contextlib.suppress(
+            TypeError, ValueError, RecursionError
+        ):  # a value that only Python has
+            return write_arguments(value)
+    return write_arguments(text)
+
+
+def _parse_value(text: str) -> Any:
+    """Read JSON, or Python as templates print it; the text itself if it is neither."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text, strict=False)
+    if len(text) <= _PYTHON_LENGTH and text[:1] in "[{(\"'":
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            return read_literal(text)
+    return text

@@ -9,8 +9,7 @@ import re
 from collections.abc import Generator
 from typing import Any
 
-from .calls import CallText, NoCall, write_arguments
-from .python_text import parse_python
+from .calls import CallText, NoCall, parse_python, write_arguments
 
 INTERPRETERS = ("code_interpreter", "python", "ipython")
 _LENGTH = 1 << 14  # characters of code that are read as calls

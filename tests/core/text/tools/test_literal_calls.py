@@ -25,8 +25,8 @@ from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import ChatTemplate
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import Tool, ToolParser, find_format
-from mlx_llama.core.text.tools.argument_types import write_value
 from mlx_llama.core.text.tools.formats import GEMMA_4, LFM2, QWEN_CODER
+from mlx_llama.core.text.tools.literals import write_value
 from mlx_llama.core.text.tools.python_calls import parse_calls
 
 from .reading import read

@@ -10,10 +10,9 @@ from typing import Any
 
 from mlx_llama.core.text.json_schema import follow
 from mlx_llama.core.text.template import check_messages
-from mlx_llama.core.text.tools.argument_types import resolve_types
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
-from mlx_llama.core.text.tools.literals import QUOTE, read_mapping
+from mlx_llama.core.text.tools.literals import QUOTE, read_mapping, resolve_types
 
 from .base import Messages, Offer, Spell, ToolFormat, quote, spell_json, spell_members
 

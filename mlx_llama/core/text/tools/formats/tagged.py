@@ -13,9 +13,9 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mlx_llama.core.text.json_schema import follow
-from mlx_llama.core.text.tools.argument_types import resolve_types, write_value
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
+from mlx_llama.core.text.tools.literals import resolve_types, write_value
 
 from .base import Spell, ToolFormat, quote, spell_part
 
