@@ -201,7 +201,7 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
     family = find_gguf(general.raw)
     if family is None:
         fault = f"{general.source}: general.architecture is {show(name)}"
-        raise unsupported(fault, sorted(BY_GGUF), name)
+        raise unsupported(fault, sorted(BY_GGUF), general.raw, name)
     prefix = f"{name}."
     fields = {
         key.removeprefix(prefix): value

@@ -4,6 +4,7 @@ a model's file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -29,19 +30,28 @@ BY_GGUF = {family.gguf: family for family in reversed(_ALL)}  # "llama" is Llama
 WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 
 
-# Well-known models that do not run: (how `general.architecture`, `model_type` or, in lower case,
-# the name in `architectures` begins, what they need, what runs in their place)
-_ABSENT = (("gemma3n", "AltUp and laurel", "Gemma 4"),)
+# What other models have: (a pattern of their names, or of their fields', what they need, what runs
+# in their place)
+_ABSENT = (
+    ("gemma3n", "AltUp and laurel", "Gemma 4"),
+    ("kv_lora_rank", "latent attention (MLA)", "GLM-4.5 or Qwen3.5"),
+    (r"mamba|\bssm[._]|\bstate_size", "state spaces (Mamba)", "Qwen3.5 or LFM2.5"),
+    ("rwkv|wkv", "RWKV's mixing of positions", "Qwen3.5 or LFM2.5"),
+    ("vision|image|vl_?(moe)?$", "a tower for images", "Gemma 4 or Qwen3.5, for their text"),
+)
 
 
-def unsupported(fault: str, known: Iterable[str], *names: object) -> ConfigError:
-    """The error for an architecture: what it needs, or those that are supported (`known`)."""
-    spelled = [name.lower() for name in names if isinstance(name, str)]
+def unsupported(fault: str, known: Iterable[str], raw: Mapping[str, Any], name: Any) -> ConfigError:
+    """The error for an architecture: what it needs, or those that are supported (`known`). raw: the
+    file's fields.
+    """
     short = ", ".join(name.removesuffix("ForCausalLM") for name in known)
     reason = f"supported are {short}; load another model"
-    for starts, needed, instead in _ABSENT:
-        if any(name.startswith(tuple(starts.split())) for name in spelled):
-            reason = f"it needs {needed}, which are missing here: load {instead}, which runs"
+    marks = [str(mark).lower() for mark in (name, raw.get("model_type"), *raw)]
+    for pattern, needed, instead in _ABSENT:
+        if any(re.search(pattern, mark) for mark in marks):
+            reason = f"it needs {needed}, which this package lacks: load {instead}"
+            break
     return ConfigError(f"{fault}: {reason}")
 
 
@@ -75,7 +85,7 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     if isinstance(names, list) and names:
         if name not in BY_SPELLING:
             fault = f"{read.source}: architectures is {show(names)}"
-            raise unsupported(fault, FAMILIES, name, kind)
+            raise unsupported(fault, FAMILIES, read.raw, name)
         family = BY_SPELLING[name]
         if kind is not None and (not isinstance(kind, str) or BY_MODEL_TYPE.get(kind) != family):
             raise ConfigError(
@@ -87,7 +97,7 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
         read.fail("architectures", names, "a list with one name")
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         fault = f"{read.source}: names no architecture (model_type is {show(kind)})"
-        raise unsupported(fault, FAMILIES, kind)
+        raise unsupported(fault, FAMILIES, read.raw, kind)
     return BY_MODEL_TYPE[kind], read, False
 
 
@@ -102,7 +112,7 @@ def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
     kind = text.get("model_type") if isinstance(text, dict) else text
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         fault = f"{read.source}: text_config.model_type is {show(kind)}"
-        raise unsupported(fault, BY_MODEL_TYPE, kind)
+        raise unsupported(fault, BY_MODEL_TYPE, text if isinstance(text, dict) else {}, kind)
     outer = (
         "quantization quantization_config torch_dtype dtype bos_token_id eos_token_id "
         "tie_word_embeddings"

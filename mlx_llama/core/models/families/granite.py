@@ -36,7 +36,7 @@ def complete_hybrid(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
     kinds = read.get("layer_types", None)
     for i, kind in enumerate(kinds if isinstance(kinds, list) else ["mamba"]):
         if kind not in ("attention", "full_attention"):
-            reason = "since layers with a recurrent state are not supported"
+            reason = "since this package lacks state spaces (granite-4.0-micro has none)"
             read.fail(f"layer_types[{i}]", kind, f"'attention', {reason}")
     rotates = read.get("position_embedding_type", None) == "rope"
     return complete(read, values) | {"rotates": rotates}

@@ -550,16 +550,19 @@ REFUSED = [
     ),
     (
         GRANITE4 | {"layer_types": [*["mamba"] * 39, "attention"]},
-        r"layer_types\[0\] is 'mamba', expected 'attention', since layers with a recurrent",
+        r"layer_types\[0\] is 'mamba', expected 'attention', since this package lacks state spaces",
     ),
     (GRANITE4 | {"layer_types": None}, "layer_types.0. is 'mamba'"),
     ({"model_type": "gemma3", "text_config": {"model_type": "bert"}}, "text_config.model_type is"),
     ({"architectures": ["BambaForCausalLM"], "model_type": "bamba"}, "BambaForCausalLM"),
-    *(
-        ({"model_type": name}, f"it needs {needed}.*: load {other}")
-        for name, needed, other in (("gemma3n", "AltUp and laurel", "Gemma 4, which runs"),)
-    ),
 ]
+ABSENT = {  # transformers' models by what they need
+    "AltUp and laurel": ["gemma3n"],
+    "latent attention": ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "kimi_linear"],
+    "state spaces": ["mamba", "mamba2", "bamba", "falcon_h1", "jamba", "nemotron_h", "zamba2"],
+    "RWKV's mixing": ["rwkv"],
+    "a tower for images": ["llava", "mllama", "qwen2_vl", "qwen3_vl_moe", "idefics3", "internvl"],
+}
 
 
 @pytest.mark.parametrize("fields, message", REFUSED)
@@ -567,9 +570,26 @@ def test_a_bad_or_unsupported_field_is_named(fields, message):
     assert re.search(message, refusal(LlamaConfig.from_dict, fields, kind=ConfigError))
 
 
-@pytest.mark.parametrize("name, needed", [("gemma3n", "AltUp and laurel")])
-def test_a_gguf_file_of_a_model_that_does_not_run_says_what_is_missing(name, needed):
-    metadata = {"general.architecture": name}
+@pytest.mark.parametrize("kind, needed", [(x, need) for need in ABSENT for x in ABSENT[need]])
+def test_a_model_that_does_not_run_says_what_is_missing_and_what_runs(kind, needed):
+    raw = json.loads(transformers.CONFIG_MAPPING[kind]().to_json_string())
+    message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
+    assert re.search(f"it needs {needed}.*, which this package lacks: load ", message)
+
+
+@pytest.mark.parametrize(
+    "name, field, needed",
+    [  # llama.cpp's src/llama-arch.cpp
+        ("gemma3n", "altup.num_inputs", "AltUp and laurel"),
+        ("deepseek2", "attention.kv_lora_rank", "latent attention"),
+        ("jamba", "ssm.state_size", "state spaces"),
+        ("mamba", "ssm.state_size", "state spaces"),
+        ("rwkv7", "wkv.head_size", "RWKV's mixing"),
+        ("qwen2vl", "rope.dimension_sections", "a tower for images"),
+    ],
+)
+def test_a_gguf_file_of_a_model_that_does_not_run_says_what_is_missing(name, field, needed):
+    metadata = {"general.architecture": name, f"{name}.{field}": 16}
     call = lambda: LlamaConfig.from_gguf(metadata, {}, {}, "float16", "model.gguf")  # noqa: E731
     message = refusal(call, kind=ConfigError)
-    assert re.search(f"general.architecture is '{name}': .*{needed}.*which runs", message)
+    assert re.search(f"general.architecture is '{name}': it needs {needed}.*: load ", message)
