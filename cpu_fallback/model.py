@@ -39,9 +39,7 @@ class Llama(BaseLlama):
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         target, reason = None, "`compile=False` asks for it"
-        if config.is_mixed:
-            reason = "the kernels know no layers with other heads, or inputs of their own"
-        elif options.compile is not False:
+        if options.compile is not False:
             target, reason = find_target()
         if target is None and options.compile:
             raise BackendError(
