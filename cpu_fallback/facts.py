@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .kernels.target import Target
 
 DISTRIBUTIONS = ("numpy", "llvmlite")
+INPUTS = "model.embed_tokens_per_layer.weight"  # Gemma 4's inputs of layers
 SMALL_TABLE = 64 << 20  # bytes of an embedding up to which the compiled path copies it
 
 
@@ -58,7 +59,8 @@ def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
     # NumPy reads a mapped file, whose pages count as taken while they are used.
     nbytes = sum(tensor.nbytes for tensor in tensors)
     if facts.kernels:
-        tables = [tensor for tensor in tensors if tensor.name == "model.embed_tokens.weight"]
+        names = "model.embed_tokens.weight", INPUTS
+        tables = [tensor for tensor in tensors if tensor.name in names]
         copied = sum(table.nbytes for table in tables if table.nbytes <= SMALL_TABLE)
         nbytes = weights_nbytes(tensors, "float32", False) + copied
     return WeightsPlan("float32", operand, nbytes)
@@ -72,16 +74,18 @@ def has_integers(weight: Tensor | AffineWeight) -> bool:
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
     """Bytes of all weights in panels, at their stored width, whatever the activations' dtype.
 
-    An embedding that is not the head too stays in the mapped file.
+    An embedding that is not the head too stays in the mapped file, as does that of layers' inputs.
     """
     from .kernels import panels
 
     tensors = list(tensors)
-    has_head = any(tensor.name == "lm_head.weight" for tensor in tensors)
+    mapped = {INPUTS}
+    if any(tensor.name == "lm_head.weight" for tensor in tensors):
+        mapped.add("model.embed_tokens.weight")
     total = 0
     for tensor in tensors:
         if len(tensor.shape) < 2:
             total += 4 * math.prod(tensor.shape)
-        elif not (has_head and tensor.name == "model.embed_tokens.weight"):
+        elif tensor.name not in mapped:
             total += panels.Plan(tensor, panels.weight_layout(tensor)).nbytes
     return total

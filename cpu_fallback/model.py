@@ -40,9 +40,7 @@ class Llama(BaseLlama):
         states = cache_bits, options.checkpoints
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         target, reason = None, "`compile=False` asks for it"
-        if config.is_mixed:
-            reason = "the kernels know no layers with other heads, or inputs of their own"
-        elif options.compile is not False:
+        if options.compile is not False:
             target, reason = find_target()
         if target is None and options.compile:
             raise BackendError(

@@ -13,6 +13,7 @@ from mlx_llama.core.backends.weights import BaseWeights, refuse_formats
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.parts import GatedDelta, ShortConv
 from mlx_llama.core.system import progress
 
@@ -125,10 +126,10 @@ class Weights(BaseWeights):
         """
         from .kernels import panel_files, panels
         from .kernels.program import Code
-        from .kernels.recipe import Recipe
+        from .kernels.recipe import Head, Recipe
 
-        tensors, table = self.tensors, "model.embed_tokens"
-        c = self.config
+        tensors, c = self.tensors, self.config
+        tables = ["model.embed_tokens", *([c.inputs.embedding] if c.inputs else [])]
         filters = {f"{mixer.conv}.weight" for mixer in c.recurrent}
         matrices = [
             key for key, tensor in tensors.items() if len(tensor.shape) == 2 and key not in filters
@@ -136,30 +137,32 @@ class Weights(BaseWeights):
         plans = {
             name: panels.Plan(tensors[key], panels.weight_layout(tensors[key]))
             for key in matrices
-            if (name := key.removesuffix(".weight")) != table or name == self.config.head_name
+            if (name := key.removesuffix(".weight")) not in tables or name == c.head_name
         }
         kinds = {(plan.layout, plan.source) for plan in plans.values()}
         if self.adapters:
             kinds.add((panels.ADAPTER, ""))
-        looked_up = tensors[f"{table}.weight"]
-        lookup = panels.Plan(looked_up, panels.weight_layout(looked_up))
+        looked_up = [tensors[f"{table}.weight"] for table in tables]
+        lookups = [panels.Plan(tensor, panels.weight_layout(tensor)) for tensor in looked_up]
+        embeddings = dict.fromkeys((plan.layout, plan.source) for plan in lookups if plan.source)
         sources = tuple(sorted(kinds, key=lambda kind: (kind[0].name, kind[1])))
-        embedding = (lookup.layout, lookup.source) if lookup.source else None
+        attentions = [layer.attention for layer in c.layers if layer.attention]
+        heads = (Head(m.head_dim, 2 * (m.angles.stop - m.angles.start)) for m in attentions)
         recipe = Recipe(
             target,
             sources,
             bits,
-            c.head_dim,
+            tuple(dict.fromkeys(heads)),
             c.activation,
             cache_bits,
-            c.rope.dim,
             next((mixer.softcap for mixer in c.attentions), None),
             has_experts=c.num_experts > 0,
             has_sinks=any(mixer.sinks for mixer in c.attentions),
             has_gates=any(mixer.gate for mixer in c.attentions),
             has_short_conv=any(isinstance(mixer, ShortConv) for mixer in c.recurrent),
             has_gated_delta=any(isinstance(mixer, GatedDelta) for mixer in c.recurrent),
-            embedding=embedding,
+            others=_find_others(c),
+            embeddings=tuple(embeddings),
         )
         self.code = Code(recipe)
         align = panels.Arena.ALIGN
@@ -197,3 +200,19 @@ class Weights(BaseWeights):
 
         for nbytes in pool.map(fill, slabs, [*slabs[READ_AHEAD:], *[None] * READ_AHEAD]):
             advance(nbytes)
+
+
+def _find_others(config: LlamaConfig) -> tuple[str, ...]:
+    """Kinds of operations that few families have, as of Recipe."""
+    layers, kinds = config.layers, dict[str, None]()
+    if any(layer.scalar for layer in layers):
+        kinds["adjust scaled"] = None
+    if any(mixer.norms_values for mixer in config.attentions):
+        kinds["norm_values"] = None
+    mixers = (layer.attention for layer in layers if layer.attention)
+    kinds |= {f"rotate_queries {m.head_dim}": None for m in mixers if not m.new_heads}
+    if config.inputs:
+        kinds["layer_inputs"] = None
+    if any(layer.experts and layer.experts.router.expert_scale for layer in layers):
+        kinds["route scaled"] = None
+    return tuple(kinds)

@@ -56,7 +56,9 @@ def attend(
     score = _score_block(f.module, head_dim, cap)
     pieces = range(0, chunks * LANES, PIECE)
     mixers = {
-        count: {piece: _mix(f.module, head_dim, piece, count) for piece in pieces}
+        count: {
+            piece: _mix(f.module, head_dim, min(PIECE, head_dim - piece), count) for piece in pieces
+        }
         for count in (HEADS_AT_ONCE, 1)
     }
     widen = widen_rows(f.module, layout) if cache_bits else None
@@ -187,10 +189,12 @@ def _score_block(
 
 @kernel
 def _mix(
-    f: Function, shares, shares_bytes, values, count, out, *, head_dim: int, piece: int, heads: int
+    f: Function, shares, shares_bytes, values, count, out, *, head_dim: int, dims: int, heads: int
 ) -> None:
-    """out[h][d] += sum over positions of shares[h][position] * values[position][d]."""
-    row_bytes, dims = -(-head_dim // LANES) * LANES * 4, min(PIECE, head_dim - piece)
+    """out[h][d] += sum over positions of shares[h][position] * values[position][d], of `dims`
+    numbers of a head.
+    """
+    row_bytes = -(-head_dim // LANES) * LANES * 4
     full, tail = dims // LANES, dims % LANES
 
     def addresses(h: int) -> list[Value]:

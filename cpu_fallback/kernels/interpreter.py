@@ -19,8 +19,7 @@ def write_module(recipe: Recipe) -> Module:
     for layout, source in recipe.sources:
         filling.fill(module, layout, source, public=True)
     filling.checksum(module, public=True)
-    if recipe.embedding:
-        layout, source = recipe.embedding
+    for layout, source in recipe.embeddings:
         filling.embed(module, recipe.target, layout, source, public=True)
     functions = [write(module, name) for name, write in operations(recipe).items()]
     for name in ("run", "run_clocked"):

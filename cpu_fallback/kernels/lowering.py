@@ -119,9 +119,11 @@ class Product(Symbol):
 
 @dataclass(eq=False)
 class Adjusted(Symbol):
-    """A product times `factor`, after a norm if it has a weight; or its softcap."""
+    """A product, or a sum in a buffer, times `factor`, after a norm if it has a weight; or the
+    softcap of a product.
+    """
 
-    product: Product
+    product: Product | Columns
     weight: Buffer | None = None
     eps: float = 0.0
     factor: float = 1.0
@@ -133,23 +135,29 @@ class Adjusted(Symbol):
     def first(self) -> int:
         return self.product.first
 
-    def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate it to `buffer`. Raises ValueError as Product.place."""
-        w = self.trace.workspace
-        source = w.delta if accumulate else buffer
+    def place(self, buffer: Buffer, accumulate: bool = False, source: Buffer | None = None) -> None:
+        """Write or accumulate it to `buffer`; the product goes to `source` first. Raises ValueError
+        as Product.place.
+        """
+        w, product = self.trace.workspace, self.product
+        source = source or (w.delta if accumulate else buffer)
         if not len(source.array):
             raise ValueError("the workspace has no buffer for normed or scaled outputs")
-        self.product.place(source)
+        if isinstance(product, Product):
+            product.place(source)
+            width = product.parts[0][1]
+        else:
+            source, width = product.buffer, product.width
         program, groups = self.trace.program, buffer.array.shape[1] // GROUP
         if self.cap:
             program.add("softcap", 1, True, target=source, groups=groups, cap=self.cap)
         else:
             norm = dict(weight=self.weight or 0, eps=self.eps, scratch=w.scratch)
             norm |= dict(factor=self.factor, width=self.trace.config.hidden_size)
-            target = dict(target=buffer, accumulate=int(accumulate))
+            target = dict(target=buffer, accumulate=int(accumulate), scale=1.0)
             program.add("adjust", 1, True, delta=source, groups=groups, **norm, **target)
         # for probes, of sums of products alone if it accumulates
-        self.columns = Columns(self.trace, source, 0, self.product.parts[0][1])
+        self.columns = Columns(self.trace, source, 0, width)
         for name in self.marks:
             self.trace.probe(name, self)
 
@@ -213,7 +221,8 @@ class Trace:
         self.program = Program(code, threads)
         self.segments: list[Segment] = []  # finished programs
         self.vectors: list[Buffer] = []  # norms and biases that they point to
-        self.embedding: ops.Matrix | None = None
+        # of the tokens' rows in the stream, then of those in workspace.inputs
+        self.embeddings: list[ops.Matrix] = []
         self.embedding_factor = 1.0  # multiplies rows that are looked up
         self.stream = Columns(self, workspace.hidden, 0, config.hidden_size)
         self.sums: list[str] = []  # probes of the stream's next sum
@@ -276,7 +285,8 @@ class Trace:
         if not self.decode:
             self.split()
             self.decode = True
-        self._moves.append(buffer)
+        if buffer not in self._moves:
+            self._moves.append(buffer)
 
     def finish(self, logits: Product | Adjusted, separate_head: bool) -> list[Segment]:
         """End the trace. separate_head: the head runs for HEAD_CHUNK tokens at a time."""
@@ -305,7 +315,7 @@ class Trace:
     def head_columns(self, spec: Attention) -> tuple[Columns, Columns, Columns]:
         """Queries, keys and values in the workspace, each padded to a multiple of ROWS columns."""
         at, parts = 0, []
-        for heads in (spec.heads, spec.key_value_heads, spec.key_value_heads):
+        for heads in (spec.heads, spec.new_heads, spec.new_heads):
             parts.append(Columns(self, self.workspace.qkv, at, heads * spec.head_dim, heads))
             at += pad(heads * spec.head_dim, ROWS)
         return tuple(parts)
@@ -419,6 +429,7 @@ class Trace:
     ) -> None:
         """Add (x @ a.T) @ b.T to `product` in rows with this adapter. b: by part of the product."""
         w, layout = self.workspace, self.code.recipe.activation_layout(a.plan.layout)
+        b = b[: len(product.parts)]  # values that are keys
         inner = self._multiply_one(a, self.pack(x, [layout]), None, wait=True)
         self.program.direct(inner, w.low_rank)
         width = pad(a.plan.rows, GROUP)

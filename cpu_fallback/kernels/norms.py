@@ -27,10 +27,13 @@ def root_mean_square(f: Operation, a: Value, groups: Value) -> Value:
     return f.math("sqrt", f.load(f32, scratch) / f.load_float("width") + f.load_float("eps"))
 
 
-def adjust(f: Operation) -> None:
-    """target = delta * factor (* weight / RMS, unless weight is 0) (+ target, if accumulate)."""
+def adjust(f: Operation, scales: bool = False) -> None:
+    """target = delta * factor (* weight / RMS, unless weight is 0) (+ target, if accumulate), times
+    scale if `scales`.
+    """
     weight, groups = f.weight, f.groups
     has_weight, accumulates = weight.compare("!=", 0), f.accumulate.compare("!=", 0)
+    scale = f.load_float("scale").splat() if scales else None
     with f.loop(f.hi, f.lo) as token:
         delta, target = f.delta + token * f.delta_bytes, f.target + token * f.target_bytes
         factor = Variable(f, f.load_float("factor"))
@@ -44,6 +47,8 @@ def adjust(f: Operation) -> None:
                 value.set(value.get() * f.load(f32s, weight, at))
             with f.if_then(accumulates):
                 value.set(value.get() + f.load(f32s, target, at))
+            if scale:
+                value.set(value.get() * scale)
             f.store(value.get(), target, at)
 
 
@@ -83,6 +88,14 @@ def norm_heads(f: Operation) -> None:
 @kernel
 def norm_head(f: Function, x, weight, width, eps: f32) -> None:
     """RMS norm of one head in place. x, weight: float32 [width]."""
+    scale = f.constant(f32, 1.0) / f.math("sqrt", _mean_square(f, x, width) + eps)
+    for type_, at in f.loop_numbers(width):
+        by = scale.splat() if type_ is f32s else scale
+        f.store(f.load(type_, x, at) * by * f.load(type_, weight, at), x, at)
+
+
+def _mean_square(f: Function, x: Value, width: Value) -> Value:
+    """The mean of x[i]**2, of float32 [width]."""
     sums, rest = Variable(f, f.zero(f32s)), Variable(f, f.zero(f32))
     for type_, at in f.loop_numbers(width):
         value = f.load(type_, x, at)
@@ -90,11 +103,38 @@ def norm_head(f: Function, x, weight, width, eps: f32) -> None:
             sums.set(f.fma(value, value, sums.get()))
         else:
             rest.set(rest.get() + value * value)
-    mean = (f.reduce_sum(sums.get()) + rest.get()) / width.truncate(i32).to_float()
-    scale = f.constant(f32, 1.0) / f.math("sqrt", mean + eps)
-    for type_, at in f.loop_numbers(width):
-        by = scale.splat() if type_ is f32s else scale
-        f.store(f.load(type_, x, at) * by * f.load(type_, weight, at), x, at)
+    return (f.reduce_sum(sums.get()) + rest.get()) / width.truncate(i32).to_float()
+
+
+def norm_values(f: Operation) -> None:
+    """RMS norm, without weights, of heads, written elsewhere or in place."""
+    qkv, qkv_bytes, heads, size, eps = f.qkv, f.qkv_bytes, f.heads, f.size, f.load_float("eps")
+    source_at, target_at = f.source_at, f.at
+    with f.loop(f.hi, f.lo) as token, f.loop(heads) as h:
+        row = qkv + token * qkv_bytes + h * size * 4
+        x, out = row + source_at, row + target_at
+        scale = f.constant(f32, 1.0) / f.math("sqrt", _mean_square(f, x, size) + eps)
+        for type_, at in f.loop_numbers(size):
+            by = scale.splat() if type_ is f32s else scale
+            f.store(f.load(type_, x, at) * by, out, at)
+
+
+def layer_inputs(f: Operation) -> None:
+    """embedded = (embedded * root + norm(x * factor)) * scale, of a layer's numbers an item."""
+    x, x_bytes, embedded, embedded_bytes = f.x, f.x_bytes, f.embedded, f.embedded_bytes
+    layers, size, weight = f.layers, f.size, f.weight
+    root, factor, scale, eps = (f.load_float(name) for name in ("root", "factor", "scale", "eps"))
+    with f.loop(f.hi, f.lo) as item:
+        token, first = item // layers, item % layers * size * 4
+        row, out = x + token * x_bytes + first, embedded + token * embedded_bytes + first
+        mean = _mean_square(f, row, size) * factor * factor
+        norm = factor / f.math("sqrt", mean + eps)
+        for type_, at in f.loop_numbers(size):
+            by, width, last = (
+                number.splat() if type_ is f32s else number for number in (norm, root, scale)
+            )
+            normed = f.load(type_, row, at) * by * f.load(type_, weight, at)
+            f.store((normed + f.load(type_, out, at) * width) * last, out, at)
 
 
 def scale_heads(f: Operation) -> None:

@@ -21,7 +21,7 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
     target, sources = recipe.target, ("norm", "plain", recipe.activation)
     layouts_of = [(layout, recipe.activation_layout(layout)) for layout in recipe.layouts]
     packed = [(x_layout, source) for x_layout in recipe.activations for source in sources]
-    tile_sizes, head_dim, bits = expert_tiles(target), recipe.head_dim, recipe.cache_bits
+    tile_sizes, bits = expert_tiles(target), recipe.cache_bits
     writers: dict[str, tuple] = {}
     for layout, x_layout in layouts_of:
         writers[kind_of("product", layout)] = _product, target, layout, x_layout
@@ -38,8 +38,17 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
         writers["gate_output"] = (routing.gate_output,)
     simple = norms.adjust, norms.softcap, norms.select, norms.norm_heads, norms.scale_heads
     writers |= {write.__name__: (write,) for write in simple}
-    writers["rotate"] = _rotate, head_dim, bits, recipe.rotary_dim or head_dim
-    writers["attend"] = _attend, head_dim, bits, recipe.softcap, recipe.has_sinks
+    others: dict[str, tuple] = {
+        "adjust scaled": (norms.adjust, True),
+        "norm_values": (norms.norm_values,),
+        "layer_inputs": (norms.layer_inputs,),
+        "route scaled": (routing.route, tile_sizes, True),
+    }
+    for size, rotated in recipe.heads:
+        writers[f"rotate {size}"] = _rotate, size, bits, rotated
+        writers[f"attend {size}"] = _attend, size, bits, recipe.softcap, recipe.has_sinks
+        others[f"rotate_queries {size}"] = _rotate_queries, size, rotated
+    writers |= {kind: others[kind] for kind in recipe.others}
     if recipe.has_short_conv:
         writers["convolve gated"] = recurrent.convolve, True
     if recipe.has_gated_delta:
@@ -264,6 +273,17 @@ def _rotate(f: Operation, head_dim: int, cache_bits: int | None, rotary_dim: int
         numbers, scales = at * layout.row_bytes, at * (2 * layout.groups)
         f.call(store, key, page + f.page_keys + numbers, page + f.key_scales + scales)
         f.call(store, value, page + f.page_values + numbers, page + f.value_scales + scales)
+
+
+def _rotate_queries(f: Operation, size: int, rotated: int) -> None:
+    rotate, table_at = norms.rotate(f.module, rotated), f.query_table_at
+    key_heads, shared = f.key_heads, f.heads // f.key_heads
+    with f.loop(f.hi, f.lo) as item:
+        token, h = item // key_heads, item % key_heads
+        row, place = f.qkv + token * f.qkv_bytes, f.place(token)
+        c, s = place["cosine"] + table_at, place["sine"] + table_at
+        with f.loop(shared) as query:
+            f.call(rotate, row + (h * shared + query) * (4 * size), c, s)
 
 
 def _attend(

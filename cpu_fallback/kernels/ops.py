@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_llama.core.models.parts import Attention, GatedDelta, Recurrent, ShortConv, Window
+from mlx_llama.core.models.parts import (
+    Attention,
+    GatedDelta,
+    LayerInputs,
+    PerLayerInput,
+    Recurrent,
+    ShortConv,
+    Window,
+)
 from mlx_llama.core.ops import DeltaWeights, ExpertStacks
 
 from .. import ops
@@ -19,29 +27,38 @@ NO_WINDOW = 1 << 60
 
 
 def embed(tokens: Symbol, weight: ops.Matrix) -> Columns:
-    tokens.trace.embedding = weight
-    return tokens.trace.stream
+    trace = tokens.trace
+    trace.embeddings.append(weight)
+    if len(trace.embeddings) == 1:
+        return trace.stream
+    return Columns(trace, trace.workspace.inputs, 0, weight.shape[1])
 
 
-def add(x: Columns | Product, delta: Product | Adjusted | None) -> Columns | Adjusted:
+def add(x: Columns | Product | Adjusted, delta: Product | Adjusted | None) -> Columns | Adjusted:
     if isinstance(x, Product):
         x.add(delta)
         return Adjusted(x.trace, x)  # the stream is not changed before both have read it
+    if isinstance(x, Adjusted):  # as the first, both products have read it
+        w = x.trace.workspace
+        x.place(w.delta)
+        delta.place(w.delta, accumulate=True, source=w.routing.shared)
+        return Columns(x.trace, w.delta, 0, x.trace.config.hidden_size)
     if delta is not None:
         delta.place(x.buffer, accumulate=True)
-        x.trace.mark_sums()
+    x.trace.mark_sums()
     return x
 
 
-def rms_norm(x: Product, weight: np.ndarray, eps: float) -> Adjusted:
+def rms_norm(x: Product | Columns, weight: np.ndarray, eps: float) -> Adjusted:
     return Adjusted(x.trace, x, x.trace.copy_vector(weight), eps)
 
 
 def scale(x: Symbol, factor: float) -> Symbol:
     if isinstance(x, Columns):
         if len(x.trace.program):
-            raise ValueError("the stream cannot be scaled in place, except as the embedding")
-        x.trace.embedding_factor *= factor
+            x.trace.program.scale_sum(factor)
+        else:
+            x.trace.embedding_factor *= factor
         return x
     adjusted = x if isinstance(x, Adjusted) else Adjusted(x.trace, x)
     adjusted.factor *= factor
@@ -61,7 +78,10 @@ def add_rms_norm(
 def linear(
     x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = None
 ) -> Product:
-    return x.trace.multiply(x, weight if isinstance(weight, tuple) else (weight,), bias)
+    matrices = weight if isinstance(weight, tuple) else (weight,)
+    if len(matrices) > 1 and matrices[-1] is matrices[-2]:  # values that are keys
+        matrices = matrices[:-1]
+    return x.trace.multiply(x, matrices, bias)
 
 
 def adapt(product: Product, x: Symbol, adapters: ops.Adapters, view: View) -> Product:
@@ -106,7 +126,7 @@ def _direct(product: Product, buffers: tuple[Buffer, ...]) -> None:
 
 
 def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
-    gate, up, down, spec, (gate_bias, up_bias, down_bias), router_bias, _ = stacks
+    gate, up, down, spec, (gate_bias, up_bias, down_bias), router_bias, expert_scale = stacks
     trace, router = x.trace, spec.router
     r = trace.workspace.routing
     scores.place(r.scores)
@@ -115,7 +135,9 @@ def experts(x: Symbol, scores: Product, stacks: ExpertStacks) -> Product:
     choice["bias"] = 0 if router_bias is None else trace.copy_vector(router_bias)
     choice |= dict(sharing=share_kind(router), scale=router.scale, shares=r.shares)
     sorting = dict(counts=r.counts, tiles=r.tiles, order=r.order, rows=r.row_of)
-    trace.program.add("route", 1, **choice, **sorting)
+    scales = expert_scale is not None
+    sorting["expert_scale"] = trace.copy_vector(expert_scale) if scales else 0
+    trace.program.add("route scaled" if scales else "route", 1, **choice, **sorting)
     find = trace.code.recipe.activation_layout
     layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
     packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, router.scales_input)
@@ -151,10 +173,17 @@ def gate_output(x: Product | Columns, score: Product) -> Product | Gated:
 
 
 def norm_heads(
-    heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: Attention
+    heads: Product, query_weight: np.ndarray, key_weight: np.ndarray | None, spec: Attention
 ) -> Columns:
     trace = heads.trace
-    query, key, _ = split_heads(heads, spec)
+    query, key, value = split_heads(heads, spec)
+    if spec.norms_values and spec.new_heads:
+        source = key if spec.qkv[1] == spec.qkv[2] else value
+        places = dict(source_at=4 * source.at, at=4 * value.at, eps=spec.eps)
+        places |= dict(qkv=query.buffer, heads=spec.new_heads, size=spec.head_dim)
+        trace.program.add("norm_values", 1, True, wait=source is key, **places)
+    if key_weight is None:  # no keys: key.width is 0
+        key_weight = query_weight
     operands = dict(qkv=query.buffer, keys_at=4 * key.at, eps=spec.eps)
     operands |= dict(query_width=len(query_weight), query_weight=trace.copy_vector(query_weight))
     operands |= dict(key_width=len(key_weight), key_weight=trace.copy_vector(key_weight))
@@ -174,19 +203,23 @@ def split_heads(heads: Symbol, spec: Attention) -> tuple[Columns, Columns, Colum
     """As in core.ops; directs the heads' product to these columns if it has no buffer."""
     parts = heads.trace.head_columns(spec)
     if isinstance(heads, Product) and heads.buffer is None:
-        if heads.parts != [(part.at, part.width) for part in parts]:
+        if heads.parts != [(part.at, part.width) for part in parts[: len({*spec.qkv})]]:
             raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
         heads.place(parts[0].buffer)
     return parts
 
 
 def rope_and_store(heads: Symbol, view: View, spec: Attention) -> Columns:
-    query, key, value = split_heads(heads, spec)
-    operands = _page_offsets(heads.trace, spec) | dict(qkv=query.buffer, rotates=int(spec.rotates))
-    operands |= dict(heads=spec.heads, keys_at=4 * key.at, values_at=4 * value.at)
-    tables = dict(table_at=4 * spec.angles.start, query_table_at=4 * spec.query_angles.start)
-    portion = 1 if heads.trace.decode else spec.key_value_heads
-    heads.trace.program.add("rotate", spec.key_value_heads, True, portion, **operands, **tables)
+    trace, (query, key, value) = heads.trace, split_heads(heads, spec)
+    items, portion = spec.key_value_heads, 1 if trace.decode else spec.key_value_heads
+    operands = dict(qkv=query.buffer, heads=spec.heads, query_table_at=4 * spec.query_angles.start)
+    if not spec.new_heads:
+        kind = f"rotate_queries {spec.head_dim}"
+        trace.program.add(kind, items, True, portion, **operands, key_heads=items)
+        return query
+    operands |= _page_offsets(trace, spec) | dict(keys_at=4 * key.at, values_at=4 * value.at)
+    operands |= dict(table_at=4 * spec.angles.start, rotates=int(spec.rotates))
+    trace.program.add(f"rotate {spec.head_dim}", items, True, portion, **operands)
     return query
 
 
@@ -206,7 +239,7 @@ def attend(query: Columns, view: View, spec: Attention, sinks: np.ndarray | None
     operands["sinks"] = 0 if sinks is None else query.trace.copy_vector(sinks)
     window = spec.window or Window(NO_WINDOW)
     operands |= dict(window=window.size, is_chunk=int(window.is_chunk))
-    query.trace.program.add("attend", spec.key_value_heads, True, **operands)
+    query.trace.program.add(f"attend {spec.head_dim}", spec.key_value_heads, True, **operands)
     return Columns(query.trace, out, 0, width)
 
 
@@ -250,6 +283,27 @@ def gated_delta(x: Product, view: View, spec: GatedDelta, weights: DeltaWeights)
     numbers = dict(eps=spec.eps, scale=spec.key_size**-0.5)
     trace.program.add("gated_delta", spec.value_heads, **operands, **sizes, **numbers)
     return Gated(trace, "silu", gate, out)
+
+
+def layer_inputs(
+    embedded: Columns, projected: Product, weight: np.ndarray, spec: LayerInputs
+) -> Columns:
+    trace, w = embedded.trace, embedded.trace.workspace
+    projected.place(w.projected)
+    factors = dict(root=spec.size**0.5, factor=spec.hidden**-0.5, scale=2**-0.5, eps=spec.eps)
+    sources = dict(x=w.projected, embedded=w.inputs, weight=trace.copy_vector(weight))
+    sizes = dict(layers=spec.layers, size=spec.size)
+    portion = 1 if trace.decode else spec.layers
+    trace.program.add("layer_inputs", spec.layers, True, portion, **sources, **sizes, **factors)
+    return embedded
+
+
+def gate_input(gate: Product, inputs: Columns, spec: PerLayerInput) -> Gated:
+    trace, w = gate.trace, gate.trace.workspace
+    if trace.decode:
+        trace.narrow(inputs.buffer)
+    gate.place(w.input_gate)
+    return Gated(trace, spec.activation, w.input_gate, w.inputs.columns(spec.index * spec.size))
 
 
 def last_position(x: Columns | Normed | Gated) -> Columns | Normed | Gated:

@@ -31,8 +31,7 @@ class Code:
         self.kinds = {kind: number for number, kind in enumerate(operations(recipe))}
         public: list[tuple] = [(team.start,), (team.serve,), (filling.checksum,)]
         public += [(filling.fill, *source) for source in recipe.sources]
-        if recipe.embedding:
-            public.append((filling.embed, recipe.target, *recipe.embedding))
+        public += [(filling.embed, recipe.target, *table) for table in recipe.embeddings]
         names = [kernel.name(*constants) for kernel, *constants in public]
         key, write = repr(recipe), partial(write_module, recipe)
         everything = ["run", "run_clocked", *names]
@@ -42,7 +41,7 @@ class Code:
         # for a team; of panels
         self.start, self.serve, self.checksum, *functions = kernels
         self.fill = dict(zip(recipe.sources, functions))
-        self.embed = functions[-1] if recipe.embedding else None
+        self.embed = dict(zip(recipe.embeddings, functions[len(recipe.sources) :]))
         # the interpreter, with a clock
         self.run_clocked = self.compiled.function("run_clocked", len(team.WALK))
 
@@ -100,6 +99,15 @@ class Program:
     def accumulate(self, index: int) -> None:
         """Let a product add to its output, before `finish`."""
         self.operations[index][1]["accumulate"] = 1
+
+    def scale_sum(self, factor: float) -> None:
+        """Let the last operation, an "adjust" that adds to its target, multiply the sum."""
+        kind, values = self.operations.pop()
+        if kind != "adjust" or not values["accumulate"]:
+            raise ValueError(f"only a sum can be scaled in place, not the results of {kind}")
+        kind = "adjust scaled"
+        scaled = values | {"kind": self.code.kinds[kind]} | _expand({"scale": factor}, set())
+        self.operations.append((kind, scaled))
 
     def cut(self, at: int) -> Program:
         """Move the operations from `at` on to a new program, before `finish`."""

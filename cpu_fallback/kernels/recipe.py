@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import layouts, products
 from .layouts import ActivationLayout, FloatLayout, Layout, LowBitLayout
 from .target import Target
+
+
+class Head(NamedTuple):
+    """Numbers of a head, and how many of them are rotated."""
+
+    size: int
+    rotated: int
 
 
 @dataclass(frozen=True)
@@ -18,18 +26,18 @@ class Recipe:
     sources: tuple[tuple[Layout, str], ...]
     # bits in products with low-bit weights; 8: bfloat16 with bfloat16 weights, if the target has it
     activation_bits: int
-    head_dim: int
+    heads: tuple[Head, ...]  # of attention
     activation: str = "silu"  # the gate's, as in LayerSpec
     cache_bits: int | None = None  # 8 for int8 keys and values, 16 for float16, None for float32
-    rotary_dim: int | None = None  # rotated dimensions of a head; None for all
     softcap: float | None = None  # cap of attention's scores
     has_experts: bool = False  # a router chooses MLPs
     has_sinks: bool = False  # in attention's softmax
     has_gates: bool = False  # of attention's output
     has_short_conv: bool = False
     has_gated_delta: bool = False
-    # like a source; None: NumPy looks up its rows
-    embedding: tuple[LowBitLayout, str] | None = None
+    others: tuple[str, ...] = ()  # kinds of operations that few families have
+    # of embeddings, like a source; NumPy looks up the rows of others
+    embeddings: tuple[tuple[LowBitLayout, str], ...] = ()
 
     def activation_layout(self, layout: Layout) -> ActivationLayout:
         """The activations' layout for weights. Those without an offset share another's."""

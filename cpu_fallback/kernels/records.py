@@ -26,9 +26,10 @@ _CACHED = "page_keys page_values key_scales value_scales"  # offsets in a page
 OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
     "product": "weights panel_bytes blocks x x_bytes out out_bytes bias accumulate",
-    # items: tokens. delta times factor (and a norm's weight, unless 0) -> target (+ target)
+    # items: tokens. delta times factor (and a norm's weight, unless 0) -> target (+ target), all
+    # times `scale` in the kind "adjust scaled"
     "adjust": "delta delta_bytes weight factor target target_bytes accumulate groups width eps"
-    " scratch",
+    " scratch scale",
     "softcap": f"{_STREAM} cap",  # items: tokens
     # items: tokens. Zeros in the rows of tokens that do not have the adapter of this number
     "select": f"{_STREAM} adapter",
@@ -37,15 +38,23 @@ OPERANDS = {
     # head of their width
     "norm_heads": "qkv qkv_bytes heads key_heads query_width key_width keys_at query_weight"
     " key_weight eps",
+    # items: tokens. RMS norm, without weights, of heads at `source_at`, which are written at `at`
+    "norm_values": "qkv qkv_bytes heads size source_at at eps",
     # items: tokens. Each head of the queries times weight, in place
     "scale_heads": "qkv qkv_bytes heads size weight",
     # items: key heads of tokens. Rotate queries and keys in place if `rotates`, by the layer's
     # angles in a row of the tables; store keys and values in pages of their row
     "rotate": f"qkv qkv_bytes heads key_heads keys_at values_at {_CACHED} rotates table_at"
     " query_table_at",
-    # items: 1. scores -> chosen experts of each token, their shares, tiles of their rows
+    # items: key heads of tokens. Rotate the queries that share them, in place
+    "rotate_queries": "qkv qkv_bytes heads key_heads query_table_at",
+    # items: layers of tokens. embedded * root + the norm of x * factor, in place of embedded, all
+    # times scale
+    "layer_inputs": "x x_bytes embedded embedded_bytes layers size weight root factor scale eps",
+    # items: 1. scores -> chosen experts of each token, their shares, tiles of their rows;
+    # expert_scale: of the kind "route scaled"
     "route": "scores scores_bytes experts used sharing bias groups used_groups ranks scale chosen"
-    " shares counts tiles order rows",
+    " shares counts tiles order rows expert_scale",
     # items: parts of the groups of each tile, for as many tiles as there may be. is_sorted: 1: rows
     # of a are the tiles' rows; 0: tokens. shares: of the assignments, to multiply by; or 0
     "gather": f"{_PACKED} tiles order used is_sorted shares",
@@ -67,7 +76,7 @@ OPERANDS = {
     # items: key heads of tokens. is_chunk: 1: the window begins at a multiple of its size
     "attend": f"qkv qkv_bytes shared key_heads out out_bytes {_CACHED} window is_chunk scale sinks",
 }
-FLOATS = {"factor", "width", "eps", "cap", "scale"}  # a float32 in the low half of the word
+FLOATS = {"factor", "width", "eps", "cap", "scale", "root"}  # a float32 in the low half of the word
 FIELDS = {
     kind: {name: index for index, name in enumerate((*COMMON, *operands.split()))}
     for kind, operands in OPERANDS.items()

@@ -36,24 +36,25 @@ def share_kind(router: Router) -> int:
     return _CHOSEN if router.normalises else _ALL
 
 
-def route(f: Operation, sizes: tuple[int, ...]) -> None:
+def route(f: Operation, sizes: tuple[int, ...], scales: bool = False) -> None:
     """Choose the `used` experts of largest score of each token, compute their shares, and sort the
     assignments by expert, in tiles of these sizes, powers of two from 1 on.
 
     scores: float32 [tokens][experts], rows scores_bytes apart, padded to vectors; sharing: of
     `share_kind`; bias: float32 [experts], padded, or 0; with a bias or several groups, the sigmoids
     of the scores plus the bias rank the experts in the used_groups best groups; ranks: scratch;
-    chosen: int64 [tokens][used], largest first; shares: float32 [tokens][used], times scale;
+    chosen: int64 [tokens][used], largest first; shares: float32 [tokens][used], times scale, if
+    `scales` also times expert_scale, float32 [experts];
     counts: int64 [experts], scratch; tiles: int64 [1 + assignments][4]; order: int64, the
     assignment of each row; rows: the row of each assignment.
     """
     with f.loop(f.hi, f.lo):
         tokens = f.load_context("tokens")
-        _choose(f, tokens)
+        _choose(f, tokens, scales)
         _sort(f, tokens * f.used, sizes)
 
 
-def _choose(f: Operation, tokens: Value) -> None:
+def _choose(f: Operation, tokens: Value, scales: bool) -> None:
     scores, scores_bytes, experts, used = f.scores, f.scores_bytes, f.experts, f.used
     sharing, chosen, shares, scale = f.sharing, f.chosen, f.shares, f.load_float("scale")
     is_sigmoid, unit = sharing.compare(">=", _SIGMOID), f.constant(f32, 1.0)
@@ -93,7 +94,11 @@ def _choose(f: Operation, tokens: Value) -> None:
         total.set(sharing.compare("==", _SIGMOID).select(unit, total.get()))
         with f.loop(used) as place:
             share = shares + (at + place) * 4
-            f.store(f.load(f32, share) / total.get() * scale, share)
+            value = f.load(f32, share) / total.get() * scale
+            if scales:
+                expert = f.load(i64, chosen + (at + place) * 8)
+                value = value * f.load(f32, f.expert_scale, expert * 4)
+            f.store(value, share)
 
 
 def _rank(f: Operation, scores: Value) -> None:

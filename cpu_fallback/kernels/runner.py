@@ -11,20 +11,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 
-from .. import cache, ops
+from .. import cache
 from ..pages import PAGE
-from .layouts import ROWS
 from .lowering import Mark, Segment, Symbol, Trace, View
 from .program import Code
 from .recipe import expert_tiles
 from .records import CONTEXT, PLACE
+from .tables import Table
 from .team import Team
 from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
 
@@ -71,16 +70,16 @@ class Runner:
         if r:
             self._set("states", r.states.address)
         self._logits = self.workspace.logits.array[:1, : config.vocab_size]
-        self._stream, padding = np.split(self.workspace.hidden.array, [config.hidden_size], axis=1)
-        self._first_row = self._stream[0]
-        self._padding = padding if padding.size else None
+        w = self.workspace
+        paddings = [buffer.array[:, config.hidden_size :] for buffer in (w.hidden, w.delta)]
+        self._paddings = [padding for padding in paddings if padding.size]
         # positions that scores are reserved for; the last cache's layout
         self._scored, self._layout = 0, None
         self._set("sync", self.workspace.sync.address)
         self._set("places", self.workspace.places.address)
         self._lock = threading.Lock()  # guards workspace and context
         self._process = os.getpid()
-        self._embedding, self._embedding_factor = None, 1.0
+        self.tables: list[Table] = []  # of the stream, and of the layers' inputs
         used = config.num_experts_per_tok / config.num_experts if config.num_experts else 1
         self._work = 2 * sum(
             math.prod(shape) * (used if ".experts." in name else 1)
@@ -93,11 +92,6 @@ class Runner:
         self._adapted: OrderedDict[tuple[int, ...], Programs] = OrderedDict()
         self._base = self._lower(())
         self.decode, self.prompt, self.last, self.body, self.head, _ = self._base
-        self._table, self._table_rows = self._find_table(), np.zeros(ROWS, np.int64)
-        # a table of numbers that NumPy converts to float32
-        self._numbers = self._embedding if isinstance(self._embedding, np.ndarray) else None
-        if self._numbers is not None and self._numbers.dtype == np.uint16:
-            self._numbers = self._numbers.view(ml_dtypes.bfloat16)
 
     def _lower(self, adapters: tuple[int, ...]) -> Programs:
         """Lower the programs for rows with any of these adapters or none."""
@@ -108,7 +102,10 @@ class Runner:
             view = View(trace, tokens, adapters, is_probed=tokens == 1 or all_positions)
             logits = self._forward(Symbol(trace), view, all_positions)
             vectors.extend(trace.vectors)
-            self._embedding, self._embedding_factor = trace.embedding, trace.embedding_factor
+            if not self.tables:
+                w, factors = self.workspace, (trace.embedding_factor, 1.0)
+                for parts in zip(trace.embeddings, (w.hidden, w.inputs), factors):
+                    self.tables.append(Table(parts[0], self.code, *parts[1:]))
             return trace.finish(logits, separate_head=all_positions)
 
         (decode,), (prompt, last) = lower(1, False), lower(2, False)
@@ -126,19 +123,6 @@ class Runner:
                 self._adapted.popitem(last=False)
         self._adapted.move_to_end(adapters)
         return self._adapted[adapters]
-
-    def _find_table(self) -> tuple[int, int, int] | None:
-        """The embedding in the file: (blocks and bytes of a row, address); None for NumPy's."""
-        if self.code.embed is None:
-            return None
-        weight, rows = self._embedding, self._embedding.blocks
-        if weight.order is not None or rows.strides[1] != 1:
-            raise ValueError(
-                f"{weight.name}: machine code cannot look up reordered rows, or rows with "
-                f"strides {rows.strides}"
-            )
-        block = self.code.recipe.embedding[0].block
-        return weight.shape[1] // block, rows.strides[0], rows.ctypes.data
 
     def _set(self, name: str, value: int) -> None:
         self._words[CONTEXT[name]] = value
@@ -269,33 +253,15 @@ class Runner:
 
     def embed(self, tokens: np.ndarray) -> None:
         """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""
-        if self._numbers is not None and len(tokens) == 1:
-            self._first_row[...] = self._numbers[tokens[0]]
-        elif self._table is None:
-            self._stream[: len(tokens)] = ops.embed(tokens[None], self._embedding)[0]
-        elif len(tokens) == 1:
-            self._embed_rows(int(tokens[0]), 1, 0)
-        else:
-            for first in range(0, len(tokens), ROWS):
-                part = tokens[first : first + ROWS]
-                self._embed_rows(np.resize(part, ROWS).astype(np.int64), len(part), first)
-        if self._embedding_factor != 1:
-            self._stream[: len(tokens)] *= np.float32(self._embedding_factor)
-
-    def _embed_rows(self, tokens: np.ndarray | int, count: int, first: int) -> None:
-        """Write `count` embeddings to the stream from row `first` on. tokens: [16] or one id."""
-        blocks, row_bytes, start = self._table
-        self._table_rows[:] = start + row_bytes * tokens
-        stream = self.workspace.hidden
-        out = stream.address + first * stream.row_bytes
-        self.code.embed(self._table_rows.ctypes.data, count, blocks, out, stream.row_bytes)
+        for table in self.tables:
+            table.embed(tokens)
 
     def _start_chunk(self, ids: np.ndarray) -> None:
         """Embed up to CHUNK tokens, int32 [T]."""
         self._words[_FIRST_ROW] = 0
         self.embed(ids)
-        if self._padding is not None:  # an earlier run's infinity may have left NaN there
-            self._padding[: len(ids)] = 0
+        for padding in self._paddings:  # an earlier run's infinity may have left NaN there
+            padding[: len(ids)] = 0
 
     def _run_chunk(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.parts import GatedDelta, Layer, Mixer, ShortConv
+from mlx_llama.core.models.parts import Attention, GatedDelta, Layer, Mixer, ShortConv
 
 from ..pages import PageLayout, allocate
 from ..states import find_places
@@ -35,6 +35,12 @@ class Buffer:
     @property
     def row_bytes(self) -> int:
         return self.array.strides[0]
+
+    def columns(self, first: int) -> Buffer:
+        """The columns from `first` on, of the same memory."""
+        part = Buffer(0)
+        part.array, part.address = self.array[:, first:], self.address + 4 * first
+        return part
 
 
 class Routing:
@@ -88,10 +94,11 @@ class Workspace:
         rows = self.routing.rows if self.routing else CHUNK
         self.pages = PageLayout.of(config, cache_bits)  # the cache's
         self.places = Buffer(CHUNK, len(PLACE), dtype=np.int64)  # where the cache has each token
-        heads, key_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        attentions = [layer.attention for layer in c.layers if layer.attention]
         self.hidden = Buffer(CHUNK, pad(c.hidden_size, WIDTH))  # the stream
         # queries, keys and values
-        self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
+        widths = (sum(pad(rows, ROWS) for rows in _head_rows(mixer)) for mixer in attentions)
+        self.qkv = Buffer(CHUNK, max(widths, default=0))
         # outputs of mixers before their projection, and gates of them, by width
         outputs = {_output(layer.mixer) for layer in c.layers if layer.mixer}
         self.mixed, self.gates = (
@@ -107,7 +114,13 @@ class Workspace:
         self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, GROUP))
         # an adapter's inner products
         self.low_rank = Buffer(CHUNK if rank else 0, pad(rank, WIDTH))
-        packed = c.hidden_size, heads, *self.mixed, *c.mlp_sizes, rank
+        # inputs of layers, their projection, and a layer's gate of them
+        size, tokens = (c.inputs.size, CHUNK) if c.inputs else (0, 0)
+        inputs = pad(size * c.num_hidden_layers, ROWS)
+        self.inputs = Buffer(tokens, inputs + WIDTH)  # packing a gate may read behind its columns
+        self.projected = Buffer(tokens, inputs)
+        self.input_gate = Buffer(tokens, pad(size, WIDTH))
+        packed = c.hidden_size, *self.mixed, *c.mlp_sizes, size, rank
         widest = max(pad(width, WIDTH) for width in packed)
         spans = max(rows, CHUNK) * widest // WIDTH
         # Packed inputs of the next product.
@@ -119,7 +132,8 @@ class Workspace:
         self.scratch = Buffer(threads, 16)
         self.sync = Buffer(16, dtype=np.int64)
         self._scores: np.ndarray | None = None
-        self._shared, self._threads = c.num_attention_heads // c.num_key_value_heads, threads
+        shared = (mixer.heads // mixer.key_value_heads for mixer in attentions)
+        self._shared, self._threads = max(shared, default=1), threads
 
     def reserve_scores(self, positions: int) -> tuple[int, int, int]:
         """Allocate attention scores: (address, bytes per thread, bytes per query head)."""
@@ -129,6 +143,12 @@ class Workspace:
             self._scores = np.empty(thread_bytes * self._threads, np.uint8)
             self._scores_address = self._scores.ctypes.data
         return self._scores_address, thread_bytes, head_bytes
+
+
+def _head_rows(mixer: Attention) -> tuple[int, ...]:
+    """Numbers of queries, keys and values of a position."""
+    counts = mixer.heads, mixer.new_heads, mixer.new_heads
+    return tuple(heads * mixer.head_dim for heads in counts)
 
 
 def _output(mixer: Mixer) -> tuple[int, bool]:

@@ -15,10 +15,12 @@ from backends.test_architectures import FAMILIES, made
 from backends.test_hybrids import decode
 from mlx_llama.api.cache_file import Identity, read_cache, write_cache
 from mlx_llama.core.backends.positions import position_nbytes
+from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 E4B = "Gemma 4 E4B"
+EXPERTS = "Gemma 4 26B-A4B"
 COUNT = 200
 
 
@@ -32,7 +34,7 @@ def greedy(name: str) -> list[int]:
     return model.generate(prompt, **options)[0, prompt.shape[1] :].tolist()
 
 
-@pytest.mark.slow_for("mlx", "cuda", "12B", "31B")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("Gemma 4")])
 def test_greedy_tokens_are_those_of_transformers_alone_and_in_a_batch(name, backend):
     model = backend.load(open_checkpoint(made(name)[0]), "float32")
@@ -78,6 +80,32 @@ def test_a_row_continues_from_a_prefix_a_file_and_a_cut(bits, backend, tmp_path)
     assert relative_error(backend.runtime.to_numpy(again), expected) < bound
 
 
+@pytest.mark.slow_for("16", "E2B", "None-Gemma 4 26B-A4B", "8-Gemma 4 E4B")
+@pytest.mark.parametrize("name", [E4B, "Gemma 4 E2B", EXPERTS])
+@pytest.mark.parametrize("bits", [None, 16, 8])
+def test_compiled_bits_do_not_depend_on_chunks_and_company(name, bits):
+    """Cold, in chunks, token by token, from a prefix, after a cut, among other rows."""
+    model = select("cpu").load(open_checkpoint(made(name)[0]), "float32", cache_bits=bits)
+    assert model.is_batch_invariant
+    wanted = model.forward(TOKENS, 0, model.make_cache(40, 2), all_positions=True)
+    plain = select("cpu").load(open_checkpoint(made(name)[0]), compile=False, cache_bits=bits)
+    expected = plain.forward(TOKENS, 0, plain.make_cache(40, 2), all_positions=True)
+    # codes of keys at the border of two differ
+    assert relative_error(wanted, expected) < {None: 1e-5, 16: 2e-3, 8: 0.05}[bits]
+    cache = model.make_cache(40, 5)
+    for start, end in ((0, 7), (7, 23), (23, 30)):
+        logits = model.forward(TOKENS[:1, start:end], start, cache, rows=[1])
+    np.testing.assert_array_equal(logits, wanted[:1, -1])
+    model.forward(TOKENS[1:, :16], 0, cache, rows=[4])
+    cache.copy_prefix(1, 3, 16)
+    for t in range(16, 30):
+        single = model.forward(TOKENS[:, t : t + 1], t, cache, rows=[3, 4])
+        np.testing.assert_array_equal(single, wanted[:, t])
+    cache.trim(11, 3)
+    again = model.forward(TOKENS[:1, 11:], 11, cache, rows=[3], all_positions=True)
+    np.testing.assert_array_equal(again, wanted[:1, 11:])
+
+
 def test_memory_is_counted_by_shape(backend):
     config = open_checkpoint(made(E4B)[0]).config
     # two layers of 2 heads of 18 numbers, and two of 2 of 40; the others read theirs
@@ -100,3 +128,19 @@ def test_a_state_of_another_model_is_refused(backend):
     odd = state | {"values.1": np.zeros((2, 2, 30, 18), np.float32)}
     with pytest.raises(ContextError, match="values.1 have the shape .2, 2, 30, 18."):
         cache.restore(odd)
+
+
+@pytest.mark.parametrize("name", [E4B, EXPERTS])
+def test_infinite_activations_of_one_run_do_not_reach_the_next(name):
+    model = select("cpu").load(open_checkpoint(made(name)[0]), "float32")
+
+    def answer():
+        return model.forward(TOKENS, 0, model.make_cache(40, 2), all_positions=True)
+
+    wanted, (table, *_) = answer(), model.runner.tables
+    broken, kept = np.full_like(table.weight, np.inf), table.weight
+    with np.errstate(all="ignore"):
+        table.weight = broken
+        assert (answer() != wanted).all()
+    table.weight = kept
+    np.testing.assert_array_equal(answer(), wanted)

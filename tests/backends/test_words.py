@@ -29,7 +29,7 @@ from backends.triton_process import DEVICE_NAME, call, computing  # noqa: F401
 
 ADAPTED = "a LoRA adapter"
 CASES = "Gemma 2", "OLMo 2", "Hunyuan", "Apertus", "gpt-oss", "Granite 3", "Qwen2-MoE", ADAPTED
-CASES += "LFM2", "Qwen3.5", "Gemma 4 E4B"
+CASES += "LFM2", "Qwen3.5", "Gemma 4 E4B", "Gemma 4 26B-A4B"
 TOKENS = np.random.default_rng(3).integers(3, 300, (1, 9)).astype(np.int32)
 # {word: its first arguments that are activations}; others have one
 ACTIVATIONS = {"embed": 0, "add": 2, "add_rms_norm": 2, "experts": 2, "adapt": 2}
@@ -129,8 +129,6 @@ def test_all_words_are_numpys(backend, request):
         if backend.name != "cpu":
             assert not replay(backend, checkpoint, calls)
             continue
-        if checkpoint.config.is_mixed:
-            continue  # by plain NumPy alone
         compiled, plain = (backend.load(checkpoint, "float32", compile=c) for c in (True, False))
         for tokens in (TOKENS, TOKENS[:, :1]):
             expected = probes(plain, backend.runtime.to_numpy, tokens)

@@ -46,7 +46,7 @@ def test_rows_are_dequantised(name, kind):
 def test_the_stream_begins_with_the_tokens_embeddings(case, is_compiled, count):
     llama = model(case)
     runner, tokens = llama.runner, TOKENS[0, :count]
-    assert (runner.code.embed is not None) == is_compiled
+    assert bool(runner.code.embed) == is_compiled
     stream = runner.workspace.hidden.array
     stream[...] = np.nan
     runner.embed(tokens)

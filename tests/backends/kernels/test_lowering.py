@@ -85,12 +85,11 @@ def test_a_program_refuses_incomplete_operations():
         "value_scales rotates table_at query_table_at"
     )
     operands = dict.fromkeys(names.split(), 1)
+    kind = f"rotate {core.config.head_dim}"
     with pytest.raises(TypeError, match="operands of rotate"):
-        program.add(
-            "rotate", 1, **{name: operands[name] for name in operands if name != "page_keys"}
-        )
+        program.add(kind, 1, **{name: operands[name] for name in operands if name != "page_keys"})
     with pytest.raises(TypeError, match="operands of rotate"):
-        program.add("rotate", 1, **operands, more=1)
+        program.add(kind, 1, **operands, more=1)
     with pytest.raises(ValueError, match="not among the compiled operations"):
         names = (
             "qkv qkv_bytes shared key_heads out out_bytes page_keys page_values key_scales "
@@ -99,7 +98,7 @@ def test_a_program_refuses_incomplete_operations():
         program.add("attend nothing", 1, **dict.fromkeys(names.split(), 1))
     for bad in (-1, 1.5, None):
         with pytest.raises(ValueError, match="integers from 0 on"):
-            program.add("rotate", 1, **operands | {"page_keys": bad})
+            program.add(kind, 1, **operands | {"page_keys": bad})
     with pytest.raises(ValueError, match="finished program"):
         program.prepare(core.context)
     with pytest.raises(ValueError, match="finished program"):

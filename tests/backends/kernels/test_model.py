@@ -166,7 +166,7 @@ def test_infinite_activations_of_one_run_do_not_reach_the_next(monkeypatch):
     broken = np.array(llama.decoder.embedding.weight)
     broken[0] = np.inf
     with monkeypatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr(llama.runner, "_embedding", broken)
+        patch.setattr(llama.runner.tables[0], "weight", broken)
         spoilt, _ = answer(llama, np.zeros((1, LENGTH), np.int32))
     assert not np.isfinite(spoilt).any()
     np.testing.assert_array_equal(answer(llama)[0], wanted)
@@ -342,6 +342,6 @@ def test_views_and_embeddings_of_other_shapes_are_refused(monkeypatch):
         with pytest.raises(ValueError, match=message):
             core.forward(TOKENS, view, False)
     assert core.forward(TOKENS, fresh(), False).shape == (3, 1003)
-    monkeypatch.setattr(core, "_embedding", llama.decoder.embedding.weight[:, :-1])
+    monkeypatch.setattr(core.tables[0], "weight", llama.decoder.embedding.weight[:, :-1])
     with pytest.raises(ValueError, match="shape"):
         core.forward(TOKENS, fresh(), False)

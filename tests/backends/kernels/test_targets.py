@@ -22,7 +22,7 @@ from cpu_fallback.kernels import emit, layouts, panels, products, target as targ
 from cpu_fallback.kernels.emit import Module
 from cpu_fallback.kernels.image import Image
 from cpu_fallback.kernels.interpreter import write_module
-from cpu_fallback.kernels.recipe import Recipe
+from cpu_fallback.kernels.recipe import Head, Recipe
 from cpu_fallback.kernels.target import available, build_target, compile_module
 from mlx_llama.core.errors import BackendError
 
@@ -109,7 +109,7 @@ def test_a_program_for_neon_calls_no_library(triple):
     arm = build_target("neon", triple, host=False)
     sources = tuple((layout_of(kind), "") for kind in ("float16", "Q6_K"))
     mixers = dict(has_gates=True, has_short_conv=True, has_gated_delta=True)
-    module = write_module(Recipe(arm, sources, 16, 72, **mixers))
+    module = write_module(Recipe(arm, sources, 16, (Head(72, 72), Head(512, 512)), **mixers))
     optimised, machine = targets.optimise(arm, module)
     text = machine.emit_assembly(optimised)
     assert all(re.search(rf"\b{name}", text) for name in ("sdot", "fmla", "fcvtl"))
@@ -311,9 +311,8 @@ def test_functions_lie_where_llvm_puts_them():
     import llvmlite.binding as llvm
 
     host_target = build_target(available()[0])
-    recipe = Recipe(
-        host_target, tuple((layout_of(kind), kind) for kind in ("Q4_0", "Q6_K")), 16, 64
-    )
+    sources = tuple((layout_of(kind), kind) for kind in ("Q4_0", "Q6_K"))
+    recipe = Recipe(host_target, sources, 16, (Head(64, 64),))
     code = targets.emit_object_code(host_target, write_module(recipe))
     mine = Image(code, {"mlx_llama_yield": 1})
     llvm.add_symbol("mlx_llama_yield", 1)
