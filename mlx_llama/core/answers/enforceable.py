@@ -14,6 +14,7 @@ from typing import Any
 
 from mlx_llama.core.errors import shorten
 from mlx_llama.core.text.json_schema import DEFINITIONS, NOTES, follow, rewrite_schema, walk_schema
+from mlx_llama.core.text.tools import spell_list
 
 # The size of a pattern with its counts written out, which bounds the work of compiling it
 
@@ -414,11 +415,8 @@ class SchemaRules:
 
     def _write_list(self, schema: dict[str, Any], place: str) -> str:
         item = self._add(self.write(schema["items"], f"{place}.items"))
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if most == 0:
-            return '"[" "]"'
-        rest = f'(", " {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
-        return f'"[" {item} {rest} "]"' if least else f'"[" ({item} {rest})? "]"'
+        items = spell_list(item, '", "', schema.get("minItems", 0), schema.get("maxItems"))
+        return f'"[" {items} "]"'
 
     def _write_object(self, schema: dict[str, Any], place: str) -> str:
         """The declared keys in their order, and no others."""

@@ -25,7 +25,7 @@ from mlx_llama.core.options import GenerationOptions
 from mlx_llama.core.system.forks import make_lock
 from mlx_llama.core.text.json_schema import DEFINITIONS, follow, list_parts
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools import JSON_OPTIONS
+from mlx_llama.core.text.tools import JSON_OPTIONS, UNENFORCED
 
 from .compiler_process import CompilerFault, check_rule
 from .enforceable import SchemaRules, check_lark, check_pattern, make_enforceable, relax
@@ -337,6 +337,9 @@ def _describe(rule: Rule, is_relaxed: bool) -> _Description:
             body = {"lark_grammar": "start: /" + llguidance.regex_to_lark(rule.text, "") + "/"}
             return _Description(body, schemas, changed)
         lark = rule.text if rule.option == "tools" else any_to_lark(rule.text)  # converts GBNF
+        if rule.option == "tools":
+            for line in re.findall(rf"^{UNENFORCED}(.*)", lark, re.MULTILINE):
+                changed.update(line.split(", "))
         check_lark(lark)
         return _Description({"lark_grammar": _map_schemas(lark, adapt)}, schemas, changed)
     except Exception as e:  # the converter raises bare Exception, RecursionError, IndexError

@@ -14,6 +14,16 @@ NOTES = frozenset(
     "x-guidance $defs definitions".split()
 )
 _LINKS = 16  # maximum number of references to follow
+# Keywords that forbid values, by the type that they are about; "" for any
+LIMITS = {
+    "": "$ref $dynamicRef allOf anyOf oneOf not if",
+    "string": "pattern format minLength maxLength",
+    "array": "prefixItems contains uniqueItems unevaluatedItems minItems maxItems",
+    "object": "patternProperties propertyNames minProperties maxProperties dependentRequired "
+    "dependentSchemas dependencies unevaluatedProperties",
+    "number": "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf",
+}
+LIMITS["integer"] = LIMITS["number"]
 
 
 def rewrite_schema(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -52,6 +62,18 @@ def walk_schema(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, 
         yield from walk_schema(part, f"{place}.{name}" if place else name)
 
 
+def find_limits(schema: Mapping[str, Any], *kinds: str) -> set[str]:
+    """Keywords of a schema that forbid values of these types, but for their members' and items'."""
+    names = " ".join(LIMITS.get(kind, "") for kind in ("", *kinds)).split()
+    return {name for name in names if schema.get(name) not in (None, False)}
+
+
+def list_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties of an object's schema by key, and required ones that it does not declare."""
+    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    return {**properties, **{key: {} for key in required if key not in properties}}
+
+
 def follow(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Follow references; returns {} for `true` and broken ones. root: has the definitions."""
     for _ in range(_LINKS):
@@ -62,3 +84,35 @@ def follow(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
             target = target.get(part) if isinstance(target, Mapping) else None
         schema = target
     return schema if isinstance(schema, Mapping) else {}
+
+
+_OBJECT = ("properties", "additionalProperties")  # the latter depends on the former
+
+
+def merge_parts(schema: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """A schema with the keywords of its reference and of the parts of `allOf`. What cannot be one
+    keyword stays in `allOf`. root: has the definitions.
+    """
+    if not isinstance(schema, Mapping) or depth > _LINKS:
+        return {}
+    merged = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
+    apart = list[Any]()
+    for part in [follow(schema, root)] * ("$ref" in schema) + list(schema.get("allOf") or ()):
+        part = merge_parts(part, root, depth + 1)
+        sides = [side for side in (merged, part) if side.keys() & _OBJECT]
+        if len(sides) == 2 and any(side.get(_OBJECT[1], True) is not True for side in sides):
+            apart.append(part)
+            continue
+        for key, value in part.items():
+            old = merged.get(key)
+            if key == "properties" and isinstance(old, Mapping) and not old.keys() & value.keys():
+                merged[key] = {**old, **value}
+            elif key == "required" and isinstance(old, list):
+                merged[key] = list(dict.fromkeys([*old, *value]))
+            elif key == "type" and isinstance(old, list) and value in old:
+                merged[key] = value
+            elif old is None or key in NOTES:
+                merged.setdefault(key, value)
+            elif old != value:
+                apart.append({key: value})
+    return {**merged, "allOf": apart} if apart else merged

@@ -6,11 +6,11 @@ A model writes calls in the format that its template taught it. `find_format` re
 
 from .calls import NoCall, ToolCall, ToolDelta, mentions_tools, write_answer
 from .describe import ArgumentsError, Tool, read_tools
-from .formats import FORMATS, JSON_OPTIONS, ToolFormat, find_format
+from .formats import FORMATS, JSON_OPTIONS, UNENFORCED, ToolFormat, find_format, spell_list
 from .parser import ToolParser
 
 __all__ = [
-    "FORMATS", "JSON_OPTIONS", "ArgumentsError", "NoCall", "Tool", "ToolCall", "ToolDelta",
-    "ToolFormat", "ToolParser", "find_format", "mentions_tools", "read_tools",
-    "write_answer",
+    "FORMATS", "JSON_OPTIONS", "UNENFORCED", "ArgumentsError", "NoCall", "Tool", "ToolCall",
+    "ToolDelta", "ToolFormat", "ToolParser", "find_format", "mentions_tools", "read_tools",
+    "spell_list", "write_answer",
 ]  # fmt: skip

@@ -181,14 +181,18 @@ def resolve_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> froze
     return next((part for part in parts if part), frozenset())
 
 
+def is_of(value: Any, types: frozenset[str]) -> bool:
+    """True if a JSON value has one of the types; none allow any."""
+    kind = _TYPES.get(type(value), "object")
+    return not types or kind in types or (kind == "integer" and "number" in types)
+
+
 def write_value(text: str, types: frozenset[str]) -> str:
     """A value as JSON, of one of the types if the text can be read so, else as a string."""
     value = _parse_value(text.strip())
     if isinstance(value, float) and value.is_integer() and types & {"integer", "number"}:
         value = int(value) if "number" not in types else value
-    kind = _TYPES.get(type(value), "object")
-    fits = not types or kind in types or (kind == "integer" and "number" in types)
-    if fits or "string" not in types:
+    if is_of(value, types) or "string" not in types:
         with contextlib.suppress(
             TypeError, ValueError, RecursionError
         ):  # a value that only Python has

@@ -7,12 +7,14 @@ from __future__ import annotations
 import gc
 import json
 import random
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cases.schemas import random_schema
 from cases.texts import TOOL_TEMPLATES, USER, conversation
 from mlx_lm.tool_parsers import gemma4, pythonic
 from scripting import make_scripted_checkpoint
@@ -20,6 +22,7 @@ from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
 from transformers.utils.chat_parsing.response_parser import parse_response
 
 from mlx_llama.core.answers.grammar import Grammars, Rule
+from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import ChatTemplate
@@ -429,6 +432,161 @@ def test_enforced_nested_arguments_fit_their_schema(form, special, tokenizer, mo
         if ended > 4:
             break
     assert ended > 4 and len(keys) > 5
+
+
+def write_call(form, value):
+    """A call of f with this value of `a`, as the model writes it."""
+    if form is LFM2:
+        return wrap(form, f"[f(a={json.dumps(value, ensure_ascii=False)})]")
+    if form is QWEN_CODER:
+        text = value if isinstance(value, str) else json.dumps(value)
+        return f"<tool_call>\n<function=f>\n{tag('a', text)}</function>\n</tool_call>"
+    return wrap(form, f"call:f{{a:{write_literal(value)}}}")
+
+
+def tag(key, text):
+    return f"<parameter={key}>\n{text}\n</parameter>\n"
+
+
+def write_literal(value):
+    if isinstance(value, str):
+        return f"{Q}{value}{Q}"
+    if isinstance(value, list):
+        return f"[{','.join(map(write_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{write_literal(value[key])}' for key in sorted(value))}}}"
+    return json.dumps(value)
+
+
+def allows(grammars, rule, text):
+    """True if a rule allows a text, byte by byte but for special tokens."""
+    constraint, tokenizer = grammars.compile(rule), grammars.tokenizer
+    bytes_of = tokenizer.token_bytes()
+    ids = {data: i for i, data in enumerate(bytes_of) if data and len(data) == 1}
+    for part in re.split(f"({'|'.join(map(re.escape, MARKED))})", text):
+        known = tokenizer.special_ids.get(part)
+        for token in [ids[bytes([byte])] for byte in part.encode()] if known is None else [known]:
+            try:
+                constraint.accept(token)
+            except ValueError:
+                return False
+    return constraint.is_complete
+
+
+A, B = {"type": "integer"}, {"type": "boolean"}
+PAIR = {"type": "object", "properties": {"x": A, "y": A}}
+KEYWORDS = [  # (schema, what it allows, what it forbids, what is told)
+    ({"type": "string", "pattern": r"^[A-Z]{2}-\d+$"}, ["AB-1"], ["ab-1", "AB-1 ", "xAB-1"], ""),
+    ({"type": "string", "pattern": "b"}, ["abc", "b", "\nb\n"], ["ac", ""], ""),
+    ({"type": "string", "pattern": "^(a|b/)"}, ["a", "b/ c"], ["ca", "b"], ""),
+    ({"type": "string", "pattern": "^a|b$"}, ["a", "c"], [], "pattern"),
+    ({"type": "string", "pattern": "(?=a)b"}, ["c"], [], "pattern"),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["é<", "a\nb"], ["a", "abcd"], ""),
+    ({"type": "string", "maxLength": 0}, [""], ["a"], ""),
+    ({"type": "string", "maxLength": 1 << 20}, ["abc"], [], "maxLength"),
+    ({"type": "string", "minLength": 2, "pattern": "^a*$"}, ["aa"], ["a", "ab"], ""),
+    ({"type": "string", "format": "date", "minLength": 1}, ["abc"], [""], "format"),
+    ({"items": A, "type": "array", "minItems": 1, "maxItems": 2}, [[1], [1, 2]], [[], [1] * 3], ""),
+    ({"type": "array", "items": A, "maxItems": 1}, [[], [1]], [[1, 2]], ""),
+    (
+        {"type": "array", "prefixItems": [A, B], "minItems": 2, "maxItems": 2},
+        [[1, True]], [[1], [True, 1], [1, True, 2]], "",
+    ),
+    ({"type": "array", "items": A, "contains": {"const": 1}}, [[2]], [], "contains"),
+    ({**PAIR, "required": ["y", "z"]}, [{"y": 1, "z": 2}], [{"y": 1}, {"x": 1}], ""),
+    ({**PAIR, "minProperties": 1}, [{"y": 1}, {}], [], "minProperties"),
+    ({"anyOf": [{"required": ["x"]}, {"required": ["y"]}], **PAIR}, [{"x": 1}, {"y": 1}], [{}], ""),
+    ({"anyOf": [A, {"type": "null"}], "maximum": 5}, [5, None], [6, True], ""),
+    ({"allOf": [{"$ref": "#/$defs/low"}, {"maximum": 3}]}, [2], [1, 4], ""),
+    ({"$ref": "#/$defs/low", "maximum": 3}, [2], [1, 4], ""),
+    ({"allOf": [{"$ref": "#/$defs/low"}, {"minimum": 3}]}, [2, 3], [1], "allOf"),
+    ({"type": ["integer", "null"], "enum": [1, "a", None]}, [1, None], ["a"], ""),
+    ({"type": "integer", "not": {"const": 3}}, [3], [], "not"),
+    ({"properties": {"x": A}, "required": ["x"]}, [{"x": 1}], [{}], ""),
+]  # fmt: skip
+# that hold for text in tags, where all but strings is JSON
+IN_TAGS = [case for case in KEYWORDS if case[0].get("type") == "string"]
+AT_ROOT = [  # of the parameters themselves, which always are an object's members
+    ({"required": ["b"]}, "", False),
+    ({"minProperties": 1}, "minProperties", True),
+    ({"anyOf": [{"required": ["b"]}, {"required": ["a"]}]}, "anyOf", True),
+    ({"dependentRequired": {"a": ["b"]}}, "dependentRequired", True),
+]
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize(
+    "form, case",
+    [(GEMMA_4, case) for case in KEYWORDS] + [(QWEN_CODER, case) for case in IN_TAGS],
+    ids=lambda value: json.dumps(value[0]) if isinstance(value, tuple) else value.name,
+)
+def test_keywords_of_schemas_are_enforced_or_told(form, case, special, tokenizer, model):
+    import jsonschema
+
+    schema, good, bad, told = case
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    parameters["$defs"] = {"low": {"type": "integer", "minimum": 2}}
+    tokenizer = tokenizer if special else model.tokenizer
+    grammars = Grammars(tokenizer, tokenizer.eos_ids, 400)
+    rule = Rule("tools", form.grammar([Tool("f", "", parameters)], tokenizer))
+    assert grammars.compile(rule).relaxed == told
+    validator = jsonschema.Draft202012Validator(parameters)
+    for value in good:
+        assert allows(grammars, rule, write_call(form, value)), value
+        assert told or validator.is_valid({"a": value})
+    for value in bad:
+        assert not allows(grammars, rule, write_call(form, value)), value
+        assert not validator.is_valid({"a": value})
+
+
+@pytest.mark.parametrize("form", [GEMMA_4, LFM2, QWEN_CODER], ids=lambda form: form.name)
+def test_keywords_of_the_parameters_are_enforced_or_told(form, tokenizer):
+    grammars = Grammars(tokenizer, tokenizer.eos_ids, 400)
+    for keywords, told, is_allowed in AT_ROOT:
+        parameters = {"type": "object", "properties": {"a": A}, **keywords}
+        rule = Rule("tools", form.grammar([Tool("f", "", parameters)], tokenizer))
+        assert told in grammars.compile(rule).relaxed.split(", ")
+        assert allows(grammars, rule, write_call(form, 1)) == is_allowed, keywords
+
+
+@pytest.mark.parametrize("form", [GEMMA_4, LFM2, QWEN_CODER], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "seeds", [range(15), pytest.param(range(15, 300), marks=pytest.mark.slow)], ids=["some", "more"]
+)
+def test_arguments_of_random_schemas_fit_but_for_what_is_told(seeds, form, tokenizer):
+    import jsonschema
+
+    grammars, checked = Grammars(tokenizer, tokenizer.eos_ids, 400), 0
+    for seed in seeds:
+        source = random.Random(seed)
+        schema = random_schema(source, source.randint(0, 2))
+        definitions = schema.pop("$defs", {})
+        parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+        tool = Tool("f", "", {**parameters, "$defs": definitions})
+        rule = Rule("tools", form.grammar([tool], tokenizer), is_lenient=True)
+        try:
+            told = set(grammars.compile(rule).relaxed.split(", "))
+        except OptionsError as error:
+            assert form is not GEMMA_4 or "nsatisfiable" in str(error), seed
+            continue
+        if form is QWEN_CODER and '"enum"' in json.dumps(
+            tool.parameters
+        ):  # a number and its digits are the same there
+            continue
+        text = generate(grammars, tokenizer, form, rule, source)
+        if text is None or re.search(r"\d[eE]", text):  # a number may be infinite
+            continue
+        [(_, values)] = calls_of(read(form, text, [tool], source.randint(0, 9)))
+        try:
+            errors = list(jsonschema.Draft202012Validator(tool.parameters).iter_errors(values))
+        except RecursionError:  # a reference to itself
+            continue
+        for error in errors:
+            inner = [error, *(error.context or ())]
+            words = {word for part in inner for word in (*part.absolute_schema_path,)}
+            assert words & told, (seed, text, error.message)
+        checked += not errors
+    assert checked > len(seeds) / 4
 
 
 def test_threads_read_calls_at_the_same_time():

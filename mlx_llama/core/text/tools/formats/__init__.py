@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-from .base import JSON_OPTIONS as JSON_OPTIONS, ToolFormat as ToolFormat
+from .base import (
+    JSON_OPTIONS as JSON_OPTIONS,
+    UNENFORCED as UNENFORCED,
+    ToolFormat as ToolFormat,
+    spell_list as spell_list,
+)
 from .functionary import FUNCTIONARY_31, FUNCTIONARY_32
 from .gemma4 import GEMMA_4
 from .harmony import HARMONY

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.text.json_schema import DEFINITIONS
+from mlx_llama.core.text.json_schema import DEFINITIONS, find_limits
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.calls import CallText, fold_calls, split_calls
 from mlx_llama.core.text.tools.describe import Tool
@@ -25,6 +25,12 @@ JSON_OPTIONS = {
     "whitespace_pattern": None, "lenient": False, "coerce_one_of": False,
     "json_allowed_escapes": None, "json_allow_general_unicode_escapes": False,
 }  # fmt: skip
+
+UNENFORCED = "// not enforced: "  # begins a comment in a grammar, which becomes a notice
+_LONGEST = 10_000  # characters of a string that a grammar counts
+_PART = r"\\[^bBAZz\d]|\[\^?\]?(?:\\.|[^\]\\])*\]"  # an escape or a class of a pattern
+# A pattern without look-around, and anchors only at its ends
+_PATTERN = re.compile(rf"(?s)(\^?)((?:{_PART}|\((?:\?:)?(?!\?)|[^\\^$(\[])*)(\$?)")
 
 
 class ToolFormat(ABC):
@@ -158,6 +164,64 @@ def spell_part(schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -
     """Part of a schema as `spell_json` does. root: has the definitions."""
     definitions = {key: root[key] for key in DEFINITIONS if key in root}
     return spell_json({**definitions, **schema}, place)
+
+
+def spell_string(schema: Mapping[str, Any], after: str = "") -> tuple[list[str], set[str]]:
+    """(regular expressions that a string and the text `after` it must match, as a Lark grammar
+    spells them; keywords of the schema that they do not enforce)
+    """
+    unenforced, bodies = find_limits(schema, "string"), list[str]()
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    counts = [least] if most == "" else [least, most]
+    is_counted = all(isinstance(count, int) and count <= _LONGEST for count in counts)
+    if is_counted and (least or most != ""):
+        bodies.append(f".{{{least},{most}}}")
+        unenforced -= {"minLength", "maxLength"}
+    if (body := _spell_pattern(schema.get("pattern"))) is not None:
+        bodies.append(body)
+        unenforced.discard("pattern")
+    return [f"/(?s:{body}){after}/" for body in bodies], unenforced
+
+
+def _spell_pattern(pattern: Any) -> str | None:
+    """A pattern that matches a whole text, for Lark; None if a grammar cannot have it."""
+    import llguidance
+
+    match = _PATTERN.fullmatch(pattern) if isinstance(pattern, str) else None
+    if match is None:
+        return None
+    begins, body, ends = match.groups()
+    outer, inner = "", re.sub(_PART, "", body)
+    while outer != inner:
+        outer, inner = inner, re.sub(r"\([^()]*\)", "", inner)
+    if "|" in outer and (begins or ends):  # of which the anchors hold for one choice
+        return None
+    body = llguidance.regex_to_lark(body.replace(r"\/", "/"), "dw")
+    body = f"{'' if begins else '.*'}(?-s:{body}){'' if ends else '.*'}"
+    lark = llguidance.LLMatcher.grammar_from_lark(f"start: /(?s:{body})/")
+    return None if llguidance.LLMatcher.validate_grammar(lark, None) else body
+
+
+def spell_list(
+    item: str, separator: str, least: int = 0, most: int | None = None, first: Sequence[str] = ()
+) -> str:
+    """A list of `least` to `most` items after the `first` ones, without its brackets."""
+
+    def repeat(low: int, high: int | None) -> str:
+        count = f"{{{max(0, low)},{'' if high is None else high}}}"
+        return "" if high == 0 else f"({separator} {item}){count}"
+
+    if first:
+        return f"{f' {separator} '.join(first)} {repeat(least, most)}"
+    if most == 0:
+        return ""
+    rest = f"{item} {repeat(least - 1, most and most - 1)}"
+    return rest if least else f"({rest})?"
+
+
+def note_unenforced(keywords: Collection[str]) -> list[str]:
+    """The comment in a grammar for keywords of its tools' schemas."""
+    return [UNENFORCED + ", ".join(sorted(keywords))] if keywords else []
 
 
 def spell_members(

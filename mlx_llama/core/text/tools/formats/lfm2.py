@@ -9,14 +9,23 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mlx_llama.core.text.json_schema import follow
+from mlx_llama.core.text.json_schema import find_limits, follow, list_properties
 from mlx_llama.core.text.template import check_messages
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_call
 from mlx_llama.core.text.tools.literals import read_mapping
 
-from .base import Messages, Offer, Spell, ToolFormat, quote, spell_members, spell_part
+from .base import (
+    Messages,
+    Offer,
+    Spell,
+    ToolFormat,
+    note_unenforced,
+    quote,
+    spell_members,
+    spell_part,
+)
 
 _NAME = re.compile(r"[\w.:/@-]+", re.ASCII)
 _THINK = ("<think>", "</think>")
@@ -70,8 +79,9 @@ class Lfm2(ToolFormat):
         return f'{quote(f"{name}(")} {arguments} ")"'
 
     def spell_arguments(self, tool: Tool, rule: str, mark: Spell) -> list[str]:
-        root, rules, members = tool.parameters, list[str](), {}
-        for number, (key, schema) in enumerate((root.get("properties") or {}).items()):
+        root, members = tool.parameters, {}
+        rules = note_unenforced(find_limits(root, "object"))
+        for number, (key, schema) in enumerate(list_properties(root).items()):
             part = follow(schema, root)
             spelled = spell_part(schema, root, f"{tool.name}.{key}")
             if part.get("type") == "boolean" and not part.keys() & {"const", "enum"}:

@@ -12,12 +12,12 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mlx_llama.core.text.json_schema import follow
+from mlx_llama.core.text.json_schema import find_limits, follow, list_properties
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.literals import resolve_types, write_value
 
-from .base import Spell, ToolFormat, quote, spell_part
+from .base import Spell, ToolFormat, note_unenforced, quote, spell_part, spell_string
 
 _STRING = frozenset(["string"])
 _NAME = re.compile(r"[\w.:/@-]+", re.ASCII)
@@ -108,28 +108,37 @@ class Tagged(ToolFormat):
         ]
         for number, tool in enumerate(tools):
             parts = [quote(self.call[0] + tool.name + self.call[1])]
-            required = tool.parameters.get("required") or ()
-            for at, (key, schema) in enumerate(_properties(tool).items()):
+            root, required = tool.parameters, tool.parameters.get("required") or ()
+            rules += note_unenforced(find_limits(root, "object"))
+            for at, (key, schema) in enumerate(list_properties(root).items()):
                 value = f"value_{number}_{at}"
-                rule, end = self._spell_value(schema, tool.parameters, f"{tool.name}.{key}")
-                rules.append(f"{value}: {rule}")
+                spelled, end = self._spell_value(value, schema, root, f"{tool.name}.{key}")
+                rules += spelled
                 part = f"{quote(key.join(self.key))} {value} {quote(end)}"
                 parts.append(part if key in required else f"({part})?")
             rules.append(" ".join([f"call_{number}:", *parts, quote(self.call[2])]))
         return rules
 
-    def _spell_value(self, schema: Any, root: dict[str, Any], place: str) -> tuple[str, str]:
-        """The rule of a value, and the text behind it. Strings are free, but for their choices.
-        place: tool and parameter, for errors.
-        """
-        schema, types = follow(schema, root), resolve_types(schema, root)
+    def _spell_value(
+        self, rule: str, schema: Any, root: dict[str, Any], place: str
+    ) -> tuple[list[str], str]:
+        """The rules of a value, and the text behind it. place: tool and parameter, for errors."""
+        types = resolve_types(schema, root)
         if "string" not in types:
-            return spell_part(schema, root, place), self.end
+            return [f"{rule}: {spell_part(schema, root, place)}"], self.end
+        schema = follow(schema, root)
         choices = [schema["const"]] if "const" in schema else schema.get("enum", ())
         if choices:
             texts = (value if isinstance(value, str) else json.dumps(value) for value in choices)
-            return " | ".join(map(quote, texts)), self.end
-        return "text", self.end[self.end.index(">") + 1 :]
+            return [f"{rule}: {' | '.join(map(quote, texts))}"], self.end
+        patterns, unenforced = list[str](), find_limits(schema, "string")
+        if types == _STRING:
+            patterns, unenforced = spell_string(schema, "\\n" * self.end.startswith("\n"))
+        notes, behind = note_unenforced(unenforced), self.end[self.end.index(">") + 1 :]
+        if not patterns:
+            return [f"{rule}: text", *notes], behind
+        head = f"{rule}[suffix={quote(self.end.strip())}]"
+        return [f"{head}: {' & '.join(patterns)}", *notes], behind
 
 
 def _properties(tool: Tool | None) -> dict[str, Any]:
