@@ -190,9 +190,11 @@ def random_checkpoint(shape: str, form: str, seed: int = 0) -> Checkpoint:
         kind = kinds.get(form) or choose_type(
             family.names.gguf(name), dims, form.upper(), config, family.gguf
         )
-        if kind == "F32":  # of a router
+        if kind in ("F32", "BF16"):  # of a router, and of Gemma 4's inputs of layers
             values = rng.standard_normal(dims, np.float32) * dims[1] ** -0.5
             stored[name] = Tensor(name, "float32", dims, values)
+            if kind == "BF16":
+                stored[name] = Tensor(name, "bfloat16", dims, bfloat16_bits(values))
             continue
         if kind not in pools:
             pools[kind] = Pool(
