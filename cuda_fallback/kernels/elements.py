@@ -40,17 +40,17 @@ def _norm_heads(
     eps,
     H,
     G,
+    normed,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
-    NORMS_VALUES: tl.constexpr,
 ):
-    """Normalise a head of queries or keys; a head of values without weights, or copy it."""
+    """Normalise one of the first `normed` heads, one of values without weights; copy any other."""
     h = tl.program_id(0)
     at = tl.program_id(1).to(tl.int64) * (H + 2 * G) * D + h * D
     d = tl.arange(0, BLOCK)
     inside = d < D
     value = tl.load(heads + at + d, mask=inside, other=0)
-    if NORMS_VALUES or h < H + G:
+    if h < normed:
         weight = query_weight
         if key_weight is not None:
             if h >= H:
@@ -189,9 +189,9 @@ def norm_heads(
         eps,
         H,
         G,
+        H + G + G * norms_values,
         D,
         block,
-        norms_values,
         num_warps=warps,
     )
     return out

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.gemma4 import make_gemma4
 from machine import open_backend
 from making import make_checkpoint
 from making_gguf import make_gguf
 
 from backends.conftest import EVERYTHING
 from mlx_llama.core import options
-from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.options import LoadOptions
 
 torch = pytest.importorskip("torch")
@@ -22,6 +24,8 @@ torch = pytest.importorskip("torch")
 from backends.triton_process import call, computing, fewer_programs  # noqa: F401
 
 PROMPT = [1, 17, 300, 45, 9]
+GEMMA4 = dict(num_key_value_heads=2, num_global_key_value_heads=2, vocab_size=385)
+GEMMA4["vocab_size_per_layer_input"] = 385
 SAMPLING = {
     "greedy": {},
     "noise": {"temperature": 1.0, "seed": 2**63 + 5},
@@ -93,7 +97,8 @@ def answers(backend, model) -> dict:
 
 def compare(name: str, path, size: int = 2) -> None:
     """Every thread's answers against those of the whole model. Raises AssertionError."""
-    backend, checkpoint, meeting = open_backend(name), open_checkpoint(path), Meeting(size)
+    backend, meeting = open_backend(name), Meeting(size)
+    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     if name == "mlx":
         import mlx.core as mx
 
@@ -129,18 +134,21 @@ def compare(name: str, path, size: int = 2) -> None:
         }
 
 
-def compare_by_kernels(path) -> None:
+def compare_by_kernels(path: Path | None) -> None:
+    """path: None for Gemma 4, since a checkpoint's files are not sent to another process."""
     fewer_programs()
     with computing(by_kernels=True):
-        compare("cuda", path)
+        compare("cuda", path or make_gemma4(**GEMMA4))
 
 
-@pytest.fixture(scope="module", params=["tied", "biases", "qwen3", "low-bit"])
+@pytest.fixture(scope="module", params=["tied", "biases", "qwen3", "low-bit", "gemma4"])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     if request.param == "low-bit":
         make_gguf(folder / "toy.gguf", kinds="Q4_0")
         return folder / "toy.gguf"
+    if request.param == "gemma4":
+        return make_gemma4(**GEMMA4)
     fields = {
         "tied": {"tie_word_embeddings": True, "vocab_size": 385},
         "biases": {"attention_bias": True, "mlp_bias": True},
@@ -156,9 +164,10 @@ def test_shares_give_what_the_whole_gives(name, model):
 
 @pytest.mark.slow
 def test_shares_by_kernels(tmp_path, call):
-    call(
-        compare_by_kernels,
-        make_checkpoint(
-            tmp_path / "toy", tie_word_embeddings=True, num_hidden_layers=1, vocab_size=385
-        ),
-    )
+    fields = dict(tie_word_embeddings=True, num_hidden_layers=1, vocab_size=385)
+    call(compare_by_kernels, make_checkpoint(tmp_path / "toy", **fields))
+
+
+@pytest.mark.slow
+def test_shares_of_heads_of_several_kinds_by_kernels(call):
+    call(compare_by_kernels, None)

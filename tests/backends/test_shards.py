@@ -6,12 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cases.gemma4 import make_gemma4
 from making import make_checkpoint, refusal
 from making_gguf import make_gguf
 
-from mlx_llama.core.backends.shards import take_share, working_sizes
+from mlx_llama.core.backends.shards import Share, take_share, working_sizes
 from mlx_llama.core.errors import BackendError
-from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 
 WIDE = {
     "hidden_size": 256,
@@ -21,7 +22,7 @@ WIDE = {
 }
 # The axis along which each module's matrix is split
 SPLIT = dict.fromkeys(
-    "q_proj k_proj v_proj gate_proj up_proj embed_tokens lm_head".split(), 0
+    "q_proj k_proj v_proj gate_proj up_proj embed_tokens embed_tokens_per_layer lm_head".split(), 0
 ) | dict(o_proj=1, down_proj=1)
 
 
@@ -38,9 +39,27 @@ SPLIT = dict.fromkeys(
 )
 def test_shares_are_the_whole(fields, size, tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "toy", **WIDE | fields))
+    for share in check_shares(checkpoint, size):
+        assert share.checkpoint.nbytes <= 1.1 / size * checkpoint.nbytes
+
+
+def test_heads_of_several_kinds_are_split_each(tmp_path):
+    heads = dict(num_attention_heads=8, num_key_value_heads=4, num_global_key_value_heads=2)
+    checkpoint = make_gemma4(**heads)
+    assert working_sizes(checkpoint) == [1, 2]
+    for share in check_shares(checkpoint, 2):
+        shapes = [(kind.heads, kind.head_dim) for kind in share.checkpoint.config.kinds]
+        assert shapes == [(2, 20), (1, 40)]
+    message = refusal(take_share, checkpoint, 0, 4, kind=BackendError)
+    assert "it has 4 or 2 key-value heads" in message and "start 2 processes" in message
+
+
+def check_shares(checkpoint: Checkpoint, size: int) -> list[Share]:
+    """The shares of all ranks, which are the whole together."""
     shares = [take_share(checkpoint, rank, size) for rank in range(size)]
     for name, whole in checkpoint.tensors.items():
         module, part = name.split(".")[-2:]
+        module = part if part == "layer_scalar" else module
         parts = [
             share.checkpoint.tensors[name].float32()
             for share in shares
@@ -57,7 +76,6 @@ def test_shares_are_the_whole(fields, size, tmp_path):
         assert share.checkpoint.nbytes == sum(
             tensor.nbytes for tensor in share.checkpoint.tensors.values()
         )
-        assert share.checkpoint.nbytes <= 1.1 / size * checkpoint.nbytes
         assert share.vocabulary == shares[0].vocabulary
         assert share.vocabulary[-1][1] == checkpoint.config.vocab_size
         c = share.checkpoint.config
@@ -70,6 +88,7 @@ def test_shares_are_the_whole(fields, size, tmp_path):
             for name, shape in c.tensor_shapes().items()
             if "layers" in name and "bias" not in name
         }
+    return shares
 
 
 def test_blocks_stay_whole(tmp_path):

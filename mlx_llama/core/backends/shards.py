@@ -114,24 +114,23 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
     """The share of process `rank` of `size`; reads no weights. Raises BackendError."""
     config, tensors = checkpoint.config, checkpoint.tensors
     _check(checkpoint, size)
-    groups = _span(config.num_key_value_heads, 1, rank, size)
-    per_group = config.num_attention_heads // config.num_key_value_heads
-    heads = groups[0] * per_group, groups[1] * per_group
     hidden = _span(config.intermediate_size, _unit(checkpoint, "down_proj"), rank, size)
     vocabulary = tuple(_span(config.vocab_size, 1, part, size) for part in range(size))
-    queries, keys = (
-        (first * config.head_dim, last * config.head_dim) for first, last in (heads, groups)
-    )
 
-    tables = "model.embed_tokens", config.head_name
+    tables = ["model.embed_tokens", config.head_name]
+    tables += [config.inputs.embedding] if config.inputs else []
     rows: dict[str, Span] = dict.fromkeys(tables, vocabulary[rank])
     columns: dict[str, Span] = {}
     for layer in config.layers:
         mixer, mlp = layer.attention, layer.mlp
         assert mixer and mlp  # _check_layout has seen them
+        widths = (heads // size * mixer.head_dim for heads in (mixer.heads, mixer.key_value_heads))
+        queries, keys = ((rank * width, (rank + 1) * width) for width in widths)
         rows |= zip(mixer.qkv, (queries, keys, keys))
-        rows |= dict.fromkeys(mlp.gate_up, hidden)
-        columns |= {mixer.out: queries, mlp.down: hidden}
+        times = mlp.size // config.intermediate_size  # some layers are wider in Gemma 4
+        units = hidden[0] * times, hidden[1] * times
+        rows |= dict.fromkeys(mlp.gate_up, units)
+        columns |= {mixer.out: queries, mlp.down: units}
     taken: dict[str, Tensor | AffineWeight] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
@@ -141,11 +140,17 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
             taken[name] = tensor.columns(*columns[module])
         elif module not in columns or rank == 0:  # the bias of a sum is added once
             taken[name] = tensor
+    groups = {  # of some layers, where a family has several numbers
+        name: value // size
+        for name, value in config.own.items()
+        if name.endswith("key_value_heads")
+    }
     share = dataclasses.replace(
         config,
-        num_attention_heads=heads[1] - heads[0],
-        num_key_value_heads=groups[1] - groups[0],
+        num_attention_heads=config.num_attention_heads // size,
+        num_key_value_heads=config.num_key_value_heads // size,
         intermediate_size=hidden[1] - hidden[0],
+        own={**config.own, **groups},
     )
     nbytes = sum(tensor.nbytes for tensor in taken.values())
     smaller = dataclasses.replace(checkpoint, config=share, tensors=taken, nbytes=nbytes)
@@ -156,10 +161,14 @@ def working_sizes(checkpoint: Checkpoint) -> list[int]:
     """Numbers of processes that the model can be split over, 1 included."""
     config = checkpoint.config
     blocks = config.intermediate_size // _unit(checkpoint, "down_proj")
-    unit = _unit(checkpoint, "o_proj")
-    groups, heads = config.num_key_value_heads, config.num_attention_heads
-    sizes = [size for size in range(1, min(groups, blocks) + 1) if groups % size == 0]
-    return [size for size in sizes if heads // size * config.head_dim % unit == 0]
+    unit, heads = _unit(checkpoint, "o_proj"), config.num_attention_heads
+    sizes = range(1, min([blocks, *(kind.heads for kind in config.kinds)]) + 1)
+    return [
+        size
+        for size in sizes
+        if not any(kind.heads % size for kind in config.kinds)
+        and not any(heads // size * kind.head_dim % unit for kind in config.kinds)
+    ]
 
 
 def _check(checkpoint: Checkpoint, size: int) -> None:
@@ -171,21 +180,19 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
     unit = max(_unit(checkpoint, "o_proj"), _unit(checkpoint, "down_proj"))
     blocks = f" and blocks of {unit} weights" if unit > 1 else ""
     several = f"{' or '.join(map(str, working[1:]))} processes" if working[1:] else "one process"
+    groups = " or ".join(dict.fromkeys(str(kind.heads) for kind in config.kinds))
     raise BackendError(
         f"{checkpoint.name} cannot be split evenly over {size} processes: it has "
-        f"{config.num_key_value_heads} key-value heads, {config.intermediate_size} hidden units"
+        f"{groups} key-value heads, {config.intermediate_size} hidden units"
         f"{blocks}; start {several}"
     )
 
 
 def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
     """Raise BackendError for matrices that this split does not know."""
-    if config.is_mixed:
-        raise BackendError(
-            f"{checkpoint.name}: layers with other heads, or another's keys, are not split over "
-            "several processes: start one"
-        )
     known = {"model.embed_tokens", config.final_norm, config.head_name}
+    if inputs := config.inputs:
+        known |= {inputs.embedding, inputs.projection, inputs.norm}
     for layer in config.layers:
         mixer, mlp = layer.attention, layer.mlp
         if not mixer or layer.experts or not mlp or len(mlp.gate_up) != 2:
@@ -197,7 +204,9 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
         for name in filter(None, (mixer.query_norm, mixer.key_norm)):
             if checkpoint.tensors[f"{name}.weight"].shape == (mixer.head_dim,):
                 known.add(name)
-    unknown = next((key for key in checkpoint.tensors if key.rpartition(".")[0] not in known), None)
+    scalars = {layer.scalar for layer in config.layers}
+    keys = (key for key in checkpoint.tensors if key not in scalars)
+    unknown = next((key for key in keys if key.rpartition(".")[0] not in known), None)
     if unknown:
         raise BackendError(
             f"{checkpoint.name}: {unknown} is not split over several processes: start one"
