@@ -834,6 +834,14 @@ def with_images(name: str):
         return transformers.Gemma4ForConditionalGeneration(
             transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
         )
+    if name == "lfm2":
+        text = SIZES | dict(model_type=name, tie_word_embeddings=True, norm_eps=1e-6)
+        text |= dict(block_auto_adjust_ff_dim=False, hidden_size=96, num_attention_heads=6)
+        text |= dict(layer_types=["conv", "full_attention"] * (SIZES["num_hidden_layers"] // 2))
+        images = dict(vision, model_type="siglip2_vision_model")
+        return transformers.Lfm2VlForConditionalGeneration(
+            transformers.Lfm2VlConfig(text_config=text, vision_config=images, image_token_id=5)
+        )
     if name == "llama4":
         text = SIZES | WIDE | LLAMA4 | dict(head_dim=32, num_experts_per_tok=1, rms_norm_eps=1e-6)
         text |= dict(interleave_moe_layer_step=2, attention_chunk_size=7, floor_scale=4)
@@ -864,6 +872,7 @@ def with_images(name: str):
     [
         ("gemma3", "Gemma3ForCausalLM"),
         ("gemma4", "Gemma4ForCausalLM"),
+        ("lfm2", "Lfm2ForCausalLM"),
         ("llama4", "Llama4ForCausalLM"),
         ("mistral", "MistralForCausalLM"),
         ("ministral3", "Ministral3ForCausalLM"),
@@ -890,6 +899,8 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
     for folder in (tmp_path / "in", tmp_path / "out"):
         checkpoint = open_checkpoint(folder)
         assert checkpoint.config.is_text_part and checkpoint.config.architecture == architecture
+        notices = " ".join(checkpoint.config.notices)
+        assert ("parts for images and sound are left out" in notices) == (folder.name == "in")
         loaded = select("cpu").load(checkpoint, "float32")
         logits = in_chunks(loaded, np.asarray, np.maximum(TOKENS, 8), (0, 30))
         assert relative_error(logits, wanted.numpy()) < 1e-4

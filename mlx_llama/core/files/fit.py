@@ -71,6 +71,8 @@ def describe_form(weights: Weights, config: LlamaConfig) -> LlamaConfig:
     notices = config.notices
     if any(map(PREDICTION.match, weights)):
         notices += ("the module of multi-token prediction (mtp) is left out",)
+    if config.is_text_part and any(strip_wrapper(name) is None for name in weights):
+        notices += ("the parts for images and sound are left out",)
     weights = resolve_tied(weights, config)
     convs = (f"{mixer.conv}.weight" for mixer in config.recurrent if isinstance(mixer, GatedDelta))
     shapes = [weights[name].shape for name in convs if name in weights]

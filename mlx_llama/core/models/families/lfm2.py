@@ -122,6 +122,7 @@ FAMILIES = (
         "Lfm2ForCausalLM",
         "lfm2",
         "lfm2",
+        wrapper=("Lfm2VlForConditionalGeneration", "lfm2_vl"),
         fields=(
             *_FIELDS,
             size(_UNITS, "feed_forward_length", 22, "block_ff_dim", low=2, alias=_UNITS),

@@ -9,15 +9,18 @@ import re
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
 from making import refusal
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.models.parts import Attention, GatedDelta
+from mlx_llama.core.models.rope import inverse_frequencies
 
 FILE = Path(__file__).parents[3] / "data" / "configs.json"
 MODELS = {
@@ -38,7 +41,9 @@ SIZES = {
     "Qwen3.5-4B": 4.206,
     "Qwen3.5-9B": 8.954,
     "Qwen3.5-27B": 26.896,
+    "Qwen3.8-27B": 26.896,
     "Qwen3.5-35B-A3B": 34.661,
+    "Ornith-1.0-35B": 34.661,
     "Qwen3-Next-80B-A3B-Instruct": 79.674,
 }
 
@@ -53,10 +58,17 @@ def test_the_config_means_what_transformers_reads(name):
         "rms_norm_eps max_position_embeddings tie_word_embeddings bos_token_id"
     ).split():
         assert getattr(ours, field) == getattr(theirs, field), field
-    assert ours.eos_token_ids == (theirs.eos_token_id,)
+    ends = theirs.eos_token_id or raw["eos_token_id"]
+    assert ours.eos_token_ids == tuple(ends if isinstance(ends, list) else [ends])
     kinds = [isinstance(layer.mixer, Attention) for layer in ours.layers]
     assert kinds == [kind == "full_attention" for kind in theirs.layer_types]
-    assert (ours.rope.theta, ours.rope.dim, ours.rope.type) == (1e7, 64, "default")
+    kind = theirs.rope_parameters["rope_type"]
+    assert (ours.rope.theta, ours.rope.dim, ours.rope.type) == (1e7, 64, kind)
+    if kind == "yarn":
+        wanted, factor = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu")
+        frequencies, ours_factor = inverse_frequencies(ours)
+        np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
+        assert ours_factor == pytest.approx(factor)
     mixer = ours.recurrent[0]
     assert isinstance(mixer, GatedDelta) and not mixer.tiled
     assert mixer.states == (
@@ -89,7 +101,8 @@ def test_the_tensors_are_those_of_transformers_class(name):
     }
     assert shapes == wanted
     weights = sum(map(math.prod, ours.tensor_shapes().values()))
-    assert weights / 1e9 == pytest.approx(SIZES[name], abs=6e-4)
+    size = next(size for start, size in SIZES.items() if name.startswith(start))
+    assert weights / 1e9 == pytest.approx(size, abs=6e-4)
 
 
 def test_a_list_of_layers_comes_before_their_interval():
