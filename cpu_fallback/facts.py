@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .kernels.target import Target
 
 DISTRIBUTIONS = ("numpy", "llvmlite")
+DROPS_POSITIONS = True  # layers with a window keep what it sees
 SMALL_TABLE = 64 << 20  # bytes of an embedding up to which the compiled path copies it
 
 
