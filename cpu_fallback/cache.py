@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from mlx_llama.core.models.parts import Attention, Window
 from mlx_llama.core.system.forks import cached_property
 
 from . import runtime
-from .pages import PAGE, Page, PageLayout, Pages, Row, dequantise, pieces, quantise
+from .pages import NO_PAGE, PAGE, Page, PageLayout, Pages, Row, dequantise, pieces, quantise
 from .states import Block, Blocks
 
 
@@ -33,6 +34,17 @@ class Tables(NamedTuple):
         return cls(cosines, sines, (cosines.ctypes.data, sines.ctypes.data), cosines.strides[0])
 
 
+class Kept(list[list[Page]]):
+    """Pages of each window at a checkpoint."""
+
+
+def hold(pages: Sequence[Page]) -> list[Page]:
+    """These pages, for one more holder."""
+    for page in pages:
+        page.holders += 1
+    return list(pages)
+
+
 class View(CallView):
     """Access to a cache by one forward: reads stored keys and values, stores new ones."""
 
@@ -45,15 +57,16 @@ class View(CallView):
     ):
         batch, count = tokens.shape
         super().__init__(cache, batch, count, index_pos, rows)
-        self.layout = cache.pages.layout
+        self.layouts = cache.layouts
         self._shared = cache.tables  # another call may replace the cache's
-        # by sequence, at the time of the call: pages; their addresses, and where this table is
-        self.pages: list[tuple[Page, ...]] = []
+        # by sequence, at the time of the call: pages by layout; their addresses, and where this
+        # table is
+        self.pages: list[tuple[tuple[Page, ...], ...]] = []
         self.page_tables: list[tuple[np.ndarray, int]] = []
         for span, ids in zip(self.spans, tokens):
             cache.store_tokens(span.row, span.start, ids)
             row = cache.page_rows[span.row]
-            self.pages.append(tuple(row.pages))
+            self.pages.append(tuple(map(tuple, row.pages)))
             self.page_tables.append((row.table, row.address))
 
     @cached_property
@@ -129,13 +142,18 @@ class Cache(Positions):
     A prefix that rows share is stored once: a row that writes to a shared page copies it first.
     """
 
-    runtime, view_type = runtime, View
+    runtime, view_type, slide_step = runtime, View, PAGE
 
     def _make_storage(self) -> None:
-        layout = PageLayout.of(self.config, self.bits)
-        self.position_nbytes = layout.tokens // PAGE
-        self.pages = Pages(layout)
-        self.page_rows = [Row() for _ in self.lengths]
+        self.layouts = PageLayout.of(self.config, self.bits)
+        nbytes = {layout.window: layout.tokens // PAGE for layout in self.layouts}
+        self.position_nbytes = sum(nbytes.values())
+        self.window_nbytes = {window: count for window, count in nbytes.items() if window}
+        # numbers of the layouts of layers, by slot
+        windows = [layout.window for layout in self.layouts]
+        self.kinds = [windows.index(mixer.window) for mixer in self.config.attentions]
+        self.pages = [*map(Pages, self.layouts)]
+        self.page_rows = [Row(len(self.layouts)) for _ in self.lengths]
         self.blocks = Blocks(self.config.recurrent)
         # for all positions of any row; None where they depend on a row's length
         self.tables: Tables | None = None
@@ -143,20 +161,21 @@ class Cache(Positions):
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         self.blocks.keep(sum(map(bool, self.states)))
         if is_all:
-            self.page_rows = [Row() for _ in rows]
-            self.pages, self.tables = Pages(self.pages.layout), None
+            self.page_rows = [Row(len(self.layouts)) for _ in rows]
+            self.pages, self.tables = [*map(Pages, self.layouts)], None
             return
         for row in rows:
-            former, self.page_rows[row] = self.page_rows[row], Row()
-            self.pages.drop(former.pages)
+            former, self.page_rows[row] = self.page_rows[row], Row(len(self.layouts))
+            for kind, pages in enumerate(self.pages):
+                pages.drop(former.cut(kind, 0))
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys, values, tokens and recurrent states, what rows share once."""
-        return self.pages.nbytes + self.states_nbytes()
+        return sum(pages.nbytes for pages in self.pages) + self.states_nbytes()
 
     def nbytes_for(self, length: int) -> int:
-        tokens = self.pages.layout.nbytes - self.pages.layout.tokens
+        tokens = self.layouts[0].nbytes - self.layouts[0].tokens
         return super().nbytes_for(length) + self.storage_for(length) // PAGE * tokens
 
     def states_nbytes(self) -> int:
@@ -171,8 +190,8 @@ class Cache(Positions):
         return self.storage_for(end) - self.allocated[row]
 
     def arrays(self) -> list[np.ndarray]:
-        pages = [page.memory for row in self.page_rows for page in row.pages]
-        return pages + self.state_arrays()
+        pages = (page for row in self.page_rows for pages in row.pages for page in pages)
+        return [page.memory for page in pages] + self.state_arrays()
 
     def _zeros(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.zeros(shape, np.float32)
@@ -190,38 +209,78 @@ class Cache(Positions):
     def trim(self, length: int, row: int = 0) -> int:
         length = super().trim(length, row)
         self.allocated[row] = min(self.allocated[row], self.storage_for(length))
-        self.pages.drop(self.page_rows[row].cut(self.storage_for(length) // PAGE))
+        for kind, pages in enumerate(self.pages):
+            pages.drop(self.page_rows[row].cut(kind, self.storage_for(length) // PAGE))
         return length
 
     def _copy(self, source: int, target: int, length: int) -> None:
         """Share full pages, and copy the last."""
         self.reset(target)
         full, rest = divmod(length, PAGE)
-        shared = self.page_rows[source].pages[:full]
-        last = [self.pages.copy(self.page_rows[source].pages[full], rest)] if rest else []
-        for page in shared:
-            page.holders += 1
-        self.page_rows[target].append(shared + last)
+        former = self.page_rows[source].pages
+        for kind, pages in enumerate(former if length >= self.oldest[source] else former[:1]):
+            last = [self.pages[kind].copy(pages[full], rest)] if rest else []
+            self.page_rows[target].append(kind, hold(pages[:full]) + last)
         self.allocated[target] = self.storage_for(length)
 
+    def _slide(self, row: int, length: int) -> None:
+        for kind, pages in enumerate(self.pages):
+            passed = self._first_page(kind, length)
+            pages.drop(self.page_rows[row].slide(kind, passed))
+
+    def _first_page(self, kind: int, length: int) -> int:
+        """The first page of a layout that a query after `length` positions sees."""
+        window = self.layouts[kind].window
+        return max(0, window.first(length)) // PAGE if window else 0
+
+    def _keep_windows(self, row: int, length: int) -> Kept:
+        """Hold the pages: the row copies one before it writes to it."""
+        count, kept = self.storage_for(length) // PAGE, Kept()
+        for kind, pages in enumerate(self.page_rows[row].pages[1:], 1):
+            kept.append(hold(pages[self._first_page(kind, length) : count]))
+            weakref.finalize(kept, self.pages[kind].drop, kept[-1]).atexit = False
+        return kept
+
+    def _put_windows(self, row: int, length: int, windows: Kept | None) -> None:
+        storage = self.page_rows[row]
+        for kind, pages in enumerate(windows or (), 1):
+            self.pages[kind].drop(storage.cut(kind, 0))
+            passed = [NO_PAGE] * self._first_page(kind, length)
+            storage.append(kind, passed + hold(pages))
+
     def _export(self, row: int, length: int) -> tuple[np.ndarray, Layers, Layers]:
-        storage, slots = self.page_rows[row], range(self.config.key_value_layers)
-        parts = [self.read(storage.pages, slot, 0, length) for slot in slots]
+        storage, pages = self.page_rows[row], list(self.page_rows[row].pages)
+        if length < self.oldest[row]:
+            for kind, kept in enumerate(self.checkpoints[row][length], 1):
+                pages[kind] = [NO_PAGE] * self._first_page(kind, length) + kept
+        parts = []
+        for slot, kind in enumerate(self.kinds):
+            window = self.layouts[kind].window
+            first = max(0, window.first(length)) if window else 0
+            parts.append(self.read(pages, slot, first, length))
         keys, values = ([layer[part] for layer in parts] for part in (0, 1))
         return storage.tokens(0, length), keys, values
 
     def _load(self, row: int, tokens: np.ndarray, keys: Layers, values: Layers) -> None:
-        pages = self.page_rows[row].pages
-        for page, within, new in pieces(pages, 0, len(tokens)):
+        storage, length = self.page_rows[row], len(tokens)
+        for kind, pages in enumerate(self.pages[1:], 1):
+            passed = self._first_page(kind, length)
+            count = self.storage_for(length) // PAGE - passed
+            storage.append(kind, [NO_PAGE] * passed + [pages.take() for _ in range(count)])
+        for page, within, new in pieces(storage.pages[0], 0, length):
             page.tokens[within] = tokens[new]
         for layer, both in enumerate(zip(keys, values)):
-            self.write(pages, layer, 0, *(np.asarray(part, np.float32) for part in both))
+            numbers = [np.asarray(part, np.float32) for part in both]
+            self.write(storage.pages, layer, length - numbers[0].shape[1], *numbers)
 
     def _split_states(self, numbers: np.ndarray) -> Block:
         return self.blocks.copy([numbers])
 
     def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
-        """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
+        """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]. pages: of a
+        row by layout.
+        """
+        pages = pages[self.kinds[layer]]
         start, stop = first // PAGE, -(-end // PAGE)
         within = slice(first - start * PAGE, end - start * PAGE)
         parts, scales = zip(*(page.layer(layer) for page in pages[start:stop]))
@@ -234,7 +293,10 @@ class Cache(Positions):
     def write(
         self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray
     ) -> None:
-        """Store keys and values, float32 [G, count, D], from position `first` on."""
+        """Store keys and values, float32 [G, count, D], from position `first` on. pages: as of
+        `read`.
+        """
+        pages = pages[self.kinds[layer]]
         size, end = keys.shape[2], first + keys.shape[1]
         for part, numbers in enumerate((keys, values)):
             if self.bits == 8:
@@ -253,20 +315,29 @@ class Cache(Positions):
             self.tables = Tables.of(self.config, max(end, super().storage_for(end)), self.capacity)
         for row, end in ends.items():
             storage, positions = self.page_rows[row], self.storage_for(end)
-            missing = positions // PAGE - len(storage.pages)
-            storage.append([self.pages.take() for _ in range(missing)])
+            missing = positions // PAGE - len(storage.pages[0])
+            storage.append(0, [self.pages[0].take() for _ in range(missing)])
             self.allocated[row] = positions
 
     def store_tokens(self, row: int, start: int, tokens: np.ndarray) -> None:
-        """Store token ids from `start` on. Pages that other rows hold are copied first."""
+        """Store token ids from `start` on. Pages that other rows hold are copied first, and windows
+        get theirs.
+        """
         storage, end = self.page_rows[row], start + len(tokens)
-        page = storage.pages[start // PAGE]
-        if len(tokens) == 1 and page.holders == 1:  # most steps
-            page.tokens[start % PAGE] = tokens[0]
+        first, count = start // PAGE, -(-end // PAGE)
+        if len(tokens) == 1 and all(
+            first < len(pages) and pages[first].holders == 1 for pages in storage.pages
+        ):  # most steps
+            storage.pages[0][first].tokens[start % PAGE] = tokens[0]
             return
-        for index in range(start // PAGE, -(-end // PAGE)):
-            if storage.pages[index].holders > 1:
-                copied = self.pages.copy(storage.pages[index], max(0, start - index * PAGE))
-                self.pages.drop([storage.replace(index, copied)])
-        for page, within, new in pieces(storage.pages, start, end):
+        for kind, pages in enumerate(storage.pages):
+            if len(pages) < count:
+                new_pages = [self.pages[kind].take() for _ in range(count - len(pages))]
+                storage.append(kind, new_pages)
+            for index in range(first, count):
+                page = pages[index]
+                if page.holders > 1:
+                    copied = self.pages[kind].copy(page, max(0, start - index * PAGE))
+                    self.pages[kind].drop([storage.replace(kind, index, copied)])
+        for page, within, new in pieces(storage.pages[0], start, end):
             page.tokens[within] = tokens[new]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS = ("numpy", "llvmlite")
 INPUTS = "model.embed_tokens_per_layer.weight"  # Gemma 4's inputs of layers
+DROPS_POSITIONS = True  # layers with a window keep what it sees
 SMALL_TABLE = 64 << 20  # bytes of an embedding up to which the compiled path copies it
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.parts import Attention, Window
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.forks import cached_property
 
@@ -67,18 +68,29 @@ class HeadLayout:
 class PageLayout:
     """Layout of a page.
 
-    Numbers come first, by layer, keys before values, head, position, padded with zeros to `width`.
-    Scales follow in the same order, float16, for each CACHE_GROUP codes; then int32 token ids.
-    Offsets are in bytes.
+    A row has pages for each window of layers, and for layers without one, whose pages alone have
+    its tokens. Numbers come first, by layer, keys before values, head, position, padded with zeros
+    to `width`. Scales follow in the same order, float16, for each CACHE_GROUP codes; then int32
+    token ids. Offsets are in bytes.
     """
 
-    layers: tuple[tuple[int, HeadLayout], ...]  # by slot: number of heads, and layout of each
+    # by slot: number of heads, 0 in layers with another window, and layout of each
+    layers: tuple[tuple[int, HeadLayout], ...]
+    window: Window | None = None
 
     @classmethod
-    def of(cls, config: LlamaConfig, bits: int | None = None) -> PageLayout:
-        """The layout for a model's keys and values."""
-        mixers = config.attentions
-        return cls(tuple((m.key_value_heads, HeadLayout(m.head_dim, bits)) for m in mixers))
+    def of(cls, config: LlamaConfig, bits: int | None = None) -> tuple[PageLayout, ...]:
+        """The layouts of a model's keys and values: without a window, then with each."""
+        windows = dict.fromkeys([None, *(kind.window for kind in config.kinds)])
+
+        def layout(mixer: Attention, window: Window | None) -> tuple[int, HeadLayout]:
+            heads = mixer.key_value_heads if mixer.window == window else 0
+            return heads, HeadLayout(mixer.head_dim, bits)
+
+        return tuple(
+            cls(tuple(layout(mixer, window) for mixer in config.attentions), window)
+            for window in windows
+        )
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -134,6 +146,10 @@ class Page:
         )
 
 
+NO_PAGE = Page(PageLayout(()))
+NO_PAGE.address = 0
+
+
 class Pages:
     """The pages of a cache's rows. Up to SPARE_BYTES of free pages are kept."""
 
@@ -174,48 +190,55 @@ class Pages:
 
 
 class Row:
-    """Pages of one sequence, in order."""
+    """Pages of one sequence by layout, in order; NO_PAGE where a window has passed."""
 
-    def __init__(self) -> None:
-        self.pages: list[Page] = []
+    def __init__(self, layouts: int) -> None:
+        self.pages: list[list[Page]] = [[] for _ in range(layouts)]
         self._make_table(0)
 
-    def append(self, pages: list[Page]) -> None:
-        first, last = len(self.pages), len(self.pages) + len(pages)
+    def append(self, kind: int, pages: list[Page]) -> None:
+        """Append pages of the layout of number `kind`."""
+        first, last = len(self.pages[kind]), len(self.pages[kind]) + len(pages)
         if last > len(self.table):
             self._make_table(max(8, 2 * last))
-        self.table[first:last] = [page.address for page in pages]
-        self.pages += pages
+        self.table[first:last, kind] = [page.address for page in pages]
+        self.pages[kind] += pages
 
-    def replace(self, index: int, page: Page) -> Page:
+    def replace(self, kind: int, index: int, page: Page) -> Page:
         """Put another page at `index`; returns the former one."""
-        former, self.pages[index] = self.pages[index], page
+        former, self.pages[kind][index] = self.pages[kind][index], page
         self._make_table(len(self.table))
         return former
 
-    def cut(self, count: int) -> list[Page]:
+    def cut(self, kind: int, count: int) -> list[Page]:
         """Keep the first `count` pages; returns the others."""
-        rest = self.pages[count:]
+        rest = self.pages[kind][count:]
         if rest:
-            del self.pages[count:]
+            del self.pages[kind][count:]
             self._make_table(len(self.table))
-        return rest
+        return [page for page in rest if page is not NO_PAGE]
+
+    def slide(self, kind: int, count: int) -> list[Page]:
+        """Let go of the first `count` pages; returns them."""
+        passed = self.pages[kind][:count]
+        self.pages[kind][:count] = [NO_PAGE] * len(passed)
+        self._make_table(len(self.table))
+        return [page for page in passed if page is not NO_PAGE]
 
     def tokens(self, first: int, end: int) -> np.ndarray:
         """Copy token ids first .. end - 1, int32."""
-        parts = [page.tokens[within] for page, within, _ in pieces(self.pages, first, end)]
+        parts = [page.tokens[within] for page, within, _ in pieces(self.pages[0], first, end)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def _make_table(self, size: int) -> None:
-        """Make a new table of addresses, int64: a run may still read the old one."""
-        table = np.zeros(size, np.int64)
-        table[: len(self.pages)] = [page.address for page in self.pages]
+        """Make a new table of addresses, int64 [size, layouts]: a run may still read the old."""
+        table = np.zeros((size, len(self.pages)), np.int64)
+        for kind, pages in enumerate(self.pages):
+            table[: len(pages), kind] = [page.address for page in pages]
         self.table, self.address = table, table.ctypes.data
 
 
-def pieces(
-    pages: list[Page] | tuple[Page, ...], first: int, end: int
-) -> Iterator[tuple[Page, slice, slice]]:
+def pieces(pages: Sequence[Page], first: int, end: int) -> Iterator[tuple[Page, slice, slice]]:
     """Split positions by page: yield (page, positions in it, the same from `first` on)."""
     at = first
     while at < end:

@@ -17,6 +17,7 @@ from mlx_llama.core.system import machine
 from mlx_llama.core.system.machine import Gpus
 
 DISTRIBUTIONS = ("torch", "triton")
+DROPS_POSITIONS = False  # layers with a window keep what it sees
 KERNELS_CAPABILITY = 8.0  # least compute capability for the Triton kernels
 BFLOAT16_CAPABILITY = 8.0  # compute capability of the first NVIDIA GPUs with bfloat16 instructions
 

@@ -18,7 +18,8 @@ HIDDEN = -3e38  # score of a position that is not visible
 def attend(
     f: Function,
     query,  # float32 [heads][D], the heads that share this key head
-    pages,  # addresses of the row's pages, int64
+    pages,  # addresses of the row's pages, int64, ...
+    page_step,  # ... this many bytes apart
     # Offsets of the key head in a page: float32, float16 or int8 [PAGE][D padded with zeros to
     # whole vectors], and for int8 float16 [PAGE][groups].
     keys,
@@ -85,7 +86,7 @@ def attend(
     blocks = (end - start + (LANES - 1)) // LANES
     with f.loop(blocks) as b:
         position = start + b * LANES
-        page, index = f.load(i64, pages, position // PAGE * 8), position % PAGE
+        page, index = f.load(i64, pages, position // PAGE * page_step), position % PAGE
         rows = load_rows(page + keys, page + key_scales, index, LANES)
         ahead = page + values + index * row_bytes
         ahead_count = prefetches.select((end - position).minimum(LANES), 0)
@@ -120,7 +121,7 @@ def attend(
             f.store(f.zero(f32s if d < whole else f32), outputs, 4 * d)
     # A page's values are read for all heads before the next page's.
     with f.loop((end + (PAGE - 1)) // PAGE, first // PAGE) as number:
-        begin, page = number * PAGE, f.load(i64, pages, number * 8)
+        begin, page = number * PAGE, f.load(i64, pages, number * page_step)
         begin = begin.compare(">", first).select(begin, first)
         count, index = (number * PAGE + PAGE).minimum(end) - begin, begin % PAGE
         rows = load_rows(page + values, page + value_scales, index, count)
@@ -130,7 +131,7 @@ def attend(
         ahead_count = (prefetches & ahead_count.compare(">", 0)).select(ahead_count, 0)
         ahead = Variable(f, next_keys)
         with f.if_then(ahead_count.compare("!=", 0)):
-            ahead.set(f.load(i64, next_pages, ahead_number * 8) + next_keys)
+            ahead.set(f.load(i64, next_pages, ahead_number * page_step) + next_keys)
         grouped = heads // HEADS_AT_ONCE * HEADS_AT_ONCE
         shared = f.constant(i64, 0), grouped, HEADS_AT_ONCE
         for start_head, end_head, at_once in (shared, (grouped, heads, 1)):

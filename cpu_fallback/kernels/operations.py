@@ -269,7 +269,8 @@ def _rotate(f: Operation, head_dim: int, cache_bits: int | None, rotary_dim: int
                 c, s = cosine + query_table_at, sine + query_table_at
                 f.call(rotate, row + (h * shared + query) * (4 * head_dim), c, s)
             f.call(rotate, key, cosine + table_at, sine + table_at)
-        page, at = f.load(i64, place["pages"], position // PAGE * 8), h * PAGE + position % PAGE
+        page = f.load(i64, place["pages"] + f.page_kind, position // PAGE * f.page_step)
+        at = h * PAGE + position % PAGE
         numbers, scales = at * layout.row_bytes, at * (2 * layout.groups)
         f.call(store, key, page + f.page_keys + numbers, page + f.key_scales + scales)
         f.call(store, value, page + f.page_values + numbers, page + f.value_scales + scales)
@@ -311,7 +312,7 @@ def _attend(
         position, end = place["position"], place["position"] + 1
         first = end.compare(">", window).select(end - window, 0)
         first = is_chunk.select(position // window * window, first)
-        return token, h, place["pages"], first, end
+        return token, h, place["pages"] + f.page_kind, first, end
 
     with f.loop(f.hi, f.lo) as item:
         token, h, pages, first, end = locate(item)
@@ -327,6 +328,7 @@ def _attend(
             attend,
             query,
             pages,
+            f.page_step,
             key,
             value,
             key_scale,

@@ -225,10 +225,13 @@ def rope_and_store(heads: Symbol, view: View, spec: Attention) -> Columns:
 
 def _page_offsets(trace: Trace, spec: Attention) -> dict[str, int]:
     """Offsets of the layer's keys and values in a page, as operands; and the number of heads."""
-    pages, i = trace.workspace.pages, spec.slot
+    layouts, i = trace.workspace.pages, spec.slot
+    (kind,) = (n for n, layout in enumerate(layouts) if layout.window == spec.window)
+    pages = layouts[kind]
     numbers = {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1)}
     scales = {"key_scales": pages.scales(i, 0), "value_scales": pages.scales(i, 1)}
-    return {"key_heads": spec.key_value_heads} | numbers | scales
+    table = {"page_kind": 8 * kind, "page_step": 8 * len(layouts)}
+    return {"key_heads": spec.key_value_heads} | numbers | scales | table
 
 
 def attend(query: Columns, view: View, spec: Attention, sinks: np.ndarray | None = None) -> Columns:

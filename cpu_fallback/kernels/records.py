@@ -22,7 +22,9 @@ _STREAM = "target target_bytes groups"  # rows of `groups` groups, changed in pl
 # a, b: see packing.pack; part: an item's share of a row's groups; x: the records to write; width,
 # eps: the norm's; scratch: a cache line for each thread
 _PACKED = "a a_bytes b b_bytes groups part x x_bytes width eps scratch"
-_CACHED = "page_keys page_values key_scales value_scales"  # offsets in a page
+# Offsets in a page; in a row's table of pages, bytes to the first of the layer's window and from
+# one to the next
+_CACHED = "page_keys page_values key_scales value_scales page_kind page_step"
 OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
     "product": "weights panel_bytes blocks x x_bytes out out_bytes bias accumulate",

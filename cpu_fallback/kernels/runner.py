@@ -73,8 +73,8 @@ class Runner:
         w = self.workspace
         paddings = [buffer.array[:, config.hidden_size :] for buffer in (w.hidden, w.delta)]
         self._paddings = [padding for padding in paddings if padding.size]
-        # positions that scores are reserved for; the last cache's layout
-        self._scored, self._layout = 0, None
+        # positions that scores are reserved for; the last cache's layouts
+        self._scored, self._layouts = 0, None
         self._set("sync", self.workspace.sync.address)
         self._set("places", self.workspace.places.address)
         self._lock = threading.Lock()  # guards workspace and context
@@ -212,15 +212,15 @@ class Runner:
         """Raise for a view that the machine code cannot take: see forward."""
         c = self.config
         if (view.config is not c and view.config != c) or (
-            view.layout is not self._layout and view.layout != self.workspace.pages
+            view.layouts is not self._layouts and view.layouts != self.workspace.pages
         ):
             raise ContextError("the cache was made by another model: use this model's make_cache")
-        self._layout = view.layout
+        self._layouts = view.layouts
         batch, count = tokens.shape
         if not batch == len(view.spans) == len(view.pages) == len(view.page_tables):
             raise ValueError(f"{batch} sequences do not fit a view of {len(view.spans)} rows")
         for span, pages, (table, _) in zip(view.spans, view.pages, view.page_tables):
-            positions = PAGE * min(len(pages), len(table))
+            positions = PAGE * min(len(table), *map(len, pages))
             if span.count != count or span.end > positions:
                 raise ValueError(
                     f"{count} positions from {span.start} on do not fit {positions} positions "

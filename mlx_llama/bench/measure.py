@@ -74,7 +74,8 @@ def bytes_per_token(
             nbytes = nbytes * c.num_experts_per_tok / c.num_experts
         needed += nbytes // c.vocab_size if looked_up else nbytes
     cache = model.make_cache(1)
-    return round(needed) + position * cache.position_nbytes + cache.state_nbytes
+    seen = sum(min(position, window.size) * each for window, each in cache.window_nbytes.items())
+    return round(needed) + position * cache.lasting_nbytes + seen + cache.state_nbytes
 
 
 def random_tokens(count: int, vocabulary: int) -> list[int]:
@@ -247,7 +248,7 @@ def _run(loaded: Loaded, tokens: list[int], cache: Cache, case: Case) -> list[fl
     else:
         for _ in decode(backend, model, cache, [tokens[case.depth]], case.length):
             ends.append(time.perf_counter())
-    cache.trim(case.depth)
+    _fill(loaded, tokens, cache, case.depth)
     return np.diff(ends).tolist()
 
 

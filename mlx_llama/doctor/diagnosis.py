@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlx_llama.core.backends.interface import BackendFacts
-from mlx_llama.core.backends.positions import count_states, position_nbytes, state_nbytes
+from mlx_llama.core.backends.positions import (
+    count_states,
+    nbytes_by_window,
+    state_nbytes,
+    windows_nbytes,
+)
 from mlx_llama.core.backends.selection import import_file
 from mlx_llama.core.dtypes import ITEMSIZE
 from mlx_llama.core.engine.rows import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.parts import Window
 from mlx_llama.core.system.forks import cached_property
 from mlx_llama.core.system.machine import format_bytes
 
@@ -132,26 +139,43 @@ def fit_backends(
     for facts in diagnosis.backends:
         if not facts.available:
             continue
-        plan = import_file(facts.name, "facts").plan_weights(checkpoint, facts)
-        per_position, in_8_bits = (
-            position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype], bits)
+        module = import_file(facts.name, "facts")
+        plan = module.plan_weights(checkpoint, facts)
+        nbytes, in_8_bits = (
+            nbytes_by_window(checkpoint.config, ITEMSIZE[plan.dtype], bits)
             for bits in (cache_bits, 8)
         )
+        per_position = sum(nbytes.values())
         fit = Fit(
             facts.name, plan.dtype, plan.low_bit_operand, plan.nbytes, cache_bits, per_position
         )
         if facts.memory_bytes is not None:
             states = count_states(longest) * state_nbytes(checkpoint.config)
             room = facts.memory_bytes - plan.nbytes - states
-            # Keys and values count twice: growing storage is copied to a new one.
             fit.longest_context, fit.longest_with_8_bits = (
-                max(0, min(longest, room // (2 * nbytes))) for nbytes in (per_position, in_8_bits)
+                max(0, min(longest, _count_positions(each, room, longest, module.DROPS_POSITIONS)))
+                for each in (nbytes, in_8_bits)
             )
             fit.tokens = default_budget(room) // per_position
             fit.fits = fit.longest_context >= (requested or 1)
         diagnosis.fits.append(fit)
     options: dict[str, Any] = {} if is_default else {"model": diagnosis.name}
     _choose(diagnosis, checkpoint, requested, options | {"revision": revision}, cache_bits)
+
+
+def _count_positions(
+    nbytes: Mapping[Window | None, int], room: int, longest: int, drops: bool
+) -> int:
+    """Positions that fit `room` bytes. nbytes: of one, by window; drops: as DROPS_POSITIONS."""
+    # Keys and values count twice: growing storage is copied to a new one.
+    whole = room // (2 * sum(nbytes.values()))
+    if not drops:
+        return whole
+    windows = {window: each for window, each in nbytes.items() if window}
+    rest, lasting = room - windows_nbytes(windows, longest), 2 * nbytes.get(None, 0)
+    if not lasting and rest > 0:
+        return longest
+    return max(whole, rest // max(1, lasting))
 
 
 def _choose(

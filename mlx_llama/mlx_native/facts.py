@@ -17,6 +17,7 @@ from mlx_llama.core.system import machine
 from mlx_llama.core.system.machine import Gpus
 
 DISTRIBUTIONS = ("mlx", "mlx-metal", "mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
+DROPS_POSITIONS = False  # layers with a window keep what it sees
 # bits for a sub scale, and for the sub bias beside it; other formats have none
 SUB_BITS = {"Q2_K": 4, "Q4_K": 8, "Q5_K": 8}
 INDEX_BITS = {"IQ4_XS": 4}  # bits of an index into the table of codes; other formats have none

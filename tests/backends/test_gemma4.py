@@ -57,8 +57,8 @@ def test_a_row_continues_from_a_prefix_a_file_and_a_cut(bits, backend, tmp_path)
     state = cache.state(0)
     assert {name: array.shape for name, array in state.items()} == {
         "tokens": (20,),
-        "keys": (2, 2, 20, 18),
-        "values": (2, 2, 20, 18),
+        "keys": (2, 2, 6, 18),  # within the window of 7, for the next token
+        "values": (2, 2, 6, 18),
         "keys.1": (2, 2, 20, 40),
         "values.1": (2, 2, 20, 40),
     }

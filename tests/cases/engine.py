@@ -20,7 +20,7 @@ from mlx_llama.core.backends.positions import CallView, Positions, checked_token
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import NO_ROW, Request, Status
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.models.parts import KeyValues
+from mlx_llama.core.models.parts import KeyValues, Window
 from mlx_llama.core.options import resolve
 from mlx_llama.core.sample import SamplingFeatures, pack_logprobs
 
@@ -105,6 +105,8 @@ class ToyCache(RowCache):
     def __init__(self, model, capacity, rows=1):
         super().__init__(model.config, capacity, POSITION_NBYTES, rows, np.int64)
         self.model = model
+        if window := model.config.kinds[0].window:  # a share of a position's bytes
+            self.window_nbytes = {window: 8}
 
     def free_memory(self):
         return self.model.backend.free
@@ -127,6 +129,30 @@ class ToyCache(RowCache):
             last = self.tokens[row][max(0, length - window) : length]
             out[i, window - len(last) :] = last
         return out
+
+    def _first(self, length):
+        return self.config.kinds[0].first(length)
+
+    def _slide(self, row, length):
+        self.keys[row][: self._first(length)] = -1
+
+    def _keep_windows(self, row, length):
+        return self.keys[row][self._first(length) : length].copy()
+
+    def _put_windows(self, row, length, windows):
+        if windows is not None:
+            self.keys[row][self._first(length) : length] = windows
+
+    def _export(self, row, length):
+        tokens, keys = self.tokens[row][:length].copy(), self.keys[row][:length].copy()
+        if length < self.oldest[row]:
+            keys[self._first(length) :] = self.checkpoints[row][length]
+        return tokens, *self.pack(keys)
+
+    def _load(self, row, tokens, keys, values):
+        count, numbers = len(tokens), self.unpack(keys, values)
+        self.tokens[row][:count] = tokens
+        self.keys[row][count - len(numbers) : count] = numbers
 
     def pack(self, keys):
         keys = keys.view(np.float32).reshape(1, 1, len(keys), 2).copy()
@@ -180,8 +206,12 @@ class ToyModel:
         rope="default",
         period=0,
         is_recurrent=False,
+        window=0,
     ):
-        """is_recurrent: the last key is a recurrent state, which alone decides on the logits."""
+        """is_recurrent: the last key is a recurrent state, which alone decides on the logits.
+        window: keys that decide on the logits, 0 for all.
+        """
+        self.window = Window(window) if window else None
         self.backend, self.salt, self.is_recurrent = backend, salt, is_recurrent
         self.verify_width = verify_width
         # the next token repeats the one so many positions before; 0: a hash of the text
@@ -190,8 +220,10 @@ class ToyModel:
             rope=SimpleNamespace(type=rope, factor=4.0),
             max_position_embeddings=context,
             vocab_size=VOCABULARY,
-            kinds=(KeyValues(heads=1, head_dim=2, slots=(0,)),),
-            state_shapes=lambda length: dict.fromkeys(("keys", "values"), (1, 1, length, 2)),
+            kinds=(kind := KeyValues(heads=1, head_dim=2, slots=(0,), window=self.window),),
+            state_shapes=lambda length: dict.fromkeys(
+                ("keys", "values"), (1, 1, length - kind.first(length), 2)
+            ),
             recurrent=(SimpleNamespace(states=((2,),)),) if is_recurrent else (),
         )
 
@@ -273,7 +305,10 @@ class ToyModel:
                 + turn
             ) & _MASK
             keys[position], cache.tokens[span.row][position] = key, token
-            seen = slice(position if self.is_recurrent else 0, position + 1)
+            first = position if self.is_recurrent else 0
+            if self.window:
+                first = max(0, self.window.first(position))
+            seen = slice(first, position + 1)
             logits.append(self._logits(keys[seen], cache.tokens[span.row][: position + 1]))
         return logits
 

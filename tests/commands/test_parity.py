@@ -186,7 +186,7 @@ def planted_in_programs(patch, fault: str) -> None:
         def stale(self, tokens, view, *rest):
             logits = forward(self, tokens, view, *rest)
             if view.spans[0].start == 0:
-                (pages,), last = view.pages, view.spans[0].end - 1
+                ((pages,),), last = view.pages, view.spans[0].end - 1
                 keys = [page.layer(1)[0][1, :] for page in (pages[0], pages[last // 64])]
                 keys[1][:, last % 64] = keys[0][:, 2]
             return logits

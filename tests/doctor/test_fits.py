@@ -12,6 +12,7 @@ from making import make_checkpoint
 
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import BackendFacts
+from mlx_llama.core.backends.positions import CHUNK, SLACK
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.options import CHECKPOINTS
@@ -71,6 +72,18 @@ def test_recurrent_states_and_their_checkpoints_take_room(tmp_path, monkeypatch)
     cpu = fit(diagnosis, "cpu")
     room = (8 << 20) - cpu.weights_bytes - (2 + CHECKPOINTS) * state
     assert cpu.longest_context == room // (2 * cpu.cache_bytes_per_token)
+
+
+def test_layers_with_a_window_take_room_for_it(tmp_path, monkeypatch):
+    fields = dict(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=1 << 20, **fields)
+    for nbytes in (8 << 20, 2 << 20):
+        monkeypatch.setattr(machine, "free_memory", lambda: nbytes)
+        cpu = fit(diagnose(folder), "cpu")
+        room = nbytes - cpu.weights_bytes
+        enough = (64 + SLACK + CHUNK + 64) * cpu.cache_bytes_per_token
+        least = room // (2 * cpu.cache_bytes_per_token)
+        assert cpu.longest_context == (1 << 20 if room > enough else least)
 
 
 def test_tokens_of_many_conversations_and_8_bits(tmp_path, monkeypatch):

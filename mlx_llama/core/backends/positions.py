@@ -23,6 +23,10 @@ from ..ops import View
 GROWTH = 256
 # Recurrent states are kept at multiples of these positions and at ends of prompts.
 CHECKPOINT = 256
+# Positions that a row can be cut by where layers keep those within their window alone; calls of
+# more than PROMPT are prompts, the last KEPT_ENDS of which a row can be cut to as well, and CHUNK
+# positions of one fit the counted memory.
+SLACK, PROMPT, KEPT_ENDS, CHUNK = 256, 32, 2, 512
 CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and values have 8 bits
 
 
@@ -30,14 +34,33 @@ def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None)
     """Bytes of one position's keys and values in all layers. itemsize: bytes of an activation.
     bits: None for activations, 16 for at most two bytes, 8 for codes with scales.
     """
-    number = itemsize if bits is None else min(itemsize, 2)
-    nbytes = 0
+    return sum(nbytes_by_window(config, itemsize, bits).values())
+
+
+def nbytes_by_window(
+    config: LlamaConfig, itemsize: int, bits: int | None = None
+) -> dict[Window | None, int]:
+    """As `position_nbytes`, of the layers with each window."""
+    number, nbytes = itemsize if bits is None else min(itemsize, 2), dict[Window | None, int]()
     for kind in config.kinds:
         head_nbytes = kind.head_dim * number
         if bits == 8:  # a byte each, and a float16 scale for each group
             head_nbytes = kind.head_dim + 2 * -(-kind.head_dim // CACHE_GROUP)
-        nbytes += 2 * len(kind.slots) * kind.heads * head_nbytes
+        kind_nbytes = 2 * len(kind.slots) * kind.heads * head_nbytes
+        nbytes[kind.window] = nbytes.get(kind.window, 0) + kind_nbytes
     return nbytes
+
+
+def windows_nbytes(nbytes: Mapping[Window, int], length: int) -> int:
+    """Bytes of a row of `length` positions in layers that keep those within their window, with
+    what it can be cut by, a chunk of a prompt, and an end of one. nbytes: of a position.
+    """
+    total = 0
+    for window, each in nbytes.items():
+        kept = window.size + SLACK + CHUNK
+        ends = window.size if length > kept else 0
+        total += each * (min(length, kept) + ends)
+    return total
 
 
 def state_nbytes(config: LlamaConfig) -> int:
@@ -61,10 +84,15 @@ States = Any
 class Positions:
     """Lengths of a cache's rows, each of which holds one sequence, and the calls that change rows;
     base of the backends' caches, which set `position_nbytes` and store keys, values and tokens.
+
+    A backend that sets `window_nbytes` keeps of layers with a window the positions alone that a
+    query sees after `oldest` positions of a row. The row can be cut to `oldest` and beyond, and to
+    its checkpoints, which hold what a query sees there; others are cut to 0.
     """
 
     runtime: ClassVar[Any]  # a backend's
     max_checkpoints = CHECKPOINTS  # of a row
+    slide_step = SLACK  # positions to drop at a time
     view_type: ClassVar[Callable[..., CallView]]
     arrays: Callable[[], list[Any]]  # that the next call depends on, to launch after a chunk
     _grow: Callable[[Mapping[int, int]], None]  # to {row: end}; sets `allocated`
@@ -76,6 +104,12 @@ class Positions:
     _load: Callable[[int, np.ndarray, Layers, Layers], None]
     # (window, parts): the tokens start .. end - 1 of each (row, start, end)
     _recent: Callable[[int, Sequence[tuple[int, int, int]]], Any]
+    # (row, length): drop positions that no query sees after `length` in layers with a window
+    _slide: Callable[[int, int], None]
+    # (row, length): what a query sees there after `length`, not changed by later calls
+    _keep_windows: Callable[[int, int], Any]
+    # (row, length, windows): let a row that is longer or empty have these, None for none
+    _put_windows: Callable[[int, int, Any], None]
     # float32 arrays on the device: zeros, one from the host, several with a new first axis, and one
     # that is no part of a larger one
     _zeros: Callable[[tuple[int, ...]], Any]
@@ -99,7 +133,8 @@ class Positions:
         self.config = config
         self.capacity = capacity
         self.dtype, self.device, self.bits = dtype, device, bits
-        self.position_nbytes = 0  # keys and values together
+        # keys and values together; of layers with a window that drop what lies before it
+        self.position_nbytes, self.window_nbytes = 0, dict[Window, int]()
         self.lengths = [0] * rows  # positions filled
         self.allocated = [0] * rows  # positions that the storage has room for
         self.adapters = [0] * rows  # number of the adapter that computes a row, 0 for none
@@ -107,6 +142,8 @@ class Positions:
         # by row: states after fewer positions, where it can be cut
         self.checkpoints: list[dict[int, States]] = [{} for _ in range(rows)]
         self.state_nbytes = state_nbytes(config)
+        self.oldest = [0] * rows  # see above
+        self.ends: list[list[int]] = [[] for _ in range(rows)]  # of the last prompts
         self._make_storage()
 
     def _make_storage(self) -> None:
@@ -169,16 +206,22 @@ class Positions:
         """Positions to allocate to reach `end`: all, where growing makes new arrays."""
         return self.storage_for(end)
 
+    @property
+    def lasting_nbytes(self) -> int:
+        """Bytes of a position in the layers that drop none."""
+        return self.position_nbytes - sum(self.window_nbytes.values())
+
     def nbytes_for(self, length: int) -> int:
         """Bytes that a row of `length` positions takes."""
         states = count_states(length, self.max_checkpoints) * self.state_nbytes
-        return self.storage_for(length) * self.position_nbytes + states
+        states += windows_nbytes(self.window_nbytes, length)
+        return self.storage_for(length) * self.lasting_nbytes + states
 
     def taken(self, row: int) -> int:
         """Bytes that a row takes now."""
         states = len(self.checkpoints[row]) + bool(self.states[row])
-        nbytes = self.allocated[row] * self.position_nbytes + states * self.state_nbytes
-        return nbytes + self._spare(row)
+        nbytes = self.allocated[row] * self.lasting_nbytes + states * self.state_nbytes
+        return nbytes + self._spare(row) + windows_nbytes(self.window_nbytes, self.lengths[row])
 
     def _spare(self, row: int) -> int:
         """Bytes that a row's next call writes states to."""
@@ -200,7 +243,8 @@ class Positions:
         """Raise ContextError if storage for `ends`, as in `reserve`, exceeds free memory."""
         grown = [(row, end) for row, end in ends.items() if end > self.allocated[row]]
         positions = sum(self.new_positions(row, end) for row, end in grown)
-        needed = positions * self.position_nbytes
+        needed = positions * self.lasting_nbytes
+        needed += sum(windows_nbytes(self.window_nbytes, end) for _, end in grown)
         free = None if needed < 1 << 20 else self.free_memory()
         if free is not None and needed > free:
             raise ContextError(
@@ -246,15 +290,18 @@ class Positions:
         for each in rows:
             self.lengths[each] = self.allocated[each] = 0
             self.states[each], self.checkpoints[each] = (), {}
+            self.oldest[each], self.ends[each] = 0, []
         self._free(rows, row is None)
 
     def find_cut(self, length: int, row: int = 0) -> int:
         """The most positions, up to `length`, that a row can be cut to: all of them, or those of
-        a checkpoint of its recurrent states.
+        a checkpoint.
         """
-        if not self.state_nbytes or length == self.lengths[row]:
+        oldest = self.oldest[row]
+        if length == self.lengths[row] or (not self.state_nbytes and length >= oldest):
             return length
-        return max((at for at in self.checkpoints[row] if at <= length), default=0)
+        first = oldest if self.state_nbytes else 0  # these checkpoints hold no windows
+        return max((at for at in self.checkpoints[row] if first <= at <= length), default=0)
 
     def trim(self, length: int, row: int = 0) -> int:
         """Keep the first `length` positions of a row, or as many as `find_cut` says; returns their
@@ -264,7 +311,12 @@ class Positions:
         cut = self.find_cut(length, row)
         if self.state_nbytes and cut < self.lengths[row]:
             self.states[row] = self._states_at(cut, row)
-            self.checkpoints[row] = self._checkpoints_to(cut, row)
+        if cut < self.oldest[row]:
+            if self.window_nbytes:
+                self._put_windows(row, cut, self.checkpoints[row].get(cut))
+            self.oldest[row] = cut
+        self.checkpoints[row] = self._checkpoints_to(cut, row)
+        self.ends[row] = [end for end in self.ends[row] if end <= cut]
         self.lengths[row] = cut
         return cut
 
@@ -294,6 +346,26 @@ class Positions:
             within = sorted(at for at in kept if at % CHECKPOINT)
             del kept[within[0] if len(within) > max(2, self.max_checkpoints // 2) else min(kept)]
 
+    def slide(self, span: Span) -> None:
+        """After a call, let go of what lies before the windows."""
+        row, ends = span.row, self.ends[span.row]
+        if span.count > PROMPT:
+            if ends and span.start == ends[-1]:  # the next chunk
+                ends[-1] = span.end
+            elif not ends or span.start - ends[-1] >= SLACK:
+                ends[:] = [*ends[1 - KEPT_ENDS :], span.end]
+        oldest = span.end - SLACK
+        if oldest - self.oldest[row] < self.slide_step:
+            return
+        kept = {} if self.state_nbytes else self.checkpoints[row]
+        for end in ends:
+            if self.oldest[row] <= end < oldest and end not in kept:
+                kept[end] = self._keep_windows(row, end)
+        for at in kept.keys() - set(ends):
+            del kept[at]
+        self._slide(row, oldest)
+        self.oldest[row] = oldest
+
     def copy_prefix(self, source: int, target: int, length: int) -> int:
         """Copy `length` positions of row `source` to an empty row, or as many as `find_cut` says;
         returns their number. Raises ContextError.
@@ -302,8 +374,12 @@ class Positions:
         length = self.find_cut(length, source)
         if length:
             self._copy(source, target, length)
+            self.checkpoints[target] = self._checkpoints_to(length, source)
+            self.ends[target] = [end for end in self.ends[source] if end <= length]
+            self.oldest[target] = min(length, self.oldest[source])
+            if length < self.oldest[source] and self.window_nbytes:
+                self._put_windows(target, length, self.checkpoints[source][length])
             if self.state_nbytes:
-                self.checkpoints[target] = self._checkpoints_to(length, source)
                 is_end = length == self.lengths[source]
                 self.states[target] = (
                     self._freeze(self.states[source])
@@ -325,8 +401,9 @@ class Positions:
         tokens, *both = self._export(row, length)
         state = {"tokens": tokens}
         parts = ((kind, layers) for kind in self.config.kinds for layers in both)
-        for name, (kind, layers) in zip(self.config.state_shapes(length), parts):
-            state[name] = np.stack([layers[slot] for slot in kind.slots])
+        for (name, shape), (kind, layers) in zip(self.config.state_shapes(length).items(), parts):
+            stacked = np.stack([layers[slot] for slot in kind.slots])
+            state[name] = stacked[:, :, stacked.shape[2] - shape[2] :]
         if self.state_nbytes:
             states = self._states_at(length, row)
             arrays = [self.runtime.to_numpy(part) for parts in states for part in parts]
@@ -340,19 +417,24 @@ class Positions:
         if state:
             length = len(state["tokens"])
             self.reserve({row: length})
-            keys, values = self._split_kinds(state)
+            keys, values = self._split_kinds(state, length)
             self._load(row, state["tokens"], keys, values)
-            self.lengths[row] = length
+            self.lengths[row], self.ends[row] = length, [length]
+            if any(kind.first(length) for kind in self.config.kinds):
+                self.oldest[row] = length
             if self.state_nbytes:
                 self.states[row] = self._split_states(state["recurrent"])
 
-    def _split_kinds(self, state: Mapping[str, np.ndarray]) -> tuple[Layers, Layers]:
-        """Keys and values by slot."""
+    def _split_kinds(self, state: Mapping[str, np.ndarray], length: int) -> tuple[Layers, Layers]:
+        """Keys and values by slot; of all positions, unless the backend frees some."""
         names = iter(self.config.state_shapes(0))
         layers: tuple[dict[int, np.ndarray], ...] = {}, {}
         for kind in self.config.kinds:
             for part in layers:
-                part |= zip(kind.slots, state[next(names)])
+                numbers = state[next(names)]
+                if not self.window_nbytes and (missing := length - numbers.shape[2]):
+                    numbers = np.pad(numbers, ((0, 0), (0, 0), (missing, 0), (0, 0)))
+                part |= zip(kind.slots, numbers)
         keys, values = ([part[slot] for slot in sorted(part)] for part in layers)
         return keys, values
 
@@ -498,6 +580,8 @@ class CallView(View):
                 self.cache.lengths[span.row] = span.end
                 if self.cache.state_nbytes:
                     self.cache.advance(span, self.states_after(i))
+                if self.cache.window_nbytes:
+                    self.cache.slide(span)
             if self.listener is not None:
                 self._probe_states()
 

@@ -106,19 +106,25 @@ class LlamaConfig:
 
     @cached_property
     def kinds(self) -> tuple[KeyValues, ...]:
-        """The shapes of keys and values, in order of their first slots."""
-        slots: dict[tuple[int, int], list[int]] = {}
+        """The shapes and windows of keys and values, in order of their first slots."""
+        slots: dict[tuple[int, int, Window | None], list[int]] = {}
         for mixer in self.attentions:
-            slots.setdefault((mixer.key_value_heads, mixer.head_dim), []).append(mixer.slot)
-        return tuple(KeyValues(*shape, tuple(numbers)) for shape, numbers in slots.items())
+            kind = mixer.key_value_heads, mixer.head_dim, mixer.window
+            slots.setdefault(kind, []).append(mixer.slot)
+        return tuple(
+            KeyValues(heads, head_dim, tuple(numbers), window)
+            for (heads, head_dim, window), numbers in slots.items()
+        )
 
     def state_shapes(self, length: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of a row's keys and values, [layers, G, length, D], by their names in states and
-        files: "keys" and "values" of the first of `kinds`, "keys.1" and "values.1" of the next.
+        """Shapes of a row's keys and values, [layers, G, n, D], by their names in states and files:
+        "keys" and "values" of the first of `kinds`, "keys.1" and "values.1" of the next. n: the
+        positions that a query after `length` sees.
         """
         return {
-            f"{name}.{i}" if i else name: (len(kind.slots), kind.heads, length, kind.head_dim)
+            f"{name}.{i}" if i else name: (len(kind.slots), kind.heads, count, kind.head_dim)
             for i, kind in enumerate(self.kinds)
+            for count in (length - kind.first(length),)
             for name in ("keys", "values")
         }
 

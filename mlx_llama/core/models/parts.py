@@ -59,11 +59,16 @@ class Angles:
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Layers whose keys and values have the same shape."""
+    """Layers whose keys and values have the same shape and window."""
 
     heads: int  # G
     head_dim: int  # D
     slots: tuple[int, ...]
+    window: Window | None = None
+
+    def first(self, length: int) -> int:
+        """The first position that a query after `length` positions sees."""
+        return max(0, self.window.first(length)) if self.window else 0
 
 
 @dataclass(frozen=True)

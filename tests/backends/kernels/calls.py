@@ -363,6 +363,7 @@ class Library:
         arguments = (
             address(asked.array, np.float32, (heads, D)),
             address(table.array, np.int64, (len(pages),), 8),
+            8,
             *(layout.numbers(0, part) for part in range(2)),
             *(layout.scales(0, part) for part in range(2)),
             address(out.array, np.float32, (heads, D)),

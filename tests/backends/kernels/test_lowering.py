@@ -81,8 +81,8 @@ def test_a_program_refuses_incomplete_operations():
     core = model("odd widths").runner
     program = Program(core.code, 1)
     names = (
-        "qkv qkv_bytes heads key_heads keys_at values_at page_keys page_values key_scales "
-        "value_scales rotates table_at query_table_at"
+        "qkv qkv_bytes heads key_heads keys_at values_at page_kind page_step page_keys page_values "
+        "key_scales value_scales rotates table_at query_table_at"
     )
     operands = dict.fromkeys(names.split(), 1)
     kind = f"rotate {core.config.head_dim}"
@@ -92,8 +92,8 @@ def test_a_program_refuses_incomplete_operations():
         program.add(kind, 1, **operands, more=1)
     with pytest.raises(ValueError, match="not among the compiled operations"):
         names = (
-            "qkv qkv_bytes shared key_heads out out_bytes page_keys page_values key_scales "
-            "value_scales window is_chunk scale sinks"
+            "qkv qkv_bytes shared key_heads out out_bytes page_kind page_step page_keys "
+            "page_values key_scales value_scales window is_chunk scale sinks"
         )
         program.add("attend nothing", 1, **dict.fromkeys(names.split(), 1))
     for bad in (-1, 1.5, None):

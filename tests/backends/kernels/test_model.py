@@ -329,7 +329,7 @@ def test_views_and_embeddings_of_other_shapes_are_refused(monkeypatch):
             change(fresh(), spans=(beyond, *spans[1:])),
             "37 positions from 28 on do not fit 64 positions of pages",
         ),
-        (change(fresh(), pages=(pages[0], (), pages[2])), "do not fit 0 positions"),
+        (change(fresh(), pages=(pages[0], ((),), pages[2])), "do not fit 0 positions"),
         (
             change(fresh(), page_tables=(*page_tables[:2], (page_tables[2][0][:0], 0))),
             "do not fit 0 positions",

@@ -310,7 +310,7 @@ def test_large_pages_are_mapped_and_hold_the_same(monkeypatch):
         cache.copy_prefix(1, 0, PAGE + 3)
         logits = llama.forward([[1], [2]], [PAGE + 3, ids.shape[1]], cache)
         results.append((logits, *cache.state(0).values(), *cache.state(1).values()))
-        assert [row.pages[0].address % mmap.PAGESIZE for row in cache.page_rows] == [
+        assert [row.pages[0][0].address % mmap.PAGESIZE for row in cache.page_rows] == [
             0,
             0,
         ] or size > 1
