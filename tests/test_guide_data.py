@@ -16,7 +16,7 @@ import pytest
 from mlx_llama import load
 from mlx_llama.__main__ import COMMANDS as DOORS
 from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
-from mlx_llama.cli.flags import option_flags
+from mlx_llama.cli.flags import flags_of
 from mlx_llama.core.models.families import FAMILIES
 from mlx_llama.core.options import FIELDS
 
@@ -64,7 +64,7 @@ def test_defaults_and_limits_are_those_of_the_options_table():
     assert "(default 0.0: greedy" in fact_of("--temp").answer
     assert "`--top-k K` (default 0: all)" in fact_of("--top-k").answer
     for name, option in FIELDS.items():
-        fact = fact_of(option_flags(name)[0])
+        fact = fact_of(flags_of(name)[0])
         if fact.covers:  # written by hand
             continue
         answer = fact.answer

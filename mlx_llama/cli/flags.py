@@ -176,19 +176,15 @@ class Parser(argparse.ArgumentParser):
         return near[0] if near else ""
 
 
-def flags_of(name: str, aliases: Collection[str]) -> list[str]:
-    """All flags of an option, the preferred one first."""
-    plain = [] if name in FLAGS else [name]
-    spelled = [
-        ("-" if len(alias) < 3 else "--") + alias.replace("_", "-") for alias in (*plain, *aliases)
+def flags_of(name: str) -> list[str]:
+    """All flags of an option of either table, the preferred one first."""
+    names = [
+        *([] if name in FLAGS else [name]),
+        *about(FIELDS.get(name) or LOAD_FIELDS[name])["aliases"],
     ]
+    spelled = [("-" if len(alias) < 3 else "--") + alias.replace("_", "-") for alias in names]
     extra = ["--temperature"] if name == "temperature" else []
     return list(dict.fromkeys([flag_of(name), *spelled, *extra]))
-
-
-def option_flags(name: str) -> list[str]:
-    """All flags of an option of an answer, the preferred one first."""
-    return flags_of(name, about(FIELDS[name])["aliases"])
 
 
 def _add_option(
@@ -208,7 +204,7 @@ def _add_option(
         settings["metavar"] = known.get("metavar") or (f"{{{choices}}}" if choices else last)
     help = f"{entry.description}{known['flag_help']}".replace("%", "%%") + told
     add = parser.group_of(name, group).add_argument
-    add(*flags_of(name, known["aliases"]), dest=name, default=default, help=help, **settings)
+    add(*flags_of(name), dest=name, default=default, help=help, **settings)
 
 
 def add_generation_flags(parser: Parser) -> None:

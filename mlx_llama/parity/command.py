@@ -67,7 +67,10 @@ class Job:
         for backend in self.opened:
             llm = self.load(backend)
             names = {"backend": backend.name, "device": backend.device_name}
-            yield llm, names | {"dtype": llm.model.dtype_name, "tolerance": self.tolerance(llm)}
+            yield (
+                llm,
+                names | {"dtype": llm.model.dtype_name, "tolerance": parity.tolerance_of(llm)},
+            )
             parity.free(llm)
 
     def load_reference(self) -> LLM:
@@ -108,11 +111,6 @@ class Job:
 
     def steps(self, prompt: list[int]) -> int:
         return min(STEPS, self.made_for - len(prompt))
-
-    def tolerance(self, llm: LLM) -> float:
-        return parity.tolerance_of(
-            llm.model.dtype_name, bool(self.checkpoint.low_bit), llm.model.cache_bits
-        )
 
 
 def open_backends(names: str | None, device: str | None) -> list[Backend]:

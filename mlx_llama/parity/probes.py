@@ -61,10 +61,11 @@ def probe_names(config: LlamaConfig) -> list[str]:
     return [*names, *LAST]
 
 
-def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) -> float:
-    """Tolerated relative error for a dtype of the activations. cache_bits: of keys and values."""
-    low_bit = LOW_BIT_TOLERANCE if is_low_bit and dtype == "float32" else 0.0
-    return max(TOLERANCE[dtype], low_bit, CACHE_TOLERANCE[cache_bits])
+def tolerance_of(llm: LLM) -> float:
+    """Tolerated relative error, by dtypes of the activations, weights, keys and values."""
+    dtype = llm.model.dtype_name
+    low_bit = LOW_BIT_TOLERANCE if llm.checkpoint.low_bit and dtype == "float32" else 0.0
+    return max(TOLERANCE[dtype], low_bit, CACHE_TOLERANCE[llm.model.cache_bits])
 
 
 # Running

@@ -160,6 +160,6 @@ def test_load_flags_are_the_parameters_of_load():
 
 def test_every_option_has_a_flag():
     for name in FIELDS:
-        first, *_ = flag_tables.option_flags(name)
+        first, *_ = flag_tables.flags_of(name)
         assert first == flag_of(name)
-        assert len(set(flag_tables.option_flags(name))) == len(flag_tables.option_flags(name))
+        assert len(set(flag_tables.flags_of(name))) == len(flag_tables.flags_of(name))

@@ -37,7 +37,7 @@ from functools import cache
 
 from mlx_llama.__main__ import COMMANDS as DOORS, HOMES
 from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
-from mlx_llama.cli.flags import option_flags
+from mlx_llama.cli.flags import flags_of
 from mlx_llama.core.files.quantized import GGUF_FORMATS
 from mlx_llama.core.models.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES as ARCHITECTURES
 from mlx_llama.core.models.rope_fields import ROPE_TYPES
@@ -298,7 +298,7 @@ def describe(flag: Flag, gist: str) -> str:
         f"In `{door}` `{usage(flag.name, other)}`: {sentence(other.help or '')}"
         for door, other in flag.others
     ]
-    option = next((name for name in FIELDS if flag.name in option_flags(name)), None)
+    option = next((name for name in FIELDS if flag.name in flags_of(name)), None)
     if option:
         told.append(f"In the REPL `/set {option}`; `{option}` in Python and HTTP.")
     return " ".join(told)
