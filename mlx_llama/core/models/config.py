@@ -27,6 +27,7 @@ from .parts import (
     LayerInputs,
     Recurrent,
     ShortConv,
+    Window,
 )
 from .quantization import Float8Quantization, PackedQuantization, Quantization, check_modules
 from .reading import read_config, read_metadata
