@@ -134,11 +134,6 @@ class LlamaConfig:
         """Number of layers that keep keys and values."""
         return len(self.attentions)
 
-    @property
-    def is_mixed(self) -> bool:
-        """Layers have heads of several shapes, another's keys, or an input of their own."""
-        return len(self.kinds) > 1 or any(layer.scalar for layer in self.layers)
-
     @cached_property
     def last_state(self) -> int:
         """The last layer but those at the end that read another's keys and values."""
