@@ -130,8 +130,8 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     if metadata.get("hash") != identity.hash:
         raise SessionError(
             f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
-            f"{identity.model}, with other weights or settings: choose that model with `model`, or "
-            "name another file"
+            f"{identity.model}, with other weights or settings, or read by an earlier release: "
+            "choose that model with `model`, or name another file"
         )
     width = metadata.get("width")
     if width != identity.width:

@@ -311,6 +311,8 @@ def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
     compared = (field for field in fields(config) if field.compare)
     values = {field.name: (getattr(config, field.name), field.default) for field in compared}
     values["own"] = config.own, {}
+    alike = (config.layer_types[0],) * config.num_hidden_layers
+    values["layer_types"] = config.layer_types, alike
     values["rope"] = _describe_rope(config.rope), MISSING
     if isinstance(config.quantization, Quantization):
         values["quantization"] = _describe_quantization(config.quantization), MISSING
