@@ -10,7 +10,7 @@ chooses an instruction set.
     codes, products, unpacked, packing, norms, paging, attention, routing     kernels
     recipe, records, operations, interpreter, program     a forward as data, and the code that executes it
     lowering, ops, workspace  core's forward as programs, and their buffers
-    team, runner, tables      threads, and the calls of a model; embeddings
+    team, runner              threads, and the calls of a model
     bus_errors                a handler that survives truncated weights
     profile                   times of operations
 """  # noqa: E501
