@@ -9,6 +9,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -50,6 +51,38 @@ class Programs(NamedTuple):
     vectors: list[Buffer]  # norms and biases that the programs point to
 
 
+@dataclass
+class Table:
+    """An embedding in the file, whose rows are written to a buffer before a program runs."""
+
+    weight: ops.Matrix  # [V, N]
+    buffer: Buffer
+    rows: np.ndarray  # its columns for N numbers
+    factor: float  # on the rows
+    numbers: np.ndarray | None = None  # the weight, if NumPy converts it to float32
+    dequantise: Callable | None = None  # filling.embed of its format; None for NumPy's
+    place: tuple[int, int, int] = (0, 0, 0)  # blocks and bytes of a row, address
+
+
+def _make_table(code: Code, weight: ops.Matrix, buffer: Buffer, factor: float) -> Table:
+    table = Table(weight, buffer, buffer.array[:, : weight.shape[1]], factor)
+    if isinstance(weight, np.ndarray):
+        is_bfloat16 = weight.dtype == np.uint16
+        table.numbers = weight.view(ml_dtypes.bfloat16) if is_bfloat16 else weight
+        return table
+    plan = Plan(weight, weight_layout(weight))
+    table.dequantise = code.embed.get((plan.layout, plan.source))
+    if table.dequantise:
+        blocks = weight.blocks
+        if weight.order is not None or blocks.strides[1] != 1:
+            raise ValueError(
+                f"{weight.name}: machine code cannot look up reordered rows, or rows with "
+                f"strides {blocks.strides}"
+            )
+        table.place = plan.blocks, blocks.strides[0], blocks.ctypes.data
+    return table
+
+
 class Runner:
     """A lowered forward. A lock serialises runs. A forked process starts new threads."""
 
@@ -83,6 +116,7 @@ class Runner:
         self._lock = threading.Lock()  # guards workspace and context
         self._process = os.getpid()
         self.tables: list[Table] = []  # of the stream, and of the layers' inputs
+        self._table_rows = np.zeros(ROWS, np.int64)
         used = config.num_experts_per_tok / config.num_experts if config.num_experts else 1
         self._work = 2 * sum(
             math.prod(shape) * (used if ".experts." in name else 1)
@@ -108,7 +142,7 @@ class Runner:
             if not self.tables:
                 w, factors = self.workspace, (trace.embedding_factor, 1.0)
                 for parts in zip(trace.embeddings, (w.hidden, w.inputs), factors):
-                    self.tables.append(Table(parts[0], self.code, *parts[1:]))
+                    self.tables.append(_make_table(self.code, *parts))
             return trace.finish(logits, separate_head=all_positions)
 
         (decode,), (prompt, last) = lower(1, False), lower(2, False)
@@ -255,9 +289,29 @@ class Runner:
             self._states[: len(tokens)] = [(blocks[b][t > 0], blocks[b][1]) for b, t in tokens]
 
     def embed(self, tokens: np.ndarray) -> None:
-        """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""
+        """Write the embeddings of up to CHUNK tokens, int32 [T], to the tables' buffers."""
         for table in self.tables:
-            table.embed(tokens)
+            if table.numbers is not None and len(tokens) == 1:
+                table.rows[0] = table.numbers[tokens[0]]
+            elif table.dequantise is None:
+                table.rows[: len(tokens)] = ops.embed(tokens[None], table.weight)[0]
+            elif len(tokens) == 1:
+                self._embed_rows(table, int(tokens[0]), 1, 0)
+            else:
+                for first in range(0, len(tokens), ROWS):
+                    part = tokens[first : first + ROWS]
+                    ids = np.resize(part, ROWS).astype(np.int64)
+                    self._embed_rows(table, ids, len(part), first)
+            if table.factor != 1:
+                table.rows[: len(tokens)] *= np.float32(table.factor)
+
+    def _embed_rows(self, table: Table, tokens: np.ndarray | int, count: int, first: int) -> None:
+        """Write `count` embeddings from row `first` of the buffer on. tokens: [16] or one id."""
+        blocks, row_bytes, start = table.place
+        self._table_rows[:] = start + row_bytes * tokens
+        out = table.buffer.address + first * table.buffer.row_bytes
+        addresses = self._table_rows.ctypes.data
+        table.dequantise(addresses, count, blocks, out, table.buffer.row_bytes)
 
     def _start_chunk(self, ids: np.ndarray) -> None:
         """Embed up to CHUNK tokens, int32 [T]."""

@@ -79,13 +79,15 @@ class TransformersReference:
                 watch(f"{i}.ffn_norm", layer.ffn_norm)
                 if attention := layer.attention:
                     # queries and keys before rotation, after their norms if the layer has any
-                    query, key, value = attention.qkv
-                    watch(f"{i}.query", attention.query_norm or query)
-                    watch(f"{i}.key", attention.key_norm or key)
-                    watch(f"{i}.value", value)
+                    value_norm = attention.out.replace("o_proj", "v_norm")
+                    norms = attention.query_norm, attention.key_norm
+                    norms += (value_norm if attention.norms_values else None,)
+                    for name, module, norm in zip(("query", "key", "value"), attention.qkv, norms):
+                        watch(f"{i}.{name}", norm or module)
                 if layer.mixer:
                     watch(f"{i}.attention", layer.mixer.out, is_parent=True)
-                if layer.ffn:
+                # no module returns the sum of experts and an MLP with norms of their own
+                if layer.ffn and not (layer.experts and layer.experts.norms):
                     inside = layer.experts.router.module if layer.experts else layer.ffn.down
                     watch(f"{i}.ffn", inside, is_parent=True)
                 watch(f"{i}.block", f"model.layers.{i}")

@@ -18,6 +18,7 @@ from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.parity.peer import TransformersReference
 
 E4B = "Gemma 4 E4B"
 EXPERTS = "Gemma 4 26B-A4B"
@@ -144,3 +145,18 @@ def test_infinite_activations_of_one_run_do_not_reach_the_next(name):
         assert (answer() != wanted).all()
     table.weight = kept
     np.testing.assert_array_equal(answer(), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+@pytest.mark.parametrize("name", [E4B, "Gemma 4 31B", EXPERTS])
+def test_probes_are_what_transformers_modules_return(name):
+    """Of heads behind their norms, values included, and of the compiled program."""
+    checkpoint, seen = open_checkpoint(made(name)[0]), {}
+    wanted = TransformersReference(checkpoint).collect(TOKENS[0].tolist(), 2)
+    model = select("cpu").load(checkpoint, "float32")
+    model.forward(TOKENS[:1], 0, model.make_cache(40), probe=seen.__setitem__)
+    assert {"0.value", "3.query", "0.block"} < wanted.keys() < seen.keys()
+    for probe in wanted.keys() - {"logits"}:  # their softcap is no module
+        values = seen[probe][0]
+        values = values.swapaxes(0, 1).reshape(30, -1) if values.ndim == 3 else values
+        assert relative_error(values, wanted[probe]) < 2e-5, probe
