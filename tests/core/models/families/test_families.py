@@ -161,33 +161,6 @@ def is_rotated(config, mixer):
     return mixer is None or (mixer.rotates and turns)
 
 
-NEW = {
-    name: raw
-    for name, raw in json.loads(FILE.read_text(encoding="utf-8")).items()
-    if re.search("gemma-4|LFM2|Qwen3.5|Qwen3.8|Next|Ornith", name)
-    and "quantization" not in str(raw)
-    if name in MODELS or "linear_num_key_heads" in raw.get("text_config", raw)
-}
-
-
-@pytest.mark.parametrize("name", NEW)
-def test_what_transformers_saves_of_a_config_means_the_same(name):
-    """With all its fields, without those of no effect, and of the text part alone."""
-    ours, theirs = LlamaConfig.from_dict(NEW[name]), None
-    theirs = transformers.AutoConfig.for_model(**copy.deepcopy(NEW[name]))
-    theirs.architectures = NEW[name].get("architectures")
-    for part in {id(x): x for x in (theirs, theirs.get_text_config())}.values():
-        for is_short in (True, False):
-            saved = json.loads(part.to_json_string(use_diff=is_short))
-            if part is not theirs:
-                saved["architectures"] = None
-            again = LlamaConfig.from_dict(saved)
-            own = {"dtype": ours.dtype, "is_text_part": ours.is_text_part}
-            if ours.eos_token_ids != again.eos_token_ids and part is not theirs:
-                own["eos_token_ids"] = ours.eos_token_ids  # which the wrapper alone has
-            assert dataclasses.replace(again, **own) == ours
-
-
 def mixers(config):
     return [layer.mixer for layer in config.layers]
 
