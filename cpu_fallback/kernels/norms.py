@@ -61,8 +61,9 @@ def softcap(f: Operation) -> None:
 
 
 def apply_softcap(f: Function, x: Value, cap: Value) -> Value:
-    """cap * tanh(x / cap) of 16 numbers."""
-    return cap - cap * 2.0 / (f.exp(x * 2.0 / cap) + 1.0)
+    """cap * tanh(x / cap) of 16 numbers. NaN stays NaN, which f.exp does not keep."""
+    capped = cap - cap * 2.0 / (f.exp(x * 2.0 / cap) + 1.0)
+    return x.compare("==", x).select(capped, x)
 
 
 def select(f: Operation) -> None:

@@ -7,12 +7,16 @@ import functools
 import ml_dtypes
 import numpy as np
 import pytest
+from making import make_checkpoint
+from safetensors.numpy import load_file, save_file
 
 from backends.kernels.calls import Library, read_records
 from cpu_fallback.kernels import layouts
 from cpu_fallback.kernels.layouts import BFLOAT16, FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.target import Target, available, build_target
 from cpu_fallback.pages import dequantise, quantise
+from mlx_llama.core.backends.selection import select
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 WIDTH = SPAN * GROUP
 SOURCES = ("plain", "norm", "silu")
@@ -340,3 +344,16 @@ def test_nan_in_one_head_stays_there(kernels):
     assert np.isnan(got[2]).all()
     others = [0, 1, 3, 4]
     np.testing.assert_array_equal(got[others], clean[others])
+
+
+def test_a_softcap_keeps_nan(tmp_path):
+    """Else the logits of damaged weights would be finite: minus the cap, all of them."""
+    fields = dict(architectures=["Gemma2ForCausalLM"], model_type="gemma2", head_dim=16)
+    fields |= dict(hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh")
+    folder = make_checkpoint(tmp_path / "m", tie_word_embeddings=True, **fields)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    llama = select("cpu").load(open_checkpoint(folder), "float32")
+    assert llama.runner is not None
+    assert np.isnan(llama.forward(np.array([[3, 9]]), 0, llama.make_cache(8))).all()
