@@ -82,35 +82,43 @@ FAMILIES = {
     "MixtralForCausalLM": "Mixtral (mixture of experts)",
     "Llama4ForCausalLM": "Llama 4 (text)",
     "Qwen2ForCausalLM": "Qwen2, Qwen2.5",
+    "Qwen2MoeForCausalLM": "Qwen2-MoE",
     "Qwen3ForCausalLM": "Qwen3",
-    "Qwen3MoeForCausalLM": "Qwen3-MoE (experts too)",
+    "Qwen3MoeForCausalLM": "Qwen3-MoE",
+    "Qwen3NextForCausalLM": "Qwen3-Next",
+    "Qwen3_5ForCausalLM": "Qwen3.5 (experts too)",
+    "Qwen3_5MoeForCausalLM": "",
     "SmolLM3ForCausalLM": "SmolLM3",
-    "GraniteForCausalLM": "Granite 3",
+    "GraniteForCausalLM": "Granite 3 (experts too)",
+    "GraniteMoeForCausalLM": "",
     "GraniteMoeHybridForCausalLM": "Granite 4 (without Mamba)",
     "Olmo2ForCausalLM": "OLMo 2",
     "Olmo3ForCausalLM": "OLMo 3",
-    "Exaone4ForCausalLM": "EXAONE 4",
-    "SeedOssForCausalLM": "Seed-OSS",
-    "Glm4ForCausalLM": "GLM-4",
-    "Ernie4_5ForCausalLM": "ERNIE 4.5",
-    "HunYuanDenseV1ForCausalLM": "Hunyuan",
-    "ApertusForCausalLM": "Apertus",
-    "DeciLMForCausalLM": "Nemotron-NAS",
-    "GptOssForCausalLM": "gpt-oss",
+    "OlmoeForCausalLM": "OLMoE",
     "Phi3ForCausalLM": "Phi-3, Phi-4-mini",
     "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
+    "Gemma4ForCausalLM": "Gemma 4 (text)",
+    "Gemma4UnifiedForCausalLM": "",
+    "Exaone4ForCausalLM": "EXAONE 4",
+    "SeedOssForCausalLM": "Seed-OSS",
+    "Glm4ForCausalLM": "GLM-4",
+    "Glm4MoeForCausalLM": "GLM-4.5, GLM-4.6",
+    "Ernie4_5ForCausalLM": "ERNIE 4.5",
+    "HunYuanDenseV1ForCausalLM": "Hunyuan",
+    "ApertusForCausalLM": "Apertus",
+    "Lfm2ForCausalLM": "LFM2, LFM2.5",
+    "Lfm2MoeForCausalLM": "",
+    "GptOssForCausalLM": "gpt-oss",
+    "DeciLMForCausalLM": "Nemotron-NAS",
 }
 # model_type -> how people call what they ask for in vain.
 MISSING = {
-    "mixtral": "Mixtral and other mixtures of experts",
     "deepseek_v3": "DeepSeek V3",
-    "gemma4": "Gemma 4",
     "gemma3n": "Gemma 3n",
-    "qwen3_5": "Qwen3.5",
-    "lfm2": "LFM2",
     "falcon": "Falcon",
     "cohere": "Command R",
+    "mamba": "Mamba",
 }
 GENERIC_MORE = "That is all I know of it; `--help` and the README tell more."
 
@@ -306,20 +314,16 @@ def describe(flag: Flag, gist: str) -> str:
 
 def describe_models() -> dict[str, str]:
     """Answers about models and formats, from core."""
-    names = join(
-        [FAMILIES.get(name, f"`{name}`") for name in ARCHITECTURES if FAMILIES.get(name, name)]
-    )
+    called = FAMILIES | {name: f"`{name}`" for name in ARCHITECTURES if name not in FAMILIES}
+    names = join([called[name] for name in called if name in ARCHITECTURES and called[name]])
     missing = [
-        called
-        for kind, called in MISSING.items()
-        if kind not in BY_MODEL_TYPE and kind not in BY_GGUF
+        name for kind, name in MISSING.items() if kind not in BY_MODEL_TYPE and kind not in BY_GGUF
     ]
     types = join(["F32", "F16", "BF16", *GGUF_FORMATS])
     return {
-        "supported": f"These architectures load: {names}, as safetensors, MLX "
-        "folders "
-        "or GGUF. Others do "
-        f"not: {join(missing)}, for example. `doctor NAME` tells of any model on this machine.",
+        "supported": f"These architectures load: {names}, as safetensors, MLX folders or GGUF. "
+        f"Others do not: {join(missing)}, for example. `doctor NAME` tells of any model on this "
+        "machine.",
         "rope_types": "Rope types that it knows: "
         f"{join([f'`{kind}`' for kind in ROPE_TYPES])}; any other "
         "is "
