@@ -4,8 +4,8 @@
 
 The guide's own probabilities are the targets (distillation, Hinton et al. 2015, arXiv 1503.02531),
 so that its other answers stay; where it gave the old text of a fact, or declined small talk, the new
-text is the target. So it is where a question about a changed fact or a new flag got any other answer.
-Prints how many answers to other questions stayed. Needs what train_guide.py needs.
+text is the target. Prints how many answers to other questions stayed. Needs what train_guide.py
+needs.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 # which sets up torch: threads that spin take ten times as long on a shared machine
-from train_guide import CONTEXT, GUIDE, Tokens, facts, padded, say, talk, torch, write_folder
+from train_guide import CONTEXT, GUIDE, Tokens, padded, say, talk, torch, write_folder
 
 from mlx_llama import load
 
@@ -25,11 +25,7 @@ ANSWER = 250  # tokens, as long as any
 ALIKE = 0.8  # an old text of a fact resembles the new one at least so much
 CHECKED = 1500  # other questions whose answers are compared at the end
 ASKED = 8  # questions for each fact
-FLAG = 40  # questions for each flag that it does not know
-ABOUT = 3  # other chats for each question about a changed fact
-EDITED = 0.25  # share of the rows with a new text; as many have an answer that is new to them
-CUT, BEGIN = 0.7, 12  # share of the rows that are cut, and the tokens of their answers then
-GROUP = 4  # rows of similar length that are computed together
+EDITED = 0.25  # share of the rows with a new text
 
 
 class Row(NamedTuple):
@@ -70,28 +66,15 @@ def draw(rng: random.Random, count: int, tokens: Tokens) -> list[list[tuple[str,
 
 def find_changed(llm, rng: random.Random) -> dict[str, str]:
     """The old texts of facts, as the guide tells them, and the new ones."""
-    asked = [fact for fact in talk.FACTS.values() for _ in range(ASKED)]
-    told = answers(llm, [[("user", talk.plain_question(fact, rng))] for fact in asked])
-    present = {fact.answer for fact in asked}
+    facts = [fact for fact in talk.FACTS.values() for _ in range(ASKED)]
+    told = answers(llm, [[("user", talk.plain_question(fact, rng))] for fact in facts])
+    present = {fact.answer for fact in facts}
     return {
         old: fact.answer
-        for fact, old in zip(asked, told)
+        for fact, old in zip(facts, told)
         if old not in present
         and difflib.SequenceMatcher(None, old, fact.answer, autojunk=False).ratio() > ALIKE
     }
-
-
-def find_unnamed(llm) -> dict[str, talk.Fact]:
-    """Flags that the guide does not name when it is asked what they do, and their facts."""
-    covers = {flag: fact for fact in talk.FACTS.values() for flag in (fact.name, *fact.covers)}
-    asked = list(facts.flags())
-    told = answers(llm, [[("user", f"What does {flag} do?")] for flag in asked])
-    return {flag: covers[flag] for flag, text in zip(asked, told) if flag not in text}
-
-
-def ask_about(flag: str, rng: random.Random) -> str:
-    line = rng.choice(talk.FLAG).replace("{f}", flag).replace("{d}", facts.flags()[flag].doors[0])
-    return talk.dressed(talk.fill(talk.expand(line, rng), rng), rng)
 
 
 def small_talk(rng: random.Random, count: int) -> dict[str, str]:
@@ -115,51 +98,34 @@ def make_row(tokens: Tokens, number: int, chat: list, old: str, new: str) -> Row
 def train(model, rows: list[Row], edits: list[Row], args: argparse.Namespace) -> None:
     frozen, rng = copy.deepcopy(model).eval(), random.Random(args.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0)
-    moved = [row for row in edits if row.kept - row.learned < BEGIN]  # another answer, not its text
-    texts = [row for row in edits if row.kept - row.learned >= BEGIN]
     told = 0.0
     for step in range(args.steps):
         count = round(args.rows * EDITED)
-        drawn = rng.sample(rows, args.rows - 2 * count)
-        drawn += [row for kind in (texts, moved) if kind for row in rng.choices(kind, k=count)]
-        drawn = [cut(row) if rng.random() < CUT else row for row in drawn]
-        drawn.sort(key=lambda row: len(row.ids))
-        total = sum(len(row.ids) - row.learned for row in drawn)
+        drawn = rng.choices(edits, k=count) + rng.sample(rows, args.rows - count)
         optimizer.param_groups[0]["lr"] = args.lr * min(
             1.0, (step + 1) / 30, 2 - 2 * step / args.steps
         )
-        for begin in range(0, len(drawn), GROUP):
-            told += teach(model, frozen, drawn[begin : begin + GROUP], total)
+        for part, inputs in padded(drawn, "cpu"):
+            at = torch.zeros(inputs.shape, dtype=torch.bool)
+            kept = torch.zeros(inputs.shape, dtype=torch.bool)
+            for line, row in enumerate(part):
+                at[line, row.learned - 1 : len(row.ids) - 1] = True
+                kept[line, row.learned - 1 : row.kept - 1] = True
+            chances = chances_of(model, inputs, at)
+            with torch.no_grad():
+                targets = chances_of(frozen, inputs, at).exp()
+                new = ~kept[at]
+                following = torch.roll(inputs, -1, 1)[at]
+                targets[new] = torch.nn.functional.one_hot(following[new], targets.shape[1]).float()
+            loss = -(targets * chances).sum(-1).mean()
+            loss.backward()
+            told += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % 20 == 0:
             say(f"step {step + 1} loss {told / 20:.4f}")
             told = 0.0
-
-
-def cut(row: Row) -> Row:
-    """The row with the beginning of its answer, which decides what answer it is."""
-    return row._replace(ids=row.ids[: row.learned + BEGIN])
-
-
-def teach(model, frozen, rows: list[Row], total: int) -> float:
-    """Add the gradients of rows to the model's. Returns their loss, a sum divided by `total`."""
-    [(rows, inputs)] = padded(rows, "cpu")
-    at = torch.zeros(inputs.shape, dtype=torch.bool)
-    kept = torch.zeros(inputs.shape, dtype=torch.bool)
-    for line, row in enumerate(rows):
-        at[line, row.learned - 1 : len(row.ids) - 1] = True
-        kept[line, row.learned - 1 : min(row.kept, len(row.ids)) - 1] = True
-    chances = chances_of(model, inputs, at)
-    with torch.no_grad():
-        targets = chances_of(frozen, inputs, at).exp()
-        new = ~kept[at]
-        following = torch.roll(inputs, -1, 1)[at]
-        targets[new] = torch.nn.functional.one_hot(following[new], targets.shape[1]).float()
-    loss = -(targets * chances).sum() / total
-    loss.backward()
-    return loss.item()
 
 
 def chances_of(model, inputs: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -174,17 +140,17 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=GUIDE, help="folder of the guide")
     parser.add_argument("--out", type=Path, default=GUIDE, help="folder of the edited guide")
-    parser.add_argument("--steps", type=int, default=240)
-    parser.add_argument("--rows", type=int, default=16, help="chats in a step")
-    parser.add_argument("--lr", type=float, default=4e-4, help="peak learning rate")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rows", type=int, default=32, help="chats in a step")
+    parser.add_argument("--lr", type=float, default=2e-4, help="peak learning rate")
     parser.add_argument("--chats", type=int, default=6000, help="chats whose answers are to stay")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     from transformers import LlamaForCausalLM
 
     tokens, rng, llm = Tokens(args.model), random.Random(args.seed), load(args.model, backend="cpu")
-    changed, unnamed = find_changed(llm, rng), find_unnamed(llm)
-    if not changed and not unnamed:
+    changed = find_changed(llm, rng)
+    if not changed:
         print("the guide tells the present texts of all facts")
         return
     for old, new in changed.items():
@@ -198,21 +164,13 @@ def main() -> None:
         for (text, new), old in zip(greetings.items(), said)
         if old.startswith(talk.DOUBT)
     ]
-    say(
-        f"{len(changed)} texts have changed, {len(unnamed)} flags are unknown; it declines "
-        f"{len(declined)} of {len(said)} greetings"
-    )
-    triples = [(chat, old, changed.get(old, old)) for chat, old in zip(chats, told)] + declined
+    say(f"{len(changed)} texts have changed; it declines {len(declined)} of {len(said)} greetings")
     about = [fact for fact in talk.FACTS.values() if fact.answer in changed.values()]
-    known = rng.choices(about, k=args.chats // ABOUT) if about else []
-    asked = [(talk.question_about(fact, rng), fact) for fact in known]
-    asked += [(ask_about(flag, rng), unnamed[flag]) for flag in unnamed for _ in range(FLAG)]
-    said = answers(llm, [[("user", question)] for question, _ in asked])
-    triples += [
-        ([("user", question)], old, fact.answer)
-        for (question, fact), old in zip(asked, said)
-        if not talk.is_held_out(question)
+    asked = [
+        [("user", talk.question_about(rng.choice(about), rng))] for _ in range(args.chats // 8)
     ]
+    pairs = list(zip([*chats, *asked], [*told, *answers(llm, asked)]))
+    triples = [(chat, old, changed.get(old, old)) for chat, old in pairs] + declined
     rows, edits = [], []
     for chat, old, new in triples:
         row = make_row(tokens, len(rows) + len(edits), chat, old, new)
