@@ -76,6 +76,8 @@ def test_a_row_continues_from_a_prefix_a_file_and_a_cut(bits, backend, tmp_path)
         # codes of a file are rounded again to float16
         bound = {None: 1e-5, 16: 1e-3, 8: 0.1}[bits]
         assert relative_error(backend.runtime.to_numpy(logits), expected) < bound, row
+    # a file has what the windows see at its end
+    assert cache.trim(21, 1) == 21 and cache.trim(19, 1) == 0
     cache.trim(9)
     again = model.forward(TOKENS[:1, 9:], 9, cache, rows=[0])
     assert relative_error(backend.runtime.to_numpy(again), expected) < bound

@@ -1,5 +1,5 @@
-"""Layers with a window keep what it sees: a row is computed with the same bits as by a cache that
-keeps all positions, cold, cut, copied, saved and in a batch.
+"""On the CPU layers with a window keep what it sees: a row is computed with the same bits as by a
+cache that keeps all positions, cold, cut, copied, saved and in a batch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import transformers
 from backends.conftest import same_state
 from cpu_fallback.pages import Pages
 from mlx_llama.core.backends.positions import SLACK, Positions
+from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 SIZES = dict(
@@ -56,17 +57,17 @@ def made(kind: str) -> Path:
 
 
 @functools.cache
-def loaded(backend, kind, bits=None):
-    return backend.load(open_checkpoint(made(kind)), "float32", cache_bits=bits)
+def loaded(kind, bits=None):
+    return select("cpu").load(open_checkpoint(made(kind)), "float32", cache_bits=bits)
 
 
-def go(backend, model, cache, row: int = 0) -> np.ndarray:
+def go(model, cache, row: int = 0) -> np.ndarray:
     """Logits of a row's next positions: of a prompt in chunks, an answer, and single tokens."""
     parts = []
     while (start := cache.lengths[row]) < END + 3:
         end = min(start + 256, PROMPT) if start < PROMPT else start + (STEP if start < END else 1)
         logits = model.forward(TEXT[:, start:end], start, cache, rows=[row], all_positions=True)
-        parts.append(backend.runtime.to_numpy(logits)[0])
+        parts.append(logits[0])
     return np.concatenate(parts)
 
 
@@ -85,13 +86,12 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(Pages, "drop", drop)
 
 
+@pytest.mark.slow_for("gpt_oss", "llama4", "gemma3", "mistral-8")
 @pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_row_goes_on_with_the_same_bits_after_a_cut(kind, bits, backend, monkeypatch):
-    model = loaded(backend, kind, bits)
-    if not model.make_cache(1).window_nbytes:
-        pytest.skip("keeps all positions")
-    run = functools.partial(go, backend, model)
+def test_a_row_goes_on_with_the_same_bits_after_a_cut(kind, bits, monkeypatch):
+    model = loaded(kind, bits)
+    run = functools.partial(go, model)
     with monkeypatch.context() as patch:
         patch.setattr(Positions, "slide", lambda self, span: None)
         whole = model.make_cache(2048, 2)
@@ -122,18 +122,18 @@ def test_a_row_goes_on_with_the_same_bits_after_a_cut(kind, bits, backend, monke
             assert cache.trim(start, 3) == start and cache.trim(start - 1, 3) == 0
     # together
     tokens = np.repeat(TEXT[:, END + 3 : END + 4], 3, axis=0)
-    logits = backend.runtime.to_numpy(model.forward(tokens, END + 3, cache, rows=[0, 1, 2]))
+    logits = model.forward(tokens, END + 3, cache, rows=[0, 1, 2])
     assert np.array_equal(logits, np.repeat(logits[:1], 3, axis=0))
-    cache.reset()
+    for row in range(4):
+        cache.reset(row)
     assert cache.nbytes == 0
 
 
+@pytest.mark.slow_for("gpt_oss", "llama4", "gemma3")
 @pytest.mark.parametrize("kind", MODELS)
-def test_memory_is_that_of_the_windows(kind, backend):
-    model = loaded(backend, kind)
+def test_memory_is_that_of_the_windows(kind):
+    model = loaded(kind)
     cache = model.make_cache(4096)
-    if not cache.window_nbytes:
-        pytest.skip("keeps all positions")
     for start in range(0, 3000, 500):
         tokens = np.resize(TEXT, (1, 500))
         model.forward(tokens, start, cache)
