@@ -34,6 +34,7 @@ WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 # in their place)
 _ABSENT = (
     ("gemma3n", "AltUp and laurel", "Gemma 4"),
+    ("lfm3", "a gate of each head of attention", "LFM2.5"),
     ("kv_lora_rank", "latent attention (MLA)", "GLM-4.5 or Qwen3.5"),
     (r"mamba|\bssm[._]|\bstate_size", "state spaces (Mamba)", "Qwen3.5 or LFM2.5"),
     ("rwkv|wkv", "RWKV's mixing of positions", "Qwen3.5 or LFM2.5"),

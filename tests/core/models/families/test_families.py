@@ -559,6 +559,7 @@ REFUSED = [
 ]
 ABSENT = {  # transformers' models by what they need
     "AltUp and laurel": ["gemma3n"],
+    "a gate of each head": ["lfm3"],
     "latent attention": ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "kimi_linear"],
     "state spaces": ["mamba", "mamba2", "bamba", "falcon_h1", "jamba", "nemotron_h", "zamba2"],
     "RWKV's mixing": ["rwkv"],

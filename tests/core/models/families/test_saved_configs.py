@@ -17,7 +17,6 @@ MODELS = {
     for name, raw in json.loads(FILE.read_text(encoding="utf-8")).items()
     if re.search("gemma-4|LFM2|Qwen3.5|Qwen3.8|Next|Ornith", name)
     and "quantization" not in str(raw)
-    and not raw.get("text_config", raw).get("enable_moe_block")
 }
 
 
