@@ -37,7 +37,7 @@ class Llama(BaseLlama):
         OutOfMemoryError.
         """
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
-        states = cache_bits, options.checkpoints
+        states = cache_bits, options.checkpoints, options.swa_full
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         target, reason = None, "`compile=False` asks for it"
         if options.compile is not False:

@@ -59,7 +59,7 @@ class Llama(BaseLlama):
                 "prompts use the kernels of decoded tokens: slower, but bit-identical however they "
                 "are cut into chunks",
             )
-        states = cache_bits, options.checkpoints
+        states = cache_bits, options.checkpoints, options.swa_full
         model = cls(config, weights, weights.dtype, device, notices, *states)
         if decoding.kernels:
             from .kernels import ops as words

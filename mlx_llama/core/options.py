@@ -211,6 +211,13 @@ class LoadOptions:
         choices=range(2, 257),
         of_model=True,
     )
+    swa_full: bool | None = load_option(
+        None,
+        "keep all positions of layers with a sliding window, so that a row can be cut anywhere (on "
+        "cpu, which drops what the window has passed; mlx and cuda keep all)",
+        expects="True or False",
+        of_model=True,
+    )
     max_rows: int | None = load_option(
         None,
         f"requests computed together in one step (default: {MAX_ROWS})",
@@ -299,6 +306,7 @@ class LoadOptions:
             activation_bits=bits,
             cache_bits=self._read_number("cache_bits"),
             batch_invariant=bool(self.batch_invariant),
+            swa_full=bool(self.swa_full),
             cache_memory=parse_memory(self.cache_memory),
             checkpoints=self._read_number("checkpoints") or CHECKPOINTS,
             max_rows=self._read_number("max_rows") or MAX_ROWS,

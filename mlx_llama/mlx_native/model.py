@@ -58,7 +58,7 @@ class Llama(BaseLlama):
         weights = Weights(checkpoint, activations, device, ranks)
         notices = (f"decoding is not compiled: {reason}",) if reason else ()
         notices = (*notices, *weights.notices)
-        states = options.cache_bits, options.checkpoints
+        states = options.cache_bits, options.checkpoints, options.swa_full
         model = cls(weights.config, weights, activations, device, notices, *states)
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model.pace = Pace(config, device, low_bit)

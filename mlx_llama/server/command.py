@@ -34,7 +34,7 @@ NEEDLESS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--ui-mcp-proxy", "--webui-mcp-proxy", "--no-ui-mcp-proxy"), 0, _TOOLS),
     (("--models-max",), 1, _ONE_MODEL),
     (("--models-autoload", "--no-models-autoload"), 0, _ONE_MODEL),
-    (("--swa-full", "--no-cache-idle-slots"), 0, "the cache keeps what later requests can use"),
+    (("--no-cache-idle-slots",), 0, "the cache keeps what later requests can use"),
 )
 EXAMPLES = """
 --model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --port 8081

@@ -142,3 +142,17 @@ def test_memory_is_that_of_the_windows(kind):
     kept = sum((SLACK + 128) * each for each in cache.window_nbytes.values())
     assert needed <= cache.nbytes - 4 * 4096 <= 1.05 * needed + kept + 2 * nbytes
     assert cache.nbytes <= cache.nbytes_for(3000) <= cache.nbytes + 600 * cache.position_nbytes
+
+
+def test_swa_full_keeps_all_positions():
+    """As llama.cpp's flag: a row can be cut anywhere, and takes as much memory as on a GPU."""
+    checkpoint, kept = open_checkpoint(made("mistral")), []
+    for swa_full in (True, False):
+        model = select("cpu").load(checkpoint, "float32", swa_full=swa_full)
+        cache = model.make_cache(1100)
+        logits = go(model, cache)
+        nbytes, length = cache.nbytes, cache.trim(90)
+        again = model.forward(TEXT[:, length:95], length, cache, all_positions=True)
+        assert np.array_equal(again[0], logits[length:95])
+        kept.append((nbytes, length))
+    assert kept[0][1] == 90 and kept[1][1] == 0 and kept[0][0] > 2 * kept[1][0]

@@ -118,7 +118,7 @@ NEEDLESS = """
 --no-mmproj | this package reads text only
 --tools all | the server runs no tools: clients send theirs with a request, and run the calls
 --ui-mcp-proxy | the server runs no tools: clients send theirs with a request, and run the calls
---swa-full | the cache keeps what later requests can use
+--no-cache-idle-slots | the cache keeps what later requests can use
 --no-models-autoload | a server serves one model
 """
 

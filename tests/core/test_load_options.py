@@ -92,7 +92,9 @@ def test_names_of_dtypes(name, dtype, backend, toy):
 
 
 def test_what_is_not_given_keeps_its_default(backend):
-    plain = LoadOptions(batch_invariant=False, checkpoints=8, max_rows=MAX_ROWS, adapters=())
+    plain = LoadOptions(
+        batch_invariant=False, swa_full=False, checkpoints=8, max_rows=MAX_ROWS, adapters=()
+    )
     assert check(backend) == plain and check(backend, compile=True) == replace(plain, compile=True)
     wanted = replace(plain, dtype="float32", compile=False)
     assert check(backend, dtype="fp32", compile=False) == wanted

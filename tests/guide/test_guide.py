@@ -190,7 +190,7 @@ def test_it_says_that_it_does_not_know(ask):
 
 
 # Flags that it still takes for unknown ones: teaching these cost answers to other subjects.
-UNTAUGHT = "cors-credentials cors-headers cors-methods tags verbose".split()
+UNTAUGHT = "checkpoints cors-credentials cors-headers cors-methods swa-full tags verbose".split()
 
 
 @pytest.mark.slow

@@ -41,9 +41,12 @@ class BaseLlama:
         notices: tuple[str, ...] = (),
         cache_bits: int | None = None,
         checkpoints: int | None = None,
+        swa_full: bool | None = False,
     ):
-        """Take all weights from `weights`, a backend's. checkpoints: of a row, None for 8."""
-        self.checkpoints = checkpoints
+        """Take all weights from `weights`, a backend's. checkpoints: of a row, None for 8.
+        swa_full: layers with a window keep all positions.
+        """
+        self.checkpoints, self.swa_full = checkpoints, swa_full
         self.config, self.dtype, self.device, self.cache_bits = config, dtype, device, cache_bits
         self.dtype_name = dtype_name(dtype)
         # rows of a new cache have number 1, the first, or 0 where there is none
@@ -73,6 +76,7 @@ class BaseLlama:
             self.config, capacity, self.dtype, self.device, rows, self.cache_bits
         )
         cache.max_checkpoints = self.checkpoints or CHECKPOINTS
+        cache.window_nbytes = {} if self.swa_full else cache.window_nbytes
         cache.adapters = [min(1, len(self.adapters))] * rows
         return cache
 
