@@ -51,14 +51,13 @@ def plan_weights(checkpoint: Checkpoint, facts: BackendFacts) -> WeightsPlan:
     on_gpu = facts.gpu is not False
     low_bit = [tensor for tensor in tensors if isinstance(tensor, AffineWeight)]
     operands = [product_dtype(weight, stored, on_gpu) for weight in low_bit]
-    nbytes = weights_nbytes(tensors, stored, on_gpu, facts.kernels is not None)
+    has_kernel = facts.kernels is not None
+    nbytes = sum(tensor_nbytes(tensor, stored, on_gpu, has_kernel) for tensor in tensors)
     return WeightsPlan(stored, " or ".join(dict.fromkeys(operands)), nbytes)
 
 
-def weights_nbytes(
-    tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool, has_kernel: bool = True
-) -> int:
-    return sum(tensor_nbytes(tensor, dtype, on_gpu, has_kernel) for tensor in tensors)
+def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
+    return sum(tensor_nbytes(tensor, dtype, on_gpu) for tensor in tensors)
 
 
 def tensor_nbytes(

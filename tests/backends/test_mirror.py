@@ -57,6 +57,8 @@ def test_the_classes_are_implemented(backend, file, name, protocol):
     of_instances = {"config", "device"}
     if backend.name == "mlx":
         of_instances |= {"_zeros", "_own"}  # its views share the states of several rows
+    if not importlib.import_module(f"{backend.model.__package__}.facts").DROPS_POSITIONS:
+        of_instances |= {"_slide", "_keep_windows", "_put_windows"}
     assert all(hasattr(real, member) for member in protocol.__annotations__.keys() - of_instances)
     for member, wanted in members(protocol).items():
         assert parameters(getattr(real, member)) == parameters(wanted), member
@@ -69,10 +71,7 @@ def test_a_vocabulary_has_the_words_of_the_forward(backend, kernels):
     if kernels and backend.name == "mlx":
         pytest.skip("mlx.compile traces the plain words")
     words = importlib.import_module(f"{backend.model.__package__}.{kernels}ops")
-    unlowered = ("layer_inputs", "gate_input") if kernels and backend.name == "cpu" else ()
     for name, wanted in members(Ops).items():
-        if name in unlowered:  # models with inputs by layer run in plain NumPy
-            continue
         spoken = [default for _, _, default in parameters(getattr(words, name))]
         assert spoken == [default for _, _, default in parameters(wanted)], name
 
