@@ -147,7 +147,7 @@ class Ours(Engined):
 
     def about(self) -> str:
         """Device and dtype, for the report."""
-        return f"{self.loaded.backend.device_name}, {self.loaded.dtype}"
+        return f"{self.loaded.backend.device_name}, {self.loaded.model.dtype_name}"
 
 
 class OursMlx(Ours):

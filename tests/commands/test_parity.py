@@ -8,6 +8,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -379,7 +380,7 @@ class Loaded:
 
     def __init__(self, model, promises_bits=False):
         self.backend, self.model = ToyBackend(), model
-        model.is_batch_invariant = promises_bits
+        model.is_batch_invariant, self.checkpoint = promises_bits, SimpleNamespace(low_bit=False)
         self.engine = self.loop = self
 
 
