@@ -103,7 +103,7 @@ class Storage:
 
 
 class Place(NamedTuple):
-    """Where a layer's keys and values begin in a row's storage: at `base` times `unit` numbers, and
+    """The offset of a layer's keys and values in a row's storage: `base` times `unit` numbers, and
     `scale_base` times `scale_unit` scales, for each allocated position. The units divide the widths
     of all layers, so that kernels know how addresses are aligned.
     """

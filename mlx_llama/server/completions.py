@@ -39,7 +39,7 @@ from .slots import Task
 
 router = APIRouter(tags=["OpenAI"])
 
-# What both kinds of completion share
+# Fields and bodies of both kinds of completion
 
 
 class StreamOptions(Body):

@@ -78,7 +78,7 @@ class LlamaConfig:
 
     @property
     def family(self) -> Family:
-        """What is the family's alone."""
+        """The family: names, rules and layers of its models."""
         return FAMILIES[self.architecture]
 
     @cached_property

@@ -10,7 +10,6 @@ from .parts import MLP, NORM_NAMES, NUMBERS_OF_XIELU, Attention, Experts, Layer,
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
 
-
 Fields = Callable[[Any, int], dict[str, Any]]  # (LlamaConfig, layer) -> fields of a part
 
 

@@ -30,8 +30,8 @@ BY_GGUF = {family.gguf: family for family in reversed(_ALL)}  # "llama" is Llama
 WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 
 
-# What other models have: (a pattern of their names, or of their fields', what they need, what runs
-# in their place)
+# Parts that this package lacks: (a pattern of the names or fields of models with them, the part,
+# models that run in their place)
 _ABSENT = (
     ("gemma3n", "AltUp and laurel", "Gemma 4"),
     ("lfm3", "a gate of each head of attention", "LFM2.5"),

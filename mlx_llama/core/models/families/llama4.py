@@ -8,8 +8,8 @@ from mlx_llama.core.models.layer_types import Types, read_pattern, read_types, r
 from mlx_llama.core.models.layers import attention, block, experts, mlp
 from mlx_llama.core.models.parts import Angles, Layer, Router, Window
 
-from . import smollm3
 from .family import Family, expert_fields, flag, fused_experts, size
+from .smollm3 import read_rotated, write
 
 # llama.cpp has no fields for these, and no norms of heads in the model of 128 experts.
 _CHUNK, _FLOOR, _SCALE, _NORM, _UNNORMED = 8192, 8192, 0.1, "without weights", 128
@@ -19,10 +19,7 @@ _KIND, _STEP = "chunked_attention", "interleave_moe_layer_step"  # in both kinds
 def types(read: Reader, values: dict[str, Any]) -> Types:
     """By default the rotated layers attend to chunks; in GGUF all rotate without chunks."""
     name = "attention.sliding_window" if read.is_gguf else "attention_chunk_size"
-    window, rotates = (
-        read_window(read, _CHUNK, _CHUNK, name=name),
-        smollm3.read_rotated(read, values),
-    )
+    window, rotates = read_window(read, _CHUNK, _CHUNK, name=name), read_rotated(read, values)
     if read.is_gguf and window not in (None, _CHUNK):
         read.fail(name, window, f"0 or {_CHUNK}, llama.cpp's chunk")
     slides = read_pattern(read, len(rotates), 4) if read.is_gguf and window else rotates
@@ -122,6 +119,6 @@ FAMILIES = (
             "query_key_norm": None,
         },
         theta=5e5,
-        write=smollm3.write,
+        write=write,
     ),
 )
